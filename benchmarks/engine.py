@@ -1,4 +1,4 @@
-"""How fast the built-in engine generates beside transformers, on the same model, prompts and cores."""
+"""Speed of the built-in engine beside transformers, on the same model, prompts and cores."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Learnt:
     seed: int
     first: float
     last: float
-    lag: float  # the largest
+    staleness: float  # the largest
     seconds: float  # of all steps
 
 
@@ -77,15 +77,15 @@ def learnt(mode: str, seed: int, steps: int, folder: Path, limit: float) -> Lear
     config["train"] |= more
     metrics = train_roost.run(config, folder / f"{mode} {seed}", limit)
     rewards = [row["reward/mean"] for row in metrics]
-    lag, seconds = max(row["staleness/max"] for row in metrics), sum(row["time/step"] for row in metrics)
-    return Learnt(mode, seed, rewards[0], mean(rewards[-LAST:]), lag, seconds)
+    staleness, seconds = max(row["staleness/max"] for row in metrics), sum(row["time/step"] for row in metrics)
+    return Learnt(mode, seed, rewards[0], mean(rewards[-LAST:]), staleness, seconds)
 
 
 def report(runs: Sequence[Learnt], console: Console) -> None:
-    columns = ("mode", "seed", "reward at first", "at last", "largest lag", "seconds")
+    columns = ("mode", "seed", "reward at first", "at last", "largest staleness", "seconds")
     table = Table(*columns, title="Sums learnt from nothing", title_justify="left")
     for run in runs:
-        numbers = f"{run.first:.3f}", f"{run.last:.3f}", f"{run.lag:g}", f"{run.seconds:.0f}"
+        numbers = f"{run.first:.3f}", f"{run.last:.3f}", f"{run.staleness:g}", f"{run.seconds:.0f}"
         table.add_row(run.mode, str(run.seed), *numbers)
     console.print(table)
 

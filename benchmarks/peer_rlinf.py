@@ -19,7 +19,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class DescribedCluster:
-    """What the peer's planner asks of a cluster, for machines that are not there."""
+    """The cluster interface of the peer's planner, for machines that are not there."""
 
     nodes: list[Any]
     groups: dict[str, Any]
@@ -70,8 +70,8 @@ def timed(count: int) -> tuple[float, list[Any]]:
     from omegaconf import OmegaConf
     from rlinf.utils.placement import HybridComponentPlacement
 
-    asked = {"num_nodes": count, "num_gpus_per_node": GPUS_PER_NODE, "component_placement": {"actor": "all"}}
-    config = OmegaConf.create({"cluster": asked})
+    cluster = {"num_nodes": count, "num_gpus_per_node": GPUS_PER_NODE, "component_placement": {"actor": "all"}}
+    config = OmegaConf.create({"cluster": cluster})
     cluster = describe_cluster(count)
     start = time.perf_counter()
     placements = HybridComponentPlacement(config, cluster).get_strategy("actor").get_placement(cluster)

@@ -1,4 +1,4 @@
-"""How fast Roost plans: as clusters grow, side by side with a peer, and from the command line.
+"""Speed of Roost's planner: as clusters grow, side by side with a peer, and from the command line.
 
 The first time, `--setup-peer` makes an environment for the peer; see docs/benchmarks.md.
 """
@@ -126,7 +126,7 @@ def run_command_line(runs: int, progress: Console) -> CommandLine:
 
 
 def console_script() -> str:
-    """What the installed `roost` command runs, as a line of Python, so that nothing need be installed."""
+    """The line of Python that the installed `roost` command runs, so that nothing need be installed."""
     declared = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["scripts"]["roost"]
     module, function = declared.split(":")
     return f"from {module} import {function}; {function}()"

@@ -25,9 +25,9 @@ def measure_growth(nodes: int) -> dict[str, Any]:
     """The first plan that a fresh process makes, with the columns that are otherwise derived on demand."""
     from roost import plan
 
-    asked = config(nodes)
+    config_of_size = config(nodes)
     start = time.perf_counter()
-    made = plan(asked)
+    made = plan(config_of_size)
     table = made["actor"].table
     _ = table.local
     seconds = time.perf_counter() - start
@@ -44,10 +44,10 @@ def measure_placements(nodes: int) -> dict[str, Any]:
     import_seconds = time.perf_counter() - start
 
     def timed(count: int) -> tuple[float, list[Any]]:
-        asked = OmegaConf.create(config(count))
+        config_of_size = OmegaConf.create(config(count))
         inventory = Inventory.from_dict({"nodes": [{"accelerators": GPUS_PER_NODE} for _ in range(count)]})
         begun = time.perf_counter()
-        placements = HybridComponentPlacement(asked, inventory).get_strategy("actor").get_placement(inventory)
+        placements = HybridComponentPlacement(config_of_size, inventory).get_strategy("actor").get_placement(inventory)
         return time.perf_counter() - begun, placements
 
     timed(1)

@@ -1,4 +1,4 @@
-"""What the measurements mean: medians, factors, ratios, and whether the targets are met. Values in, values out."""
+"""Medians, factors and ratios of the measurements, and the verdicts. Values in, values out."""
 
 from __future__ import annotations
 

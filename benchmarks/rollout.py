@@ -1,4 +1,4 @@
-"""How well concurrent episodes use an engine: asyncio beside a thread for each episode, and in agent workers."""
+"""Use of an engine by concurrent episodes: asyncio beside a thread for each episode, and agent workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rollout_results import ALONE, HERE, SAME_ROUTE, THREADS, WORKERS, Played, Row, ratios, rows, told, verdicts
+from rollout_results import ALONE, HERE, SAME_ROUTE, THREADS, WORKERS, Measured, Row, ratios, rows, spread, verdicts
 from rollout_watch import Cores, looks_between, means, watching
-from rollout_ways import Completions, Episodes, TokenRoute, engine, forget, in_workers, play_alone, play_in_threads
+from rollout_ways import Completions, Episodes, TokenRoute, engine, forget, in_workers, run_alone, run_in_threads
 from rollout_workload import Workload, check, write_model
 from runtime import wait_for_quiet
 from verdicts import JsonFile, print_verdicts, write_results
@@ -59,13 +59,13 @@ def main(
         folder = Path(made)
         model = write_model(folder / "model", hidden, layers)
         bench = Bench(workload, model, folder, episodes, patience, progress)
-        played = asyncio.run(bench.run(rounds, concurrency or CONCURRENCY, only or PARTS, threads, batch))
-    judged = verdicts(played, batch)
-    found = rows(played, workload)
-    report(found, played, console)
+        measured = asyncio.run(bench.run(rounds, concurrency or CONCURRENCY, only or PARTS, threads, batch))
+    judged = verdicts(measured, batch)
+    found = rows(measured, workload)
+    report(found, measured, console)
     print_verdicts(judged, console)
     if json_file is not None:
-        results = {"rows": [asdict(row) for row in found], "played": [asdict(each) for each in played]}
+        results = {"rows": [asdict(row) for row in found], "measured": [asdict(each) for each in measured]}
         write_results(json_file, {"workload": asdict(workload), **results}, judged)
 
 
@@ -80,7 +80,7 @@ class Bench:
 
     async def run(
         self, rounds: int, sizes: Sequence[int], parts: Sequence[str], threads: int, batch: int | None
-    ) -> list[Played]:
+    ) -> list[Measured]:
         async with engine(self._model, self._folder, threads, batch or max(sizes)) as fleet:
             (member,) = fleet.pool.members.values()
             url, cores = member.engine.url, Cores(member.owner.pid)
@@ -105,10 +105,10 @@ class Bench:
             workload, episodes = self._workload, Episodes(fleet, self._workload)
             ways: dict[str, Way] = {HERE: partial(episodes.run_episode, episodes.here)}
             if "scale" in parts:
-                ways[ALONE] = in_thread(partial(play_alone, url, workload))
+                ways[ALONE] = in_thread(partial(run_alone, url, workload))
             if "threads" in parts:
-                ways[THREADS] = in_thread(partial(play_in_threads, url, Completions(), workload))
-                ways[SAME_ROUTE] = in_thread(partial(play_in_threads, url, TokenRoute(), workload))
+                ways[THREADS] = in_thread(partial(run_in_threads, url, Completions(), workload))
+                ways[SAME_ROUTE] = in_thread(partial(run_in_threads, url, TokenRoute(), workload))
             if "workers" in parts:
                 runner = await stack.enter_async_context(in_workers(episodes, workload, self._model))
                 ways[WORKERS] = partial(episodes.run_episode, runner)
@@ -116,38 +116,38 @@ class Bench:
 
     async def _warm_up(self, ways: Mapping[str, Way], size: int) -> None:
         self._progress.print("warming up")
-        for way, play in ways.items():
+        for way, run_episodes in ways.items():
             at_a_time = min(size, WORKERS_AT) if way == WORKERS else size
-            await play(at_a_time, at_a_time)
+            await run_episodes(at_a_time, at_a_time)
 
-    async def _measured(self, turn: int, way: str, play: Way, size: int, url: str, cores: Cores) -> Played:
+    async def _measured(self, turn: int, way: str, run_episodes: Way, size: int, url: str, cores: Cores) -> Measured:
         await asyncio.to_thread(forget, url)
         if self._patience:
             await asyncio.to_thread(wait_for_quiet, self._patience)
         count = self._per_slot * max(size, 2)
         before, begin = cores.used(), time.monotonic()
-        made = await play(count, size)
+        made = await run_episodes(count, size)
         end, after = time.monotonic(), cores.used()
         check(self._workload, made)
         batch, queued, busy = means(looks_between(self._looks, begin, end))
         seconds = end - begin
         share = [(used - used_before) / seconds for used, used_before in zip(after, before, strict=True)]
-        played = Played(turn, way, size, count, seconds, batch, queued, busy, *share)
-        self._progress.print(f"round {turn + 1}, {size} at a time, {way}: {played.speed:.2f} episodes/s")
-        return played
+        measured = Measured(turn, way, size, count, seconds, batch, queued, busy, *share)
+        self._progress.print(f"round {turn + 1}, {size} at a time, {way}: {measured.speed:.2f} episodes/s")
+        return measured
 
 
-def in_thread(play: Callable[[int, int], list[int]]) -> Way:
+def in_thread(run_episodes: Callable[[int, int], list[int]]) -> Way:
     """One that knows nothing of event loops."""
 
     async def way(count: int, concurrency: int) -> list[int]:
-        return await asyncio.to_thread(play, count, concurrency)
+        return await asyncio.to_thread(run_episodes, count, concurrency)
 
     return way
 
 
 def in_turn(ways: Mapping[str, Way], turn: int) -> list[str]:
-    """Who goes first changes each round."""
+    """The order of the ways changes each round."""
     return list(ways) if turn % 2 == 0 else list(ways)[::-1]
 
 
@@ -160,7 +160,7 @@ def is_measured(way: str, size: int, sizes: Sequence[int]) -> bool:
     return way != SAME_ROUTE or size in COMPARED
 
 
-def report(found: Sequence[Row], played: Sequence[Played], console: Console) -> None:
+def report(found: Sequence[Row], measured: Sequence[Measured], console: Console) -> None:
     table = Table("at a time", "", "episodes/s", "turns/s", "tokens/s", "rounds", title="Speed", title_justify="left")
     costs = Table("at a time", "", "batch", "busy", "engine", "runner", "others", title="Engine and cores")
     costs.title_justify = "left"
@@ -170,17 +170,17 @@ def report(found: Sequence[Row], played: Sequence[Played], console: Console) -> 
         speeds = f"{row.episodes_per_second:.2f}", f"{row.turns_per_second:.1f}", f"{row.tokens_per_second:,.0f}"
         table.add_row(*who, *speeds, str(row.rounds))
         batch, cores = (f"{row.batch:.1f}", f"{row.busy:.0%}"), f"{row.engine_cores:.2f}"
-        costs.add_row(*who, *batch, cores, f"{row.player_ms_per_turn:.2f}", f"{row.other_cores:.2f}")
+        costs.add_row(*who, *batch, cores, f"{row.agent_ms_per_turn:.2f}", f"{row.other_cores:.2f}")
     console.print(table)
     console.print(costs)
     beside = Table("", "times as fast, in each round", title="Asyncio against others", title_justify="left")
     for way, sizes in ((THREADS, CONCURRENCY), (SAME_ROUTE, COMPARED), (WORKERS, (WORKERS_AT,))):
         for size in sizes:
-            if compared := ratios(played, (HERE, size), (way, size)):
-                beside.add_row(f"{size}, {way}", told(compared))
+            if compared := ratios(measured, (HERE, size), (way, size)):
+                beside.add_row(f"{size}, {way}", spread(compared))
     for size in COMPARED:
-        if compared := ratios(played, (HERE, size), (ALONE, max(each.concurrency for each in played))):
-            beside.add_row(f"{size}, {ALONE} with a full batch", told(compared))
+        if compared := ratios(measured, (HERE, size), (ALONE, max(each.concurrency for each in measured))):
+            beside.add_row(f"{size}, {ALONE} with a full batch", spread(compared))
     console.print(beside)
 
 

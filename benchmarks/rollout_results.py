@@ -1,4 +1,4 @@
-"""What was measured, and what it means. Values in, values out."""
+"""Measurements of the rollout benchmark, their ratios and verdicts. Values in, values out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_TARGET, FULL_FROM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Measured:
     """Episodes that were played in one way, so many at a time."""
 
     turn: int  # the round
@@ -32,7 +32,7 @@ class Played:
     queued: float  # requests that the engine has, but not in its batch
     busy: float  # share of the time in which the engine had a batch
     engine_cores: float
-    player_cores: float  # of the process of the driver, and of workers
+    agent_cores: float  # of the process of the driver, and of workers
     other_cores: float  # that other programs used
 
     @property
@@ -53,17 +53,17 @@ class Row:
     batch: float
     busy: float
     engine_cores: float
-    player_ms_per_turn: float
+    agent_ms_per_turn: float
     other_cores: float
     rounds: int
 
 
-def rows(played: Sequence[Played], workload: Workload) -> list[Row]:
-    kinds = sorted({(each.concurrency, each.way) for each in played})
-    return [_row([each for each in played if (each.concurrency, each.way) == kind], workload) for kind in kinds]
+def rows(measured: Sequence[Measured], workload: Workload) -> list[Row]:
+    kinds = sorted({(each.concurrency, each.way) for each in measured})
+    return [_row([each for each in measured if (each.concurrency, each.way) == kind], workload) for kind in kinds]
 
 
-def _row(runs: Sequence[Played], workload: Workload) -> Row:
+def _row(runs: Sequence[Measured], workload: Workload) -> Row:
     speed = median(run.speed for run in runs)
     turns = workload.turns
     return Row(
@@ -71,20 +71,20 @@ def _row(runs: Sequence[Played], workload: Workload) -> Row:
         concurrency=runs[0].concurrency,
         episodes_per_second=speed,
         turns_per_second=speed * turns,
-        tokens_per_second=speed * workload.made,
+        tokens_per_second=speed * workload.generated,
         batch=median(run.batch for run in runs),
         busy=median(run.busy for run in runs),
         engine_cores=median(run.engine_cores for run in runs),
-        player_ms_per_turn=median(1000 * run.player_cores / (run.speed * turns) for run in runs),
+        agent_ms_per_turn=median(1000 * run.agent_cores / (run.speed * turns) for run in runs),
         other_cores=median(run.other_cores for run in runs),
         rounds=len(runs),
     )
 
 
-def ratios(played: Sequence[Played], this: tuple[str, int], other: tuple[str, int]) -> list[float]:
-    """How many times as fast one was as the other, for each round that has both."""
-    speeds = {(each.turn, each.way, each.concurrency): each.speed for each in played}
-    turns = sorted({each.turn for each in played})
+def ratios(measured: Sequence[Measured], this: tuple[str, int], other: tuple[str, int]) -> list[float]:
+    """Speed-ups of one over the other, for each round that has both."""
+    speeds = {(each.turn, each.way, each.concurrency): each.speed for each in measured}
+    turns = sorted({each.turn for each in measured})
     return [
         speeds[turn, *this] / speeds[turn, *other]
         for turn in turns
@@ -92,28 +92,28 @@ def ratios(played: Sequence[Played], this: tuple[str, int], other: tuple[str, in
     ]
 
 
-def verdicts(played: Sequence[Played], places: int | None = None) -> list[Verdict]:
-    """What could be judged by what was played; `places` has the engine's batch, where it has fewer than episodes."""
-    growth = ratios(played, (HERE, GROWTH_TO), (HERE, GROWTH_FROM))
+def verdicts(measured: Sequence[Measured], places: int | None = None) -> list[Verdict]:
+    """Verdicts on the measured runs; `places` is the engine's batch, where it is smaller than the episodes."""
+    growth = ratios(measured, (HERE, GROWTH_TO), (HERE, GROWTH_FROM))
     judged = []
     if growth:
         target = f"episodes a second at {GROWTH_TO}: at least {GROWTH_TARGET:g} times those at {GROWTH_FROM}"
-        judged.append(Verdict(target, told(growth), median(growth) >= GROWTH_TARGET))
+        judged.append(Verdict(target, spread(growth), median(growth) >= GROWTH_TARGET))
     for way in (THREADS, SAME_ROUTE):
-        if beside := ratios(played, (HERE, THREADS_AT), (way, THREADS_AT)):
+        if beside := ratios(measured, (HERE, THREADS_AT), (way, THREADS_AT)):
             target = f"at {THREADS_AT}: at least as fast as a thread for each episode ({way})"
-            judged.append(Verdict(target, told(beside), median(beside) >= THREADS_TARGET))
+            judged.append(Verdict(target, spread(beside), median(beside) >= THREADS_TARGET))
     if places is not None:
-        for size in sorted({each.concurrency for each in played if each.concurrency >= FULL_FROM * places}):
-            full = [each.batch / places for each in played if (each.way, each.concurrency) == (HERE, size)]
+        for size in sorted({each.concurrency for each in measured if each.concurrency >= FULL_FROM * places}):
+            full = [each.batch / places for each in measured if (each.way, each.concurrency) == (HERE, size)]
             target = f"at {size}: a batch of {places} is at least {FULL_TARGET:.0%} full"
-            judged.append(Verdict(target, told(full), median(full) >= FULL_TARGET))
+            judged.append(Verdict(target, spread(full), median(full) >= FULL_TARGET))
     return judged
 
 
-def told(found: Sequence[float]) -> str:
+def spread(found: Sequence[float]) -> str:
     """
-    >>> told([1.5, 1.0, 1.25])
+    >>> spread([1.5, 1.0, 1.25])
     '1.25 (1.50, 1.00, 1.25)'
     """
     return f"{median(found):.2f} ({', '.join(f'{ratio:.2f}' for ratio in found)})"

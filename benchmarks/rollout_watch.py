@@ -1,4 +1,4 @@
-"""How many requests an engine works on, seen from outside: `rollout_watch.py URL FILE` notes it until it is ended.
+"""Number of requests in an engine, seen from outside: `rollout_watch.py URL FILE` notes it until it is ended.
 
 A process of its own, so that it looks at the same moments whoever plays, and however busy they are.
 """
@@ -25,7 +25,7 @@ LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the engine said at a moment of the machine's monotonic clock."""
+    """State of the engine at a moment of the machine's monotonic clock."""
 
     at: float
     running: int

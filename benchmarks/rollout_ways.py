@@ -51,21 +51,21 @@ class Episodes:
     """Coroutines of one event loop, in this process or, with a gateway, in agent workers."""
 
     def __init__(self, fleet: Fleet, workload: Workload) -> None:
-        self.draws = FleetSamplers(fleet, SamplingSettings(max_new_tokens=workload.tokens), seed=0, label=LABEL)
+        self.samplers = FleetSamplers(fleet, SamplingSettings(max_new_tokens=workload.tokens), seed=0, label=LABEL)
         self._scenario = Talk(**asdict(workload))
-        self.here = LocalEpisodeRunner(self._scenario, self.draws.open, LIMIT_S)
+        self.here = LocalEpisodeRunner(self._scenario, self.samplers.open, LIMIT_S)
 
     async def run_episode(self, runner: EpisodeRunner, count: int, concurrency: int) -> list[int]:
-        left, made = iter(range(count)), list[int]()
+        left, tokens = iter(range(count)), list[int]()
 
         async def one_after_another() -> None:
             for number in left:
                 episode = await runner.run_episode(EpisodeRequest(self._scenario.task(Split.TRAIN, number), number, 0))
-                self.draws.close(number)
-                made.append(episode.made)
+                self.samplers.close(number)
+                tokens.append(episode.completion_tokens)
 
         await asyncio.gather(*(one_after_another() for _ in range(concurrency)))
-        return made
+        return tokens
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +79,7 @@ async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> Asy
     task = {"_target_": "rollout_workload.Talk", **asdict(workload)}
     spec = AgentWorker.create_group(load_scenario, task, str(model), LIMIT_S, [str(HERE)])
     gateway = Gateway()
-    gateway.serve(LABEL, episodes.draws.open)
+    gateway.serve(LABEL, episodes.samplers.open)
     with Cluster(num_nodes=1, address="local") as cluster:
         group = spec.launch(cluster, NodePlacementStrategy([0] * WORKERS), "agent")
         async with gateway.serving() as contact:
@@ -92,13 +92,13 @@ async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> Asy
 
 
 class Route(Protocol):
-    """How a turn is asked for and read: by an OpenAI client's route, or by the one that Roost uses."""
+    """Requests and replies of a turn: OpenAI's route, or the one that Roost uses."""
 
     path: str
 
-    def asked(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]: ...
+    def body_of(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]: ...
 
-    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def tokens_of(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Tokens and their log-probabilities, which is what a trainer needs of a turn."""
         ...
 
@@ -106,40 +106,40 @@ class Route(Protocol):
 class Completions:
     path = "/v1/completions"
 
-    def asked(self, workload: Workload, prompt: Sequence[Any], seed: int) -> dict[str, Any]:
+    def body_of(self, workload: Workload, prompt: Sequence[Any], seed: int) -> dict[str, Any]:
         how = {"max_tokens": workload.tokens, "temperature": 1.0, "seed": seed, "logprobs": 1}
         return {"model": MODEL, "prompt": prompt, **how, "return_token_ids": True, "return_tokens_as_token_ids": True}
 
-    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def tokens_of(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
         return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
 class TokenRoute:
     path = "/inference/v1/generate"
 
-    def asked(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]:
+    def body_of(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]:
         how = {"max_tokens": workload.tokens, "temperature": 1.0, "seed": seed, "logprobs": 0, "detokenize": False}
         return {"model": MODEL, "token_ids": prompt, "sampling_params": how}
 
-    def told(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def tokens_of(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
         return choice["token_ids"], [each["logprob"] for each in choice["logprobs"]["content"]]
 
 
-def play_in_threads(url: str, route: Route, workload: Workload, count: int, concurrency: int) -> list[int]:
+def run_in_threads(url: str, route: Route, workload: Workload, count: int, concurrency: int) -> list[int]:
     """Each thread has a client of its own, which it keeps."""
     left, lock = iter(range(count)), threading.Lock()
 
     def one_after_another() -> list[int]:
-        made = []
+        tokens = []
         # Without certificates, which take longer to read than an episode to play.
         with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False, verify=False) as client:
             while (number := _next(left, lock)) is not None:
-                made.append(play_synchronously(client, route, workload, number))
-        return made
+                tokens.append(run_synchronously(client, route, workload, number))
+        return tokens
 
     with ThreadPoolExecutor(concurrency) as pool:
         playing = [pool.submit(one_after_another) for _ in range(concurrency)]
-        return [each for played in playing for each in played.result()]
+        return [each for measured in playing for each in measured.result()]
 
 
 def _next(numbers: Iterator[int], lock: threading.Lock) -> int | None:
@@ -147,12 +147,12 @@ def _next(numbers: Iterator[int], lock: threading.Lock) -> int | None:
         return next(numbers, None)
 
 
-def play_synchronously(client: httpx.Client, route: Route, workload: Workload, number: int) -> int:
+def run_synchronously(client: httpx.Client, route: Route, workload: Workload, number: int) -> int:
     token_ids, logprobs = shown(workload, number, 0), list[float]()
     for turn in range(workload.turns):
-        answer = client.post(route.path, json=route.asked(workload, token_ids, number * workload.turns + turn))
-        made, scores = route.told(answer.raise_for_status().json()["choices"][0])
-        token_ids += made
+        answer = client.post(route.path, json=route.body_of(workload, token_ids, number * workload.turns + turn))
+        tokens, scores = route.tokens_of(answer.raise_for_status().json()["choices"][0])
+        token_ids += tokens
         logprobs += scores
         time.sleep(workload.wait)
         token_ids += shown(workload, number, turn + 1)
@@ -162,21 +162,21 @@ def play_synchronously(client: httpx.Client, route: Route, workload: Workload, n
 # The engine alone -----------------------------------------------------------------------------------------------------
 
 
-def play_alone(url: str, workload: Workload, count: int, concurrency: int) -> list[int]:
+def run_alone(url: str, workload: Workload, count: int, concurrency: int) -> list[int]:
     """As fast as the engine can: a turn of all episodes in one request, with no environment and nothing in between."""
-    made, route = list[int](), Completions()
+    tokens, route = list[int](), Completions()
     with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False) as client:
         for first in range(0, count, concurrency):
             numbers = range(first, min(first + concurrency, count))
             prompts = [shown(workload, number, 0) for number in numbers]
-            made += [0] * len(prompts)
+            tokens += [0] * len(prompts)
             for turn in range(workload.turns):
-                request = route.asked(workload, prompts, first + turn)
+                request = route.body_of(workload, prompts, first + turn)
                 choices = client.post(route.path, json=request).raise_for_status().json()["choices"]
                 for place, choice in enumerate(choices):
-                    made[first + place] += len(choice["token_ids"])
+                    tokens[first + place] += len(choice["token_ids"])
                     prompts[place] += choice["token_ids"] + shown(workload, numbers[place], turn + 1)
-    return made
+    return tokens
 
 
 def forget(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What is played: episodes of a few turns, each followed by a step of an environment that takes its time."""
+"""The workload: episodes of a few turns, each followed by a slow environment step."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Workload:
     wait: float = 0.05  # seconds that a step takes
 
     @property
-    def made(self) -> int:
+    def generated(self) -> int:
         """Tokens that the policy makes in an episode."""
         return self.turns * self.tokens
 
 
 def shown(workload: Workload, episode: int, step: int) -> list[int]:
-    """What an episode's policy is shown at first (step 0) and after each of its turns; no two episodes begin alike."""
+    """Tokens shown to the policy at first (step 0) and after each turn; no two episodes begin alike."""
     chance = Random(f"{episode} {step}")
     return [chance.randrange(VOCABULARY) for _ in range(workload.observation if step else workload.prompt)]
 
@@ -119,8 +119,10 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
     )
 
 
-def check(workload: Workload, made: Sequence[int]) -> None:
+def check(workload: Workload, generated: Sequence[int]) -> None:
     """All sides must have done the same work, or comparing them means nothing."""
-    short = [each for each in made if each != workload.made]
+    short = [each for each in generated if each != workload.generated]
     if short:
-        raise RuntimeError(f"{len(short)} of {len(made)} episodes made {short[0]} tokens, not {workload.made}")
+        raise RuntimeError(
+            f"{len(short)} of {len(generated)} episodes made {short[0]} tokens, not {workload.generated}"
+        )

@@ -1,4 +1,4 @@
-"""What Roost's runtime costs beside bare Ray, and beside a peer's: launching, calling, and moving data.
+"""Cost of Roost's runtime beside bare Ray and beside a peer's: launching, calling, and moving data.
 
 The first time, `--setup-peer` makes an environment for the peer; see docs/benchmarks.md.
 """
@@ -123,8 +123,8 @@ def finish(command: list[str], log: Path, limit: float, settings: Mapping[str, s
             return f"it did not end within {limit:.0f} s"
     if code == 0:
         return None
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"exit code {code}: {' / '.join(said[-LAST_LINES:])}"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"exit code {code}: {' / '.join(lines[-LAST_LINES:])}"
 
 
 def wait_for_quiet(patience: float) -> float:

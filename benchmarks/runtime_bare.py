@@ -17,7 +17,7 @@ LIMIT = 120.0  # seconds for any one wait
 
 
 class Load(NamedTuple):
-    """What is streamed: so many items of so many bytes, as numpy arrays or torch tensors of bytes."""
+    """The stream: so many items of so many bytes, as numpy arrays or torch tensors of bytes."""
 
     kind: str
     nbytes: int

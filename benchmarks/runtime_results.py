@@ -1,4 +1,4 @@
-"""What the measurements mean: ratios, their medians and spread, and whether targets are met. Values in, values out."""
+"""Ratios, their medians and spread, and verdicts. Values in, values out."""
 
 from __future__ import annotations
 

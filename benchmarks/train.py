@@ -1,4 +1,4 @@
-"""How fast Roost trains: beside TRL on the same model, prompts and cores, and with a lag beside without one.
+"""Speed of Roost's training: beside TRL on the same model, prompts and cores, and with staleness beside without.
 
 The first time, `--setup-peer` makes an environment for TRL; see docs/benchmarks.md.
 """
@@ -21,12 +21,12 @@ import typer
 from peer_environment import PeerPython, print_no_peer
 from rich.console import Console
 from rich.table import Table
-from train_results import Lagged, Speed, lagged, of_lag, of_metrics, of_peer, phase_shares, speed
+from train_results import Speed, StaleRun, of_metrics, of_peer, of_staleness, phase_shares, speed, stale_run
 from train_workload import Workload, small
 from verdicts import JsonFile, Verdict, print_verdicts, write_results
 
 HERE = Path(__file__).parent
-PARTS = ("peer", "small", "lag")
+PARTS = ("peer", "small", "staleness")
 SMALL = 128, 3  # width and layers of the model of the part `small`, which has 0.6 million parameters
 LAST_LINES = 8  # of what a run that failed has said
 
@@ -34,8 +34,8 @@ LAST_LINES = 8  # of what a run that failed has said
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each side takes its turn in each.")] = 3,
     steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 3,
-    lag_steps: Annotated[int, typer.Option(min=4, help="Steps with a lag and without.")] = 45,
-    lag: Annotated[int, typer.Option(min=1, help="The lag that is compared with none.")] = 1,
+    staleness_steps: Annotated[int, typer.Option(min=4, help="Steps with staleness and without.")] = 45,
+    staleness: Annotated[int, typer.Option(min=1, help="Staleness to compare with none.")] = 1,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width beside TRL, a multiple of 64.")] = 384,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
     micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
@@ -43,7 +43,7 @@ def main(
     old_logprobs: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "rollout",
     data: Annotated[bool, typer.Option("--data", help="Roost's prompts come from a data file.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
-    only: Annotated[list[str] | None, typer.Option(help="peer, small or lag; all if left out.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="peer, small or staleness; all if left out.")] = None,
     peer_python: PeerPython = None,
     setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make TRL's environment first.")] = False,
     json_file: JsonFile = None,
@@ -85,11 +85,14 @@ def main(
                 judged.append(of_peer(part, ours, theirs))
             else:
                 print_no_peer(console)
-        if "lag" in (only or PARTS):
-            without, with_lag = measure_lag(lag, lag_steps, rounds, folder, limit, progress)
-            report_lag(without, with_lag, lag, console)
-            results["lag"] = {"0": [asdict(run) for run in without], str(lag): [asdict(run) for run in with_lag]}
-            judged += of_lag(without, with_lag)
+        if "staleness" in (only or PARTS):
+            without, stale = measure_staleness(staleness, staleness_steps, rounds, folder, limit, progress)
+            report_staleness(without, stale, staleness, console)
+            results["staleness"] = {
+                "0": [asdict(run) for run in without],
+                str(staleness): [asdict(run) for run in stale],
+            }
+            judged += of_staleness(without, stale)
     print_verdicts(judged, console)
     if json_file is not None:
         write_results(json_file, results, judged)
@@ -128,25 +131,25 @@ def run_peer(python: Path, model: Path, settings: dict[str, Any], folder: Path, 
     with (folder / "log").open("w") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
     if done.returncode:
-        said = (folder / "log").read_text(errors="replace").splitlines()
-        raise RuntimeError(f"TRL ended with {done.returncode}: {' / '.join(said[-LAST_LINES:])}")
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+        raise RuntimeError(f"TRL ended with {done.returncode}: {' / '.join(lines[-LAST_LINES:])}")
     return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
 
 
-def measure_lag(
-    lag: int, steps: int, rounds: int, folder: Path, limit: float, progress: Console
-) -> tuple[list[Lagged], list[Lagged]]:
-    """Without a lag and with one, in turn; each round has a seed of its own."""
+def measure_staleness(
+    staleness: int, steps: int, rounds: int, folder: Path, limit: float, progress: Console
+) -> tuple[list[StaleRun], list[StaleRun]]:
+    """Without staleness and with it, in turn; each round has a seed of its own."""
     from roost.rollout.arithmetic import write_arithmetic_model
 
-    found: dict[int, list[Lagged]] = {0: [], lag: []}
+    found: dict[int, list[StaleRun]] = {0: [], staleness: []}
     model = write_arithmetic_model(folder / "sums")
     for turn in range(rounds):
-        for max_lag, runs in found.items():
-            progress.print(f"round {turn + 1} of {rounds}, lag {max_lag}")
-            config = train_roost.waiting(max_lag, steps, turn, model)
-            runs.append(lagged(train_roost.run(config, folder / f"lag {max_lag} {turn}", limit)))
-    return found[0], found[lag]
+        for max_staleness, runs in found.items():
+            progress.print(f"round {turn + 1} of {rounds}, staleness {max_staleness}")
+            config = train_roost.waiting(max_staleness, steps, turn, model)
+            runs.append(stale_run(train_roost.run(config, folder / f"staleness {max_staleness} {turn}", limit)))
+    return found[0], found[staleness]
 
 
 def report_peer(
@@ -165,11 +168,11 @@ def report_peer(
     console.print(phases)
 
 
-def report_lag(without: Sequence[Lagged], with_lag: Sequence[Lagged], lag: int, console: Console) -> None:
-    columns = ("most lag", "seconds a step", "reward at the end", "mean lag", "rounds")
+def report_staleness(without: Sequence[StaleRun], stale: Sequence[StaleRun], staleness: int, console: Console) -> None:
+    columns = ("most staleness", "seconds a step", "reward at the end", "mean staleness", "rounds")
     table = Table(*columns, title="Episodes that wait", title_justify="left")
-    for name, runs in ((0, without), (lag, with_lag)):
-        seconds, reward, behind = (median(getattr(run, field) for run in runs) for field in Lagged.__slots__)
+    for name, runs in ((0, without), (staleness, stale)):
+        seconds, reward, behind = (median(getattr(run, field) for run in runs) for field in StaleRun.__slots__)
         table.add_row(str(name), f"{seconds:.2f}", f"{reward:.3f}", f"{behind:.2f}", str(len(runs)))
     console.print(table)
 

@@ -35,11 +35,11 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, generation: st
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
-    drawn: list[tuple[int, float]] = []  # length and reward of the samples of this step
+    samples: list[tuple[int, float]] = []  # length and reward of the samples of this step
 
     def liked(completion_ids: list[list[int]], **_: Any) -> list[float]:
         rewards = [reward(ids) for ids in completion_ids]
-        drawn.extend(zip(map(len, completion_ids), rewards, strict=True))
+        samples.extend(zip(map(len, completion_ids), rewards, strict=True))
         return rewards
 
     return GRPOTrainer(
@@ -51,7 +51,7 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, generation: st
             [{"prompt": prompt(workload, index)} for index in range(workload.steps * workload.prompts)]
         ),
         processing_class=tokenizer,
-        callbacks=[step_writer(drawn, out)],
+        callbacks=[step_writer(samples, out)],
     )
 
 
@@ -85,25 +85,25 @@ def options(workload: Workload, micro_batch: int, generation: str, folder: str) 
     }
 
 
-def step_writer(drawn: list[tuple[int, float]], out: Any) -> Any:
+def step_writer(samples: list[tuple[int, float]], out: Any) -> Any:
     from transformers import TrainerCallback
 
     class StepWriter(TrainerCallback):
         """Writes a line when a step is over, logging included."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-            if not drawn:  # the summary at the end
+            if not samples:  # the summary at the end
                 return
             row = {
                 "step": state.global_step,
                 "time": time.time(),
-                "tokens": sum(length for length, _ in drawn),
-                "reward": mean(earned for _, earned in drawn),
+                "tokens": sum(length for length, _ in samples),
+                "reward": mean(reward for _, reward in samples),
                 "grad_norm": logs.get("grad_norm"),
-                "samples": len(drawn),
+                "samples": len(samples),
             }
             print(json.dumps(row), file=out, flush=True)
-            drawn.clear()
+            samples.clear()
 
     return StepWriter()
 

@@ -1,4 +1,4 @@
-"""What the runs mean: speeds after the warm-up, shares of phases, ratios and targets. Values in, values out."""
+"""Speeds after the warm-up, shares of phases, ratios and verdicts. Values in, values out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verdicts import Verdict
 
 PHASES = ("generate", "switch", "score", "learn", "sync")
 PEER_TARGETS = {"peer": 1.5, "small": 1.0}
-LAG_TARGET = 1.3
+STALENESS_TARGET = 1.3
 REWARD_NOISE = 0.05
 
 Row = Mapping[str, Any]
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a run was after its first step."""
+    """Speed of a run after its first step."""
 
     samples_per_second: float
     tokens_per_second: float  # that were generated
@@ -29,12 +29,12 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lagged:
-    """A run of the loop with some lag."""
+class StaleRun:
+    """A run of the loop with some staleness."""
 
     seconds_per_step: float
     reward: float  # of the last quarter of its steps
-    lag: float  # the mean
+    staleness: float  # the mean
 
 
 def speed(rows: Sequence[Row], samples: int) -> Speed:
@@ -65,10 +65,10 @@ def phase_shares(metrics: Sequence[Row]) -> dict[str, float]:
     return {**shares, "rest": 1 - sum(shares.values())}
 
 
-def lagged(metrics: Sequence[Row]) -> Lagged:
+def stale_run(metrics: Sequence[Row]) -> StaleRun:
     last = metrics[-max(1, len(metrics) // 4) :]
-    reward, lag = mean(row["reward/mean"] for row in last), mean(row["staleness/mean"] for row in metrics)
-    return Lagged(median(step_seconds(metrics)), reward, lag)
+    reward, staleness = mean(row["reward/mean"] for row in last), mean(row["staleness/mean"] for row in metrics)
+    return StaleRun(median(step_seconds(metrics)), reward, staleness)
 
 
 def of_peer(part: str, ours: Sequence[Speed], theirs: Sequence[Speed]) -> Verdict:
@@ -77,15 +77,17 @@ def of_peer(part: str, ours: Sequence[Speed], theirs: Sequence[Speed]) -> Verdic
     return _verdict(f"{part}: samples a second: at least {target} times TRL's", ratios, target)
 
 
-def of_lag(synchronous: Sequence[Lagged], others: Sequence[Lagged]) -> tuple[Verdict, Verdict]:
+def of_staleness(synchronous: Sequence[StaleRun], others: Sequence[StaleRun]) -> tuple[Verdict, Verdict]:
     ratios = [one.seconds_per_step / other.seconds_per_step for one, other in zip(synchronous, others, strict=True)]
     before, after = [run.reward for run in synchronous], [run.reward for run in others]
     noise = max(REWARD_NOISE, max(before) - min(before))
     apart = median(after) - median(before)
     reward = f"{median(after):.3f} against {median(before):.3f}"
     return (
-        _verdict(f"steps a second with a lag: at least {LAG_TARGET} times those without", ratios, LAG_TARGET),
-        Verdict(f"reward at the end: at most {noise:.2f} below that without a lag", reward, apart >= -noise),
+        _verdict(
+            f"steps a second with staleness: at least {STALENESS_TARGET} times those without", ratios, STALENESS_TARGET
+        ),
+        Verdict(f"reward at the end: at most {noise:.2f} below that without", reward, apart >= -noise),
     )
 
 

@@ -70,11 +70,11 @@ def side_by_side(workload: Workload, model: Path, old_logprobs: str, data: Path 
     return job(model, train)
 
 
-def waiting(max_lag: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
+def waiting(max_staleness: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
     """Sums with waits of 0.15 s in the middle and up to 2 s, of which most steps of 400 episodes have one.
 
     They are learnt as in examples/arithmetic. Twice that learning rate and no entropy bonus let the policy settle on
-    wrong answers, with a lag or without: what it earned in the end was then a matter of luck.
+    wrong answers, with staleness or without: its final reward was then a matter of luck.
     """
     task = {"_target_": "train_scenarios.SlowArithmetic", "largest": 4, "seed": seed}
     train = {
@@ -86,7 +86,7 @@ def waiting(max_lag: int, steps: int, seed: int, model: Path) -> dict[str, Any]:
         "ppo_epochs": 2,
         "max_steps": steps,
         "seed": seed,
-        "max_staleness": max_lag,
+        "max_staleness": max_staleness,
         "max_concurrent_episodes": 1024,
         "checkpoint_every": 0,
         "engine_options": {"max_context": 64},
@@ -119,6 +119,6 @@ def run(config: Mapping[str, Any], folder: Path, limit: float) -> list[Row]:
     with (folder / "log").open("w") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
     if done.returncode:
-        said = (folder / "log").read_text(errors="replace").splitlines()
-        raise RuntimeError(f"roost train ended with {done.returncode}: {' / '.join(said[-LAST_LINES:])}")
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+        raise RuntimeError(f"roost train ended with {done.returncode}: {' / '.join(lines[-LAST_LINES:])}")
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

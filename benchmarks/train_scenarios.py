@@ -1,4 +1,4 @@
-"""What Roost plays in these benchmarks; named by `_target_` in the configs that `train_roost` writes."""
+"""Scenarios of the training benchmarks; named by `_target_` in the configs that `train_roost` writes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Liking:
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         transcript.give(self._tokenizer(task.name, add_special_tokens=False).input_ids)
-        said = await transcript.take()
-        return EpisodeReward(reward(said), f"{len(said)} tokens")
+        completion = await transcript.take()
+        return EpisodeReward(reward(completion), f"{len(completion)} tokens")
 
 
 class LikedDigits:

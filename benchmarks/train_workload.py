@@ -1,4 +1,4 @@
-"""What both sides of the comparison train on. Nothing of Roost is imported here: the peer's interpreter reads it, too.
+"""Workload of both sides of the comparison. Nothing of Roost is imported here: the peer's interpreter reads it, too.
 
 Completions are of mixed length: a model that knows nothing ends after each token with a chance of about one in
 `VOCABULARY`, so that lengths have a mean of about a quarter of the limit, and a tenth of them more than half of it.
@@ -55,5 +55,5 @@ def reward(token_ids: Sequence[int]) -> float:
     >>> reward([16, 17, 1, 2, END])
     0.5
     """
-    said = [token for token in token_ids if token != END]
-    return sum(token in LIKED for token in said) / max(1, len(said))
+    tokens = [token for token in token_ids if token != END]
+    return sum(token in LIKED for token in tokens) / max(1, len(tokens))

@@ -1,4 +1,4 @@
-"""What every benchmark ends with: which targets are met, and a file that says so and on which machine."""
+"""Verdicts of a benchmark: which targets are met, and a file with them and the machine."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def named(trial: Trial, part: str) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Tries:
-    """How often each fault was tried, and how often it found its process."""
+    """Count of tries of each fault, and of those that found their process."""
 
     tried: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)

@@ -431,8 +431,8 @@ class StandIn(BaseHTTPRequestHandler):
             return {"result": [[{"contents": "The sun is a star.", "url": "sun"}]]}
         if self.path == "/run/long-batch":
             return {"results": [{"success": True, "run_success": True, "stdout": "42", "stderr": "", "cost": 0.1}]}
-        said = "<evaluation><score>7</score></evaluation>"
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+        reply = "<evaluation><score>7</score></evaluation>"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}
         return {"id": "1", "object": "chat.completion", "choices": [choice]}
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""How hard the app world is: what an agent solves that knows the solutions, and one that calls at random.
+"""Difficulty of the app world: shares solved by an agent with the solutions, and by one that calls at random.
 
 Both act through a server and its sandboxes, as a policy does. No model is needed.
 """
@@ -36,7 +36,9 @@ async def compare(count: int, seed: int, at_a_time: int, max_turns: int) -> None
                 tasks = [source.task(Split.TRAIN, index) for index in range(count)]
                 for name, agent in AGENTS.items():
                     bar = progress.add_task(f"difficulty {difficulty}, {name}", total=count)
-                    solved = await played(environments, tasks, agent, max_turns, lambda bar=bar: progress.advance(bar))
+                    solved = await solved_by(
+                        environments, tasks, agent, max_turns, lambda bar=bar: progress.advance(bar)
+                    )
                     scenarios = by_scenario(tasks, solved)
                     table.add_row(str(difficulty), name, f"{sum(solved)}/{count}", f"{sum(scenarios)}/{len(scenarios)}")
     finally:
@@ -44,7 +46,7 @@ async def compare(count: int, seed: int, at_a_time: int, max_turns: int) -> None
     console.print(table)
 
 
-async def played(
+async def solved_by(
     environments: AppWorldEnvironments,
     tasks: Sequence[Task],
     agent: Callable[..., Any],

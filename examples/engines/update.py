@@ -50,9 +50,9 @@ class Learner:
         return WeightUpdate(self.version, make_probe(self.model, self.model.config.vocab_size), sender)
 
 
-def told(made: Completion) -> str:
-    spans = ", ".join(f"tokens {span.start}-{span.end - 1} by version {span.version}" for span in made.versions)
-    return f"{len(made.token_ids)} tokens, {spans}, log-probability {sum(made.logprobs):.1f}"
+def describe(completion: Completion) -> str:
+    spans = ", ".join(f"tokens {span.start}-{span.end - 1} by version {span.version}" for span in completion.versions)
+    return f"{len(completion.token_ids)} tokens, {spans}, log-probability {sum(completion.logprobs):.1f}"
 
 
 async def main(folder: Path) -> None:
@@ -62,20 +62,20 @@ async def main(folder: Path) -> None:
     specs = [ServerSpec(EngineKind.TORCH, str(model), name=f"engine-{index}", device="cpu") for index in range(2)]
     print("starting two engines ...", flush=True)
     async with Fleet([LocalOwner(spec, folder / "logs") for spec in specs]) as fleet:
-        print("version 0:", told(await fleet.generate(prompt, SAMPLING)))
+        print("version 0:", describe(await fleet.generate(prompt, SAMPLING)))
 
         requests = [asyncio.create_task(fleet.generate(prompt, SAMPLING, episode=str(index))) for index in range(4)]
         await asyncio.sleep(0.15)
         await fleet.update(learner.step(), InFlight.HOLD)
-        print("updated meanwhile:", *{told(await request) for request in requests}, sep="\n  ")
+        print("updated meanwhile:", *{describe(await request) for request in requests}, sep="\n  ")
 
         await fleet.sleep(level=2)
         await fleet.wake(learner.step())
-        print("slept, and woke with new weights:", told(await fleet.generate(prompt, SAMPLING)))
+        print("slept, and woke with new weights:", describe(await fleet.generate(prompt, SAMPLING)))
 
         request = asyncio.create_task(fleet.generate(prompt, SAMPLING, episode="0"))
         os.kill(fleet.pool.members["engine-0"].owner.pid, signal.SIGKILL)
-        print("one killed:", told(await request))
+        print("one killed:", describe(await request))
         while len(fleet.urls) < 2:
             await asyncio.sleep(0.2)
         for span in fleet.recorder.drain():

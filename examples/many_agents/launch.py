@@ -30,7 +30,7 @@ from roost import Cluster
 from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.placement.plan import Plan
 from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.episode import Draw, Episode, EpisodeReward, Split, Task, Transcript
+from roost.rollout.episode import Episode, EpisodeReward, Sampler, Split, Task, Transcript
 from roost.rollout.episode_runner import EpisodeRequest
 from roost.rollout.gateway import Gateway
 from roost.runtime.worker import WorkerGroup
@@ -59,23 +59,23 @@ class Echo:
         import ray
 
         transcript.give(task.data["ids"])
-        said = await transcript.take(max_tokens=2)
+        completion = await transcript.take(max_tokens=2)
         asked_by = {"pid": os.getpid(), "node_id": ray.get_runtime_context().get_node_id()}
-        return EpisodeReward(float(list(said) == task.data["ids"]), json.dumps(asked_by))
+        return EpisodeReward(float(list(completion) == task.data["ids"]), json.dumps(asked_by))
 
 
 def make_echo(task: Mapping[str, Any], model: str) -> Echo:
     return Echo()
 
 
-def open_policy(number: int, episode: int, attempt: int) -> Draw:
+def open_policy(number: int, episode: int, attempt: int) -> Sampler:
     """Turns that the driver answers by itself; those of a job are drawn on its engines."""
 
-    async def draw(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
+    async def sample(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
         count = len(token_ids)
         return Completion(tuple(token_ids), (0.0,) * count, Finish.STOP, (VersionSpan(0, 0, count),))
 
-    return draw
+    return sample
 
 
 # Where it is played -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def planned(processes: int, cluster: Cluster) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Who played an episode, what it earned, and what the process has cost by then."""
+    """Worker of an episode, its reward, and the memory of the process by then."""
 
     pid: int
     node: int  # on which Ray says that it runs
@@ -153,7 +153,7 @@ def launched_and_played(cluster: Cluster, plan: Plan) -> Outcome:
     try:
         group.wait_ready()
         launch_s = time.perf_counter() - began
-        episodes, first_s, again_s = asyncio.run(played(group))
+        episodes, first_s, again_s = asyncio.run(run_episodes(group))
         answers = tuple(answer_of(episode, node_ids) for episode in episodes)
     finally:
         group.close()
@@ -161,7 +161,7 @@ def launched_and_played(cluster: Cluster, plan: Plan) -> Outcome:
     return Outcome(planned_nodes, answers, launch_s, first_s, again_s)
 
 
-async def played(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
+async def run_episodes(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
     """An episode of every process in rank order, and the seconds that the first one of each and another one took."""
     gateway = Gateway()
     gateway.serve("group", open_policy)
@@ -178,8 +178,8 @@ async def played(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
 async def one_each(agents: AgentGroup, count: int) -> Sequence[Episode]:
     """Begun together, each goes to the process that plays the fewest: one to each, in rank order."""
     scenario, runner = Echo(), agents.runner("group")
-    plays = [EpisodeRequest(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
-    return await asyncio.gather(*map(runner.run_episode, plays))
+    requests = [EpisodeRequest(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
+    return await asyncio.gather(*map(runner.run_episode, requests))
 
 
 def answer_of(episode: Episode, node_ids: Sequence[str]) -> Answer:
@@ -214,7 +214,7 @@ def run(processes: int | None) -> Outcome:
 
 
 def table(outcome: Outcome) -> str:
-    """What was launched where, and what it cost."""
+    """Summary of the launch: processes per node, and their cost."""
     lines = ["node  processes  answered  MB of one  CPU s of one"]
     for node in range(NODES):
         here = [answer for answer in outcome.answers if answer.node == node]
@@ -238,11 +238,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, help=f"in all (default: as many as fit, at most {MOST})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file as well")
-    asked = parser.parse_args()
-    outcome = run(asked.processes)
+    options = parser.parse_args()
+    outcome = run(options.processes)
     print(table(outcome))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     if not outcome.is_as_planned:
         raise SystemExit("not every process answered from the node that the plan says")
 

@@ -1,8 +1,8 @@
-"""How many processes there is memory for, and a placement with that many in the proportions of the whole one."""
+"""Number of processes that fit in memory, and a smaller placement with the same proportions."""
 
 
 def fitting(free: int, spared: int, each: int, most: int) -> int:
-    """How many processes of `each` bytes fit into what is free, less what is spared for everybody else.
+    """Number of processes of `each` bytes that fit into the free memory, less what is spared for everybody else.
 
     >>> fitting(free=20_000, spared=4_000, each=70, most=512)
     228

@@ -45,8 +45,8 @@ def data_sets(seed: int = 0) -> dict[str, list[Row]]:
 
 def worked(row: Row) -> Row:
     """The row with the assistant's answer, as the rules of RLinf and ROLL want it: after a blank line, in a box."""
-    said = {"role": "assistant", "content": f"Answer:\n\n\\boxed{{{row['ground_truth']}}}"}
-    return {"messages": [*row["messages"], said]}
+    reply = {"role": "assistant", "content": f"Answer:\n\n\\boxed{{{row['ground_truth']}}}"}
+    return {"messages": [*row["messages"], reply]}
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ class Change:
     before: Record | None  # None if it was added
     after: Record | None  # None if it was removed
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The change as readable text.
 
-        >>> Change("notes", 4, {"note_id": 4, "title": "tea"}, {"note_id": 4, "title": "milk"}).told()
+        >>> Change("notes", 4, {"note_id": 4, "title": "tea"}, {"note_id": 4, "title": "milk"}).describe()
         "notes 4: title becomes 'milk'"
         """
         if self.after is None:
@@ -58,7 +58,7 @@ def changes_between(before: Snapshot, after: Snapshot) -> list[Change]:
     >>> state = State(today="2026-03-02")
     >>> before = state.snapshot()
     >>> _ = state.add("notes", {"title": "milk"})
-    >>> [change.told() for change in changes_between(before, state.snapshot())]
+    >>> [change.describe() for change in changes_between(before, state.snapshot())]
     ["notes: title 'milk' is added"]
     """
     changes = []

@@ -11,7 +11,7 @@ from roost.app_world.state import Json, Snapshot
 from roost.app_world.tasks.task import AppTask
 from roost.app_world.world import World
 
-MOST_TOLD = 3
+MOST_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Report:
             return 0.0
         return len(self.passes) / len(self.checks)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The report as readable text."""
         return "\n".join(
             f"{'pass' if one.is_passed else 'FAIL'}  {one.name}  {one.failure}".rstrip() for one in self.checks
@@ -80,10 +80,10 @@ def judge(task: AppTask, snapshot: Snapshot) -> Report:
             missed.append(wanted)
         else:
             unmatched.remove(found)
-        checks.append(Check(wanted.told(), "" if found else _instead(wanted, unmatched)))
+        checks.append(Check(wanted.describe(), "" if found else _instead(wanted, unmatched)))
     half_done = {(wanted.table, wanted.key) for wanted in missed if wanted.before is not None}
     extra = [change for change in unmatched if (change.table, change.key) not in half_done]
-    checks.append(Check("nothing else changed", _told(extra), is_guard=True))
+    checks.append(Check("nothing else changed", _described(extra), is_guard=True))
     checks.append(_answered(task, snapshot))
     return Report(task.id, tuple(checks))
 
@@ -106,18 +106,18 @@ def scenario_goal_completion(reports: Sequence[Report]) -> float:
     return sum(solved.values()) / len(solved) if solved else 0.0
 
 
-def is_same_answer(said: Json, wanted: Json) -> bool:
+def is_same_answer(answer: Json, wanted: Json) -> bool:
     """Return True if an answer is correct: numbers may be strings, case and outer whitespace are ignored.
 
     >>> is_same_answer(" $1,042 ", 1042), is_same_answer("ada berg", "Ada Berg"), is_same_answer("", 0)
     (True, True, False)
     """
-    if isinstance(said, bool) or said is None or not isinstance(said, str | int | float):
+    if isinstance(answer, bool) or answer is None or not isinstance(answer, str | int | float):
         return False
     if isinstance(wanted, str):
-        return str(said).strip().casefold() == wanted.strip().casefold()
+        return str(answer).strip().casefold() == wanted.strip().casefold()
     try:
-        return float(str(said).strip().removeprefix("$").replace(",", "")) == float(wanted)
+        return float(str(answer).strip().removeprefix("$").replace(",", "")) == float(wanted)
     except ValueError:
         return False
 
@@ -131,11 +131,11 @@ def _completed(snapshot: Snapshot) -> Check:
 
 
 def _answered(task: AppTask, snapshot: Snapshot) -> Check:
-    said = (snapshot["completion"] or {}).get("answer")
+    answer = (snapshot["completion"] or {}).get("answer")
     if task.answer is None:
-        failure = "" if said in (None, "") else f"{str(said)[:80]!r} was answered, where nothing was asked"
+        failure = "" if answer in (None, "") else f"{str(answer)[:80]!r} was answered, where nothing was asked"
         return Check("there is no answer", failure, is_guard=True)
-    failure = "" if is_same_answer(said, task.answer) else f"it is {task.answer!r}, not {str(said)[:80]!r}"
+    failure = "" if is_same_answer(answer, task.answer) else f"it is {task.answer!r}, not {str(answer)[:80]!r}"
     return Check("the answer is right", failure)
 
 
@@ -143,10 +143,10 @@ def _instead(wanted: Change, others: Sequence[Change]) -> str:
     """Why a wanted change was not found."""
     near = [change for change in others if (change.table, change.key) == (wanted.table, wanted.key)]
     if wanted.before is not None and near:
-        return f"instead {near[0].told()}"
+        return f"instead {near[0].describe()}"
     return "it did not happen"
 
 
-def _told(changes: Sequence[Change]) -> str:
-    more = f" and {len(changes) - MOST_TOLD} more" if len(changes) > MOST_TOLD else ""
-    return "; ".join(change.told() for change in changes[:MOST_TOLD]) + more
+def _described(changes: Sequence[Change]) -> str:
+    more = f" and {len(changes) - MOST_SHOWN} more" if len(changes) > MOST_SHOWN else ""
+    return "; ".join(change.describe() for change in changes[:MOST_SHOWN]) + more

@@ -22,7 +22,7 @@ HELP = """Place, launch and run reinforcement-learning post-training jobs on any
 A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), \
 ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus)."""
 
-# Each is `<name>_command` in the module of that name; listed in this order.
+# Each is `<name>_command` in the module of that name, or in that of MODULES; listed in this order.
 COMMANDS = (
     "plan",
     "check",
@@ -39,6 +39,7 @@ COMMANDS = (
     "train",
     "try",
 )
+MODULES = {"sft": "train"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -63,7 +64,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback()(_main)
     for name in names:
         word = name.replace("-", "_")
-        module = f"{word}_" if keyword.iskeyword(word) else word
+        module = MODULES.get(word, f"{word}_" if keyword.iskeyword(word) else word)
         app.command(name)(getattr(importlib.import_module(f"roost.cli.{module}"), f"{word}_command"))
     return app
 

@@ -1,4 +1,4 @@
-"""`roost train`: read, check and start a job."""
+"""`roost train` and `roost sft`: read, check and start a job."""
 
 from __future__ import annotations
 
@@ -49,60 +49,63 @@ Metrics = Annotated[
 ]
 
 
-def train_command(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    name: Name = None,
-    runs: Runs = Path("runs"),
-    resume: Resume = False,
-    resume_from: ResumeFrom = None,
-    address: Address = None,
-    metrics: Metrics = None,
-    notation: NotationChoice = None,
-) -> None:
+def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[..., None]:
+    """A command that trains a job, with the options of all such commands; `own_overrides` come after the user's."""
+
+    def command(
+        config: ConfigFile,
+        overrides: Overrides = None,
+        name: Name = None,
+        runs: Runs = Path("runs"),
+        resume: Resume = False,
+        resume_from: ResumeFrom = None,
+        address: Address = None,
+        metrics: Metrics = None,
+        notation: NotationChoice = None,
+    ) -> None:
+        console = open_console()
+
+        def say(text: str) -> None:
+            console.print(f"roost: {text}", soft_wrap=True)
+
+        import_from_here()
+        with SigtermInterrupts() as sigterm:
+            try:
+                config, resume_from, changes = _step_of_resume(resume, resume_from, config, list(overrides or ()))
+                say(f"checking {config}")
+                job, settings = _checked(config, [*changes, *own_overrides], notation, address, say)
+                say("loading torch and Ray")
+                run_job = _loaded_run_job()
+                folder = runs / (name or settings.name or config.stem)
+                resumes = resume or resume_from is not None
+                run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
+            except KeyboardInterrupt:
+                # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as
+                # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.
+                exec("")
+                how = "SIGTERM ended the run" if sigterm.came else "interrupted"
+                say(f"{how}; everything that was started is ended")
+                number = signal.SIGTERM if sigterm.came else signal.SIGINT
+                raise typer.Exit(128 + number) from None  # as shells report a process that the signal ended
+
+    command.__doc__ = about
+    return command
+
+
+train_command = training_command(
     """Train: plan the job, launch it on Ray, and run it to its end.
 
     Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
-    run_from_terminal(config, list(overrides or ()), name, runs, resume, resume_from, address, metrics, notation)
+)
+sft_command = training_command(
+    """Supervised training: learn given completions, with loss on what the assistant says alone.
 
-
-def run_from_terminal(
-    config: Path,
-    overrides: list[str],
-    name: str | None,
-    runs: Path,
-    resume: bool,
-    resume_from: int | None,
-    address: str | None,
-    metrics: list[str] | None,
-    notation: Notation | None,
-    more: Sequence[str] = (),
-) -> None:
-    """Check a job and run it; `more` are overrides of the command itself."""
-    console = open_console()
-
-    def say(text: str) -> None:
-        console.print(f"roost: {text}", soft_wrap=True)
-
-    import_from_here()
-    with SigtermInterrupts() as sigterm:
-        try:
-            config, resume_from, changes = _step_of_resume(resume, resume_from, config, overrides)
-            say(f"checking {config}")
-            job, settings = _checked(config, [*changes, *more], notation, address, say)
-            say("loading torch and Ray")
-            run_job = _loaded_run_job()
-            folder = runs / (name or settings.name or config.stem)
-            resumes = resume or resume_from is not None
-            run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
-        except KeyboardInterrupt:
-            # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as unhandled,
-            # and `python -m` then ends by the signal instead of this exit code. The next exec clears the mark.
-            exec("")
-            say(f"{'SIGTERM ended the run' if sigterm.came else 'interrupted'}; everything that was started is ended")
-            number = signal.SIGTERM if sigterm.came else signal.SIGINT
-            raise typer.Exit(128 + number) from None  # as shells report a process that the signal ended
+    The job's data gives conversations, or prompts and completions (train.completion). Only the actor is launched. The
+    policy is in runs/NAME/policy; `roost train` continues from it with ++train.model=runs/NAME/policy.
+    """,
+    ["++train.objective=sft"],
+)
 
 
 def _checked(

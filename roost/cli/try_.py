@@ -23,7 +23,7 @@ from roost.config.train import TrainSettings
 from roost.view.text import print_findings
 
 if TYPE_CHECKING:
-    from roost.trainer.trial import Played, Trial
+    from roost.trainer.trial import Attempt, Trial
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MOST_SHOWN = 600  # characters of a part
@@ -103,10 +103,10 @@ def _read(config: Path, overrides: list[str], notation: Notation | None, notes: 
 
 def show_trial(trial: Trial, console: Console) -> None:
     """Print the episodes, and a line about all of them."""
-    for number, one in enumerate(trial.played):
+    for number, one in enumerate(trial.attempts):
         _show(number, one, trial, console)
-    finished = [one.episode for one in trial.played if one.episode is not None]
-    failed = len(trial.played) - len(finished)
+    finished = [one.episode for one in trial.attempts if one.episode is not None]
+    failed = len(trial.attempts) - len(finished)
     if finished:
         mean = sum(one.score.reward for one in finished) / len(finished)
         console.print(f"{counted(len(finished), 'episode')} finished, {failed} failed; mean reward {mean:.3f}")
@@ -117,7 +117,7 @@ def show_trial(trial: Trial, console: Console) -> None:
         console.print(f"unknown, because the server does not tell: {unknown}", soft_wrap=True)
 
 
-def _show(number: int, one: Played, trial: Trial, console: Console) -> None:
+def _show(number: int, one: Attempt, trial: Trial, console: Console) -> None:
     title = f"episode {number}: {one.task}"
     if one.episode is None:
         console.print(Text(f"{title}\n  failed: {one.error}", "red"), soft_wrap=True)
@@ -132,7 +132,7 @@ def _show(number: int, one: Played, trial: Trial, console: Console) -> None:
     for index, sequence in enumerate(one.episode.sequences):
         if len(one.episode.sequences) > 1:
             console.print(f"  sequence {index}")
-        total, made = len(sequence.token_ids), len(sequence.made_by)
+        total, generated = len(sequence.token_ids), len(sequence.completion_versions)
         for part in sequence.parts:
             text = trial.decode(sequence.token_ids[part.start : part.end].tolist(), True)
             shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
@@ -142,4 +142,4 @@ def _show(number: int, one: Played, trial: Trial, console: Console) -> None:
                 timed = f", {one.call_seconds[part.turn]:.2f} s" if part.turn < len(one.call_seconds) else ""
                 about += f", turn {part.turn}, {part.finish}{timed}"
             console.print(Text(f"{about}: {shown!r}", "green" if is_generated else "dim"), soft_wrap=True)
-        console.print(f"  {made} of {counted(total, 'token')} would be trained")
+        console.print(f"  {generated} of {counted(total, 'token')} would be trained")

@@ -102,9 +102,9 @@ def _bound_env_ranks(config: EnvConfig, group_ranks: list[int], group: NodeGroup
 
 
 def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: Findings) -> None:
-    taken: dict[int, int] = {}
+    claimed: dict[int, int] = {}
     for index, part in enumerate(software):
-        shared = sorted(part.node_ranks & taken.keys())
+        shared = sorted(part.node_ranks & claimed.keys())
         if shared:
             findings.error(
                 "RST-H023",
@@ -113,7 +113,7 @@ def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: 
                 f"both name {spell_ranks(shared)}",
                 "give each node one entry",
             )
-        taken |= dict.fromkeys(part.node_ranks, index)
+        claimed |= dict.fromkeys(part.node_ranks, index)
 
 
 def _check_across_groups(job: Job, groups: list[Group], findings: Findings) -> None:

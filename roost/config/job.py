@@ -141,7 +141,7 @@ class Component:
     name: str
     written_name: str
     where: Where
-    asks: RankMap | DeviceList | CpuWorkers
+    requested: RankMap | DeviceList | CpuWorkers
     parallel: ParallelSizes = ParallelSizes()
     env: tuple[tuple[str, str], ...] = ()
     role: Role = Role.HELPER
@@ -222,5 +222,7 @@ class Job:
     @property
     def last_device(self) -> int:
         """The highest device number that device lists name; -1 where there is none."""
-        lists = (component.asks.devices for component in self.components if isinstance(component.asks, DeviceList))
+        lists = (
+            component.requested.devices for component in self.components if isinstance(component.requested, DeviceList)
+        )
         return max((max(devices) for devices in lists), default=-1)

@@ -119,7 +119,7 @@ def fraction_of_device(section: Section, *keys: str) -> float | None:
 
 
 def bytes_of(precision: str | None) -> int:
-    """Bytes of a weight in a precision as configs name it; 16 bits where nothing else is said."""
+    """Bytes of a weight in a precision as configs name it; 16 bits by default."""
     return _BYTES.get(str(precision).lower().removeprefix("torch."), 2)
 
 

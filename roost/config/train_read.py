@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.data import AGENTS, QUESTIONS, SCENARIO, read_data
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
-from roost.config.notations.dialects import MADE_OF, defaults, derived, warn_unlike
+from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, warn_unlike
 from roost.config.section import Section, Unresolved
 from roost.config.teacher import (
     OF_COMPLETIONS,
@@ -55,7 +55,7 @@ def resolve_settings(
     """Every setting with its origin.
 
     `written` has the place of each setting that one key gives, `defaulted` the settings that have the notation's
-    default. The other settings follow from several keys of the notation (`MADE_OF`), or have Roost's default.
+    default. The other settings follow from several keys of the notation (`DERIVED_FROM`), or have Roost's default.
     """
     resolved = []
     for name in SETTINGS:
@@ -69,7 +69,7 @@ def resolve_settings(
 def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:
     """The keys of the config that a setting follows from; keys without a value decide nothing."""
     found = []
-    for path in MADE_OF[notation].get(name, ()):
+    for path in DERIVED_FROM[notation].get(name, ()):
         *above, last = path.split(".")
         section = root.below(*above)
         if section.values.get(last) is not None:
@@ -246,8 +246,8 @@ def setting_location(name: str, job: Job) -> Where:
     own = source.values.get("train")
     if isinstance(own, Mapping) and own.get(name) is not None:
         return source.where(("train", name))
-    made_of = (tuple(path.split(".")) for path in MADE_OF[job.notation].get(name, ()))
-    for path in (*SETTINGS[name].native(job.notation), *made_of):
+    derived_from = (tuple(path.split(".")) for path in DERIVED_FROM[job.notation].get(name, ()))
+    for path in (*SETTINGS[name].native(job.notation), *derived_from):
         values: Any = source.values
         for key in path:
             values = values.get(key) if isinstance(values, Mapping) else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, assert_never
 
 from roost.engines.guarded import keyed_server
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
@@ -70,14 +70,18 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
     The user's arguments come last, so they win. Only the key, which is in the environment and never on the command
     line, is always the job's, because its clients use it.
     """
-    if spec.kind is EngineKind.VLLM:
-        if vllm is None:
-            raise ValueError("the command of vLLM depends on the release: ask the interpreter first")
-        module, options, env = "vllm.entrypoints.openai.api_server", _vllm(spec, port, vllm), _vllm_env(spec, vllm)
-    elif spec.kind is EngineKind.SGLANG:
-        module, options, env = "sglang.launch_server", _sglang(spec, port), {}
-    else:
-        module, options, env = "roost.torch_engine", _torch(spec, port), {}
+    env: Mapping[str, str] = {}
+    match spec.kind:
+        case EngineKind.TORCH:
+            module, options = "roost.torch_engine", _torch(spec, port)
+        case EngineKind.VLLM:
+            if vllm is None:
+                raise ValueError("the command of vLLM depends on the release: ask the interpreter first")
+            module, options, env = "vllm.entrypoints.openai.api_server", _vllm(spec, port, vllm), _vllm_env(spec, vllm)
+        case EngineKind.SGLANG:
+            module, options = "sglang.launch_server", _sglang(spec, port)
+        case _:
+            assert_never(spec.kind)
     is_ours = spec.kind is EngineKind.TORCH
     program = ("-m", module) if is_ours or spec.api_key is None else (keyed_server.__file__, module)
     key = {} if spec.api_key is None else {KEY_VARIABLE: spec.api_key}
@@ -119,7 +123,7 @@ def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
         "--gpu-memory-utilization": spec.memory_fraction,
         "--seed": spec.seed,
         "--enable-prefix-caching": True,
-        # A model's own defaults would change what is drawn, and log-probabilities are wanted of what was drawn.
+        # A model's own sampling defaults would change the distribution; log-probs must be of what was sampled.
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
         "--disable-uvicorn-access-log": True,
@@ -178,7 +182,7 @@ def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--context-length": spec.max_context,
         "--mem-fraction-static": spec.memory_fraction,
         "--random-seed": spec.seed,
-        "--sampling-defaults": "openai",  # not the model's own, which would change what is drawn
+        "--sampling-defaults": "openai",  # not the model's own, which would change the distribution
         "--log-level-http": "warning",
         "--enable-memory-saver": spec.sleeps,
         "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from roost.engines.command import EngineKind
 from roost.engines.http_calls import TimeLimits
 from roost.engines.protocol import Engine
@@ -17,5 +19,10 @@ def connect(
     >>> connect(EngineKind.TORCH, "http://127.0.0.1:8000/").url
     'http://127.0.0.1:8000'
     """
-    client = SglangEngine if kind is EngineKind.SGLANG else VllmEngine
-    return client(url, sleeps=sleeps, api_key=api_key, limits=limits)
+    match kind:
+        case EngineKind.TORCH | EngineKind.VLLM:  # the built-in engine has vLLM's routes
+            return VllmEngine(url, sleeps=sleeps, api_key=api_key, limits=limits)
+        case EngineKind.SGLANG:
+            return SglangEngine(url, sleeps=sleeps, api_key=api_key, limits=limits)
+        case _:
+            assert_never(kind)

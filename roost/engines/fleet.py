@@ -48,17 +48,17 @@ from roost.trace.spans import OpenSpan, SpanRecorder
 class Continuation:
     """A request and the tokens generated for it so far, possibly by several engines or policy versions.
 
-    >>> asked = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
-    >>> asked.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
-    >>> asked.prompt, asked.sampling.max_tokens
+    >>> continuation = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
+    >>> continuation.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
+    >>> continuation.prompt, continuation.sampling.max_tokens
     ([1, 2, 7, 8], 3)
-    >>> asked.add(Completion((9,), (-3.0,), Finish.STOP, (VersionSpan(1, 0, 1),)))
-    >>> asked.completion.versions
+    >>> continuation.add(Completion((9,), (-3.0,), Finish.STOP, (VersionSpan(1, 0, 1),)))
+    >>> continuation.completion.versions
     (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
     """
 
     def __init__(self, token_ids: Sequence[int], sampling: Sampling) -> None:
-        self._asked = list(token_ids)
+        self._prompt_ids = list(token_ids)
         self._sampling = sampling
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -67,17 +67,17 @@ class Continuation:
 
     @property
     def prompt(self) -> list[int]:
-        return self._asked + self._kept
+        return self._prompt_ids + self._generated_ids
 
     @property
-    def _kept(self) -> list[int]:
+    def _generated_ids(self) -> list[int]:
         """Tokens to continue from: none in guided decoding, where a server begins with the start of the schema."""
         return self._tokens if self._sampling.json_schema is None else []
 
     @property
     def sampling(self) -> Sampling:
         """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
-        done = len(self._kept)
+        done = len(self._generated_ids)
         seed = self._sampling.seed
         return replace(
             self._sampling,
@@ -94,7 +94,7 @@ class Continuation:
         return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
 
     def add(self, piece: Completion) -> None:
-        start = len(self._kept)
+        start = len(self._generated_ids)
         if not start:
             self._tokens, self._logprobs, self._spans = [], [], []
         self._tokens += piece.token_ids
@@ -259,8 +259,8 @@ class Fleet:
         If the engine is lost, the request is retried on another one. A request that an update dropped is continued
         with the tokens it has, on the policy version that is current then.
         """
-        [made] = await self.generate_n(token_ids, sampling, 1, episode)
-        return made
+        [completions] = await self.generate_n(token_ids, sampling, 1, episode)
+        return completions
 
     async def generate_n(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, episode: str | None = None
@@ -268,8 +268,8 @@ class Fleet:
         """Complete a prompt `n` times, in one request where the engine takes it; seeds count up from the given one."""
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
-        made = await self._generated(token_ids, sampling, n, episode)
-        return await all_of([self._whole(token_ids, sampling.nth(i), made[i], episode) for i in range(n)])
+        completions = await self._generated(token_ids, sampling, n, episode)
+        return await all_of([self._whole(token_ids, sampling.nth(i), completions[i], episode) for i in range(n)])
 
     async def _whole(
         self, token_ids: Sequence[int], sampling: Sampling, begun: Completion, episode: str | None
@@ -424,9 +424,9 @@ class Fleet:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
             await self._settle_each(members, outcomes, EngineState.READY)
-            await self.pool.settle([member for member in members if self._lags(member)], EngineState.BEHIND)
+            await self.pool.settle([member for member in members if self._is_behind(member)], EngineState.BEHIND)
 
-    def _lags(self, member: Member) -> bool:
+    def _is_behind(self, member: Member) -> bool:
         return member.standing is EngineState.READY and not self._current.is_on(member)
 
     async def _settle_each(

@@ -102,16 +102,16 @@ class RetryRule:
     tries: int = 4
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
-    longest_told_s: float = 60.0  # limit for a server's Retry-After
+    longest_retry_after_s: float = 60.0  # limit for a server's Retry-After
 
     def wait_s(self, failures: int, chance: float, reply: str | None = None) -> float:
         """Exponential backoff with jitter of one half, so that clients do not return together.
 
-        `told` is the server's Retry-After, if any, and is a lower bound.
+        `reply` is the server's Retry-After, if any, and is a lower bound.
         """
         longest = min(self.first_wait_s * 2.0 ** (failures - 1), self.longest_wait_s)
-        told_s = float(reply) if reply and reply.isdecimal() else 0.0
-        return min(told_s, self.longest_told_s) + longest * (0.5 + 0.5 * chance)
+        retry_after_s = float(reply) if reply and reply.isdecimal() else 0.0
+        return min(retry_after_s, self.longest_retry_after_s) + longest * (0.5 + 0.5 * chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class HttpCalls:
         api_key: str | None = None,
         *,
         retry: RetryRule | None = None,
-        asks_proxy: bool = False,
+        trust_env: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -145,8 +145,8 @@ class HttpCalls:
         self._chance = chance
         # A server may close an idle connection just when it is reused. Idempotent calls are then repeated on a new
         # one; others use a new one from the start.
-        self._kept = HttpClient(url, api_key, asks_proxy=asks_proxy)
-        self._new = HttpClient(url, api_key, is_kept=False, asks_proxy=asks_proxy)
+        self._persistent = HttpClient(url, api_key, trust_env=trust_env)
+        self._new = HttpClient(url, api_key, keep_alive=False, trust_env=trust_env)
 
     @property
     def url(self) -> str:
@@ -187,7 +187,7 @@ class HttpCalls:
 
     async def close(self) -> None:
         """Close all connections, also where whoever closes them is cancelled: nobody else would."""
-        await asyncio.shield(asyncio.gather(self._kept.close(), self._new.close()))
+        await asyncio.shield(asyncio.gather(self._persistent.close(), self._new.close()))
 
     async def _answer(self, call: Call) -> Any:
         requested = f"{call.method} {self.url}{call.path}" + (f" ({call.about})" if call.about else "")
@@ -208,7 +208,7 @@ class HttpCalls:
     async def _until_answered(self, call: Call) -> Answer:
         failures, end = 0, asyncio.get_running_loop().time() + call.limit_s
         while True:
-            client = self._new if failures or not call.is_idempotent else self._kept
+            client = self._new if failures or not call.is_idempotent else self._persistent
             try:
                 answer = await client.request(call.method, call.path, call.body, call.query)
                 if not (call.is_idempotent and answer.status in BUSY):
@@ -266,7 +266,7 @@ class ServerClient(ABC):
         self._known: Capabilities | None = None
         self._probing = asyncio.Lock()
         self._versions = VersionLedger()
-        self._has_taken = False  # the open update has changed some weights
+        self._has_written = False  # the open update has changed some weights
 
     @property
     def url(self) -> str:

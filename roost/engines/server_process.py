@@ -24,7 +24,7 @@ from roost.engines.installed import ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.addresses import PortLeases
 from roost.net.http_client import CallFailed, HttpClient
-from roost.procs.child import start_kept
+from roost.procs.child import start_supervised
 from roost.procs.child_env import child_env
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Ending, Link, end_all, members
@@ -78,7 +78,7 @@ class ServerProcess:
             command = _command(spec, port)
             log_path = _new_log(Path(log_folder), spec.name, f"$ {command.shown(spec.api_key)}\n")
             try:
-                link, pid = start_kept(spec.name, command.argv, child_env(os.environ, command.env), log_path)
+                link, pid = start_supervised(spec.name, command.argv, child_env(os.environ, command.env), log_path)
             except OSError as error:
                 raise EngineError(f"{error}. Log: {log_path}") from error
             server = psutil.Process(pid)  # the keeper lets it be found, even one that has ended already
@@ -168,7 +168,7 @@ class ServerProcess:
 
     def _look(self) -> None:
         """Process messages of the keeper."""
-        for message in self._link.heard(wait=0.0):
+        for message in self._link.receive(wait=0.0):
             self._exit_code = message["ended"]
             if "ending" in message:
                 self._ending = Ending(message["ending"]), message["left"]
@@ -222,16 +222,16 @@ REPORT_EVERY = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REQUEST_LIMIT = 10.0
 SUSPENDED_LIMIT = 30.0
-LINES_TOLD, LINES_SEARCHED = 30, 300
+LINES_SHOWN, LINES_SEARCHED = 30, 300
 STARTS = 3  # attempts, for errors that a retry may fix
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # no crash
 # Messages of the system, uvicorn and SGLang.
-PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
+PORT_IN_USE = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
 
-class PortTaken(EngineError):
+class PortInUse(EngineError):
     """Another program took the port while the server was starting; retry with another port."""
 
 
@@ -250,7 +250,7 @@ async def start_ready(
     for _ in range(STARTS - 1):
         try:
             return await _ready_or_gone(await start(spec, log_folder), limit, report)
-        except PortTaken as error:
+        except PortInUse as error:
             report(f"{str(error).splitlines()[0]}; retrying on another port")
         except KilledAtStart as error:
             report(f"{str(error).splitlines()[0]}; restarting it")
@@ -276,7 +276,7 @@ async def wait_ready(
     begin = time.monotonic()
     pause, next_report = FIRST_PAUSE, report_every
     stopped_since: float | None = None
-    client = HttpClient(process.url, process.spec.api_key, is_kept=False)
+    client = HttpClient(process.url, process.spec.api_key, keep_alive=False)
     try:
         while not await _answers(client, process):
             waited = time.monotonic() - begin
@@ -312,9 +312,9 @@ async def _answers(client: HttpClient, process: ServerProcess) -> bool:
 
 
 def _death(process: ServerProcess, waited: float) -> EngineError:
-    name, tail = process.spec.name, process.log_tail(LINES_TOLD)
-    if PORT_TAKEN.search(process.log_tail(LINES_SEARCHED)):
-        return PortTaken(f"{name}: port {process.port} was taken by another program\n{tail}")
+    name, tail = process.spec.name, process.log_tail(LINES_SHOWN)
+    if PORT_IN_USE.search(process.log_tail(LINES_SEARCHED)):
+        return PortInUse(f"{name}: port {process.port} was taken by another program\n{tail}")
     is_killed = process.exit_code is not None and -process.exit_code in FROM_OUTSIDE
     return (KilledAtStart if is_killed else EngineError)(
         f"{name} ended with exit code {process.exit_code} after {waited:.0f} s, before it was ready. "
@@ -325,7 +325,7 @@ def _death(process: ServerProcess, waited: float) -> EngineError:
 def _never_ready(process: ServerProcess, limit: float) -> EngineError:
     return EngineError(
         f"{process.spec.name} was not ready within {limit:.0f} s; if it is only slow, allow more. "
-        f"The end of {process.log_path}:\n{process.log_tail(LINES_TOLD)}"
+        f"The end of {process.log_path}:\n{process.log_tail(LINES_SHOWN)}"
     )
 
 

@@ -370,12 +370,12 @@ class SglangEngine(ServerClient):
         self._group = None
 
     async def start_update(self, manifest: Manifest) -> None:
-        self._has_taken = False
+        self._has_written = False
         await self._update("/begin_weight_update", {"selector": SELECTOR})
 
     async def take(self, payload: WeightPayload) -> None:
         route, body = payload_request(payload, self._group, flush_cache=payload.is_last and self._can_flush)
-        self._has_taken = True
+        self._has_written = True
         await self._update(route, body, flushes=body["flush_cache"])
 
     async def finish_update(self, version: int) -> None:
@@ -387,7 +387,7 @@ class SglangEngine(ServerClient):
         raise NotOffered(f"SGLang cannot restore its previous weights: {self._state_of_weights()}")
 
     async def load_checkpoint(self, path: str, version: int) -> None:
-        self._has_taken = True
+        self._has_written = True
         body = {"model_path": path, "weight_version": str(version), "flush_cache": self._can_flush}
         await self._update("/update_weights_from_disk", body, self._can_flush, self._limits.checkpoint)
         self._versions.moved_to(version)
@@ -423,7 +423,7 @@ class SglangEngine(ServerClient):
 
     def _state_of_weights(self, flushes: bool = False) -> str:
         version = self._versions.version
-        if not self._has_taken:
+        if not self._has_written:
             return f"the engine is still on version {version}"
         if flushes:
             return (

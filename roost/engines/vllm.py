@@ -394,7 +394,7 @@ class VllmEngine(ServerClient):
     async def start_update(self, manifest: Manifest) -> None:
         known = await self.capabilities()
         known.require("/start_weight_update", TRANSFER)
-        self._has_taken = False
+        self._has_written = False
         if known.takes_manifest:
             await self._update("/start_weight_update", {"manifest": manifest_fields(manifest)})
             return
@@ -414,7 +414,7 @@ class VllmEngine(ServerClient):
         known = await self.capabilities()
         says_packed = not known.takes_manifest and not known.has("/weight_info")
         update_info = payload_fields(payload, known.takes_shared_memory, says_packed)
-        self._has_taken = True
+        self._has_written = True
         await self._update("/update_weights", {"update_info": update_info})
 
     async def finish_update(self, version: int) -> None:
@@ -434,7 +434,7 @@ class VllmEngine(ServerClient):
     async def load_checkpoint(self, path: str, version: int) -> None:
         known = await self.capabilities()
         known.require("/collective_rpc", DEV_MODE)
-        self._has_taken = True
+        self._has_written = True
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         await self._update("/collective_rpc", body, self._limits.checkpoint)
         await self.set_version(version)
@@ -463,7 +463,7 @@ class VllmEngine(ServerClient):
             raise UpdateFailed(str(error) if says_itself else f"{error}; {self._state_of_weights()}") from error
 
     def _state_of_weights(self) -> str:
-        if not self._has_taken:
+        if not self._has_written:
             return f"the engine is still on version {self._versions.version}"
         return (
             f"the engine was on version {self._versions.version} and may hold parts of both now: "
@@ -477,7 +477,7 @@ class VllmEngine(ServerClient):
         model = served_model(await self._calls.get("/v1/models", limit_s=limit))
         takes_tokens = TOKEN_ROUTE in routes and await self._is_open(TOKEN_ROUTE)
         built_in: dict[str, bool] = about.get("roost") or {}
-        sleeps = self._sleeps and not built_in and await self._was_told_to_sleep(routes)
+        sleeps = self._sleeps and not built_in and await self._sleep_mode_is_on(routes)
         return Capabilities(
             routes,
             can_sleep=built_in.get("sleeps", sleeps),
@@ -499,7 +499,7 @@ class VllmEngine(ServerClient):
             raise EngineLost(f"POST {self.url}{route}: no answer")
         return status != 403
 
-    async def _was_told_to_sleep(self, routes: frozenset[str]) -> bool:
+    async def _sleep_mode_is_on(self, routes: frozenset[str]) -> bool:
         """Return True if sleep mode is enabled in the server's settings; if they cannot be read, if it has /sleep."""
         if not {"/sleep", "/server_info"} <= routes:
             return "/sleep" in routes

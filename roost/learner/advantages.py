@@ -178,12 +178,12 @@ def rewards_of_tokens(turns: npt.NDArray[np.integer], reward: float, turn_reward
     >>> rewards_of_tokens(np.array([0, 0, 1]), 3.0, [1.0, 1.5]).tolist()
     [0.0, 1.0, 2.0]
     """
-    earned = np.zeros(len(turns))
+    token_rewards = np.zeros(len(turns))
     if len(turns):
         ends = np.maximum(np.searchsorted(turns, np.arange(len(turn_rewards)), side="right") - 1, 0)
-        np.add.at(earned, ends, np.asarray(turn_rewards, dtype=np.float64))
-        earned[-1] += reward - sum(turn_rewards)
-    return earned
+        np.add.at(token_rewards, ends, np.asarray(turn_rewards, dtype=np.float64))
+        token_rewards[-1] += reward - sum(turn_rewards)
+    return token_rewards
 
 
 def token_advantages(
@@ -390,14 +390,14 @@ def select(advantages: npt.NDArray[np.floating], settings: AdvantageSettings, am
     )
 
 
-def kept_of_group(rewards: Sequence[float], penalties: Sequence[float], settings: AdvantageSettings) -> list[int]:
+def downsample_group(rewards: Sequence[float], penalties: Sequence[float], settings: AdvantageSettings) -> list[int]:
     """Indices of the samples of a group that `keep_generations` keeps, in order.
 
     Samples with a reward above 0 and the others are kept in their proportion, but at least `keep_positive` and
     `keep_others` of each; the former by penalty, the others as they come.
 
     >>> settings = AdvantageSettings(keep_generations=4, keep_others=2)
-    >>> kept_of_group([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], settings)
+    >>> downsample_group([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], settings)
     [1, 3, 4, 7]
     """
     count, size = settings.keep_generations, len(rewards)

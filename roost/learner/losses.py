@@ -217,9 +217,9 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     and the policy's. `clipped_low` and `clipped_high` count tokens whose gradient was clipped, not all that are out of
     range.
 
-    >>> made = torch.tensor([0.5, 0.5]).log()
+    >>> new = torch.tensor([0.5, 0.5]).log()
     >>> places = torch.tensor([0, 0])
-    >>> batch = PolicyBatch(made.requires_grad_(), made.detach(), made.detach(), torch.ones(2), places, places)
+    >>> batch = PolicyBatch(new.requires_grad_(), new.detach(), new.detach(), torch.ones(2), places, places)
     >>> loss, stats = policy_loss(batch, LossSettings(), Totals(sequences=1, tokens=2, longest=2))
     >>> loss.item(), stats["ratio"].item(), stats["max/ratio"].item()
     (-1.0, 1.0, 1.0)
@@ -228,7 +228,7 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     old = _old_logprobs(batch, settings.old_logprobs)
     clamp = (-settings.log_ratio_clip, settings.log_ratio_clip_high)
     ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level, clamp)
-    losses = policy_losses(batch.logprobs, ratio, batch.advantages, settings)
+    losses = token_losses(batch.logprobs, ratio, batch.advantages, settings)
     metrics = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
     if settings.old_logprobs is OldLogprobs.DECOUPLED:
         importance = importance_weights(
@@ -284,7 +284,7 @@ def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str,
     return found
 
 
-def policy_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:
+def token_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:
     """Policy loss per token, without weights, KL and entropy terms.
 
     LOOP clips to [1/(1+ε), 1+ε]; DAPO's clip-higher is clip_range 0.2 and clip_range_high 0.28.

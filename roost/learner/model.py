@@ -150,7 +150,7 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head, comp
     if head is Head.VALUE:
         return ValueOutputs(model, model.base_model, model.get_submodule("score"))
     if settings.temperature <= 0:
-        raise ValueError(f"samples are drawn with temperature {settings.temperature}; to learn from, it must be over 0")
+        raise ValueError(f"samples have temperature {settings.temperature}; to learn from, it must be over 0")
     return PolicyOutputs(
         model,
         model.base_model,

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 logger = logging.getLogger("roost.engine")
 
 TRIED = frozenset({"str", "int", "float", "bool"})  # types of a field that may have several
-MOST_TOLD = 10  # of a list with a mistake in every entry
+MOST_SHOWN = 10  # of a list with a mistake in every entry
 TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 
@@ -96,8 +96,8 @@ def error_summary(findings: Sequence[Mapping[str, Any]]) -> str:
     'n: Input should be a valid integer'
     """
     lines = list(dict.fromkeys(": ".join(filter(None, (_field(one), _reason(one)))) for one in findings))
-    left_out = len(lines) - MOST_TOLD
-    return "\n".join(lines[:MOST_TOLD] + ([f"and {left_out} more"] if left_out > 0 else []))
+    left_out = len(lines) - MOST_SHOWN
+    return "\n".join(lines[:MOST_SHOWN] + ([f"and {left_out} more"] if left_out > 0 else []))
 
 
 def _field(finding: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ import aiohttp
 LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prompt
 
 CONNECT_LIMIT_S = 5.0
-KEPT_S = 2.0  # shorter than servers keep an idle connection: vLLM and uvicorn close it after 5 s
+KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: vLLM and uvicorn close it after 5 s
 
 CLOSED = "the connections to this server were closed"
 
@@ -59,16 +59,18 @@ class HttpClient:
     """Calls to one server. Cancelling a call closes its connection, and the server stops working on it.
 
     A connection that is kept may be closed by the server just when it is used again; for what must not be asked twice,
-    `is_kept=False` makes one for each call. `asks_proxy` takes a proxy from the environment, for servers outside the
+    `keep_alive=False` makes one for each call. `trust_env` takes a proxy from the environment, for servers outside the
     cluster. Connections belong to the event loop they were made in, and each loop gets its own.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, *, is_kept: bool = True, asks_proxy: bool = False) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, *, keep_alive: bool = True, trust_env: bool = False
+    ) -> None:
         self.url = url.rstrip("/")
         self.is_closed = False
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._is_kept = is_kept
-        self._proxy = proxy_for(self.url) if asks_proxy else None
+        self._keep_alive = keep_alive
+        self._proxy = proxy_for(self.url) if trust_env else None
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def request(self, method: str, path: str, body: Any = None, query: Any = ()) -> Answer:
@@ -117,8 +119,8 @@ class HttpClient:
             await self._sessions.pop(loop).close()
         # Held requests keep their connections: with a limit there might be none left for resume.
         connector = (
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
-            if self._is_kept
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            if self._keep_alive
             else aiohttp.TCPConnector(limit=0, force_close=True)
         )
         session = aiohttp.ClientSession(
@@ -159,21 +161,21 @@ def server_message(text: str) -> str:
     'without a message'
     """
     try:
-        said = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
-        said = text
-    return (_found_message(said) or text.strip() or "without a message")[:LONGEST_MESSAGE]
+        reply = text
+    return (_found_message(reply) or text.strip() or "without a message")[:LONGEST_MESSAGE]
 
 
-def _found_message(said: Any) -> str:
-    if isinstance(said, str):
-        return said.strip()
-    if isinstance(said, list):
-        return "; ".join(filter(None, map(_found_message, said)))
-    if isinstance(said, Mapping):
-        if "msg" in said:
-            return ".".join(map(str, said.get("loc", ()))) + f": {said['msg']}"
+def _found_message(reply: Any) -> str:
+    if isinstance(reply, str):
+        return reply.strip()
+    if isinstance(reply, list):
+        return "; ".join(filter(None, map(_found_message, reply)))
+    if isinstance(reply, Mapping):
+        if "msg" in reply:
+            return ".".join(map(str, reply.get("loc", ()))) + f": {reply['msg']}"
         for key in ("error", "message", "error_message", "detail"):
-            if said.get(key):
-                return _found_message(said[key])
+            if reply.get(key):
+                return _found_message(reply[key])
     return ""

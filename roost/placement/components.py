@@ -131,15 +131,15 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     # Components placed by one config line share its strategy and table.
     by_line: dict[int, BoundRanks | None] = {}
     for component in job.components:
-        if isinstance(component.asks, RankMap):
-            if id(component.asks) not in by_line:
-                by_line[id(component.asks)] = bind_rank_map(component.asks, inventory, findings)
-            ranks = by_line[id(component.asks)]
+        if isinstance(component.requested, RankMap):
+            if id(component.requested) not in by_line:
+                by_line[id(component.requested)] = bind_rank_map(component.requested, inventory, findings)
+            ranks = by_line[id(component.requested)]
             if ranks is not None:
                 bound[component.name] = ranks
                 strategies[component.name] = (ranks.strategy, ranks.hardware_ranks)
         else:
-            strategies[component.name] = _listed_strategy(component.asks)
+            strategies[component.name] = _listed_strategy(component.requested)
     layout = None
     if job.layout is Layout.AS_WRITTEN and job.model_parallel.auto_scheduler:
         where = job.source.where(("cluster", "auto_scheduler"))
@@ -172,13 +172,13 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
 
 
 def _ranks_place(component: Component) -> Where:
-    return component.asks.where if isinstance(component.asks, RankMap) else component.where
+    return component.requested.where if isinstance(component.requested, RankMap) else component.where
 
 
-def _listed_strategy(asks: DeviceList | CpuWorkers) -> tuple[PlacementStrategy, Ints]:
-    if isinstance(asks, CpuWorkers):
-        return SpreadPlacementStrategy(asks.count), np.zeros(0, np.int64)
-    return ListedPlacementStrategy(asks.devices, asks.per_process), np.array(asks.devices, np.int64)
+def _listed_strategy(requested: DeviceList | CpuWorkers) -> tuple[PlacementStrategy, Ints]:
+    if isinstance(requested, CpuWorkers):
+        return SpreadPlacementStrategy(requested.count), np.zeros(0, np.int64)
+    return ListedPlacementStrategy(requested.devices, requested.per_process), np.array(requested.devices, np.int64)
 
 
 def _on_accelerators(job: Job, bound: Mapping[str, BoundRanks], inventory: Inventory) -> dict[str, Bound]:

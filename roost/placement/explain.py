@@ -17,8 +17,8 @@ def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:
 
     >>> import roost
     >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-3:0-1"}}
-    >>> made = roost.plan({"cluster": cluster})
-    >>> print(explain_component(made, made["actor"])[1])
+    >>> planned = roost.plan({"cluster": cluster})
+    >>> print(explain_component(planned, planned["actor"])[1])
     It was given ranks 0-3 of cluster, where a rank is an accelerator: 4 ranks for 2 processes.
     """
     nodes = spell_ranks(np.unique(part.table.nodes).tolist())

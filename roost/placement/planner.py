@@ -47,8 +47,8 @@ def plan(job_or_path: Config, inventory: Any = None, **options: Unpack[PlanOptio
     The inventory is an `Inventory`, a live cluster, a dict or the path of an inventory file; without one, the config
     describes the nodes. `PlanOptions` lists the options.
 
-    >>> made = plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}})
-    >>> made["actor"].world_size
+    >>> result = plan({"num_gpus_per_node": 4, "actor_train": {"device_mapping": "list(range(0,4))"}})
+    >>> result["actor"].world_size
     4
     """
     findings = Findings()

@@ -25,13 +25,13 @@ class BoundRanks:
     has_explicit_processes: bool
 
 
-def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> BoundRanks | None:
+def bind_rank_map(requested: RankMap, inventory: Inventory, findings: Findings) -> BoundRanks | None:
     """Return the strategy of one component; mistakes in its placement string go to `findings`."""
-    where = asks.where
+    where = requested.where
     try:
-        table = inventory.resources(asks.node_groups)
+        table = inventory.resources(requested.node_groups)
     except UnknownGroup as error:
-        report_unknown_group(error, findings, asks.groups_where)
+        report_unknown_group(error, findings, requested.groups_where)
         return None
     if not len(table.nodes):
         return None  # a group without nodes, which is reported where it is declared
@@ -39,12 +39,12 @@ def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> Bo
         kinds = " or ".join(dict.fromkeys(table.kinds))
         findings.error(
             "RST-P005",
-            asks.groups_where,
-            f"no {kinds} exists in {', '.join(asks.node_groups)}",
+            requested.groups_where,
+            f"no {kinds} exists in {', '.join(requested.node_groups)}",
             fix=f"describe the {kinds} devices of the group, or name another node group",
         )
         return None
-    pairs = _segment_ranges(asks.segments, table, findings, where)
+    pairs = _segment_ranges(requested.segments, table, findings, where)
     if pairs is None:
         return None
     strategy = (
@@ -55,7 +55,7 @@ def bind_rank_map(asks: RankMap, inventory: Inventory, findings: Findings) -> Bo
     if strategy is None:
         return None
     ranks = np.concatenate([np.arange(resources.start, resources.stop) for resources, _ in pairs])
-    return BoundRanks(strategy, ranks, table, any(segment.processes is not None for segment in asks.segments))
+    return BoundRanks(strategy, ranks, table, any(segment.processes is not None for segment in requested.segments))
 
 
 Pair = tuple[range, range]  # resources, and the processes on them

@@ -17,10 +17,10 @@ from roost.procs.logs import last_lines
 from roost.procs.server_keeper import Link
 
 START_LIMIT = 60.0  # seconds for the process to start, not for its service to be ready
-LINES_TOLD = 15
+LINES_SHOWN = 15
 
 
-def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
+def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
     """Start a program whose prints go to the log; its keeper, and the number of its process.
 
     Closing the link, or losing it, ends the program. OSError where it cannot be started.
@@ -28,13 +28,13 @@ def start_kept(name: str, command: Sequence[str], env: Mapping[str, str], log: P
     link = _keeper(name, log)
     link.tell(argv=list(command), env=dict(env), log=str(log), owner=os.getpid())
     deadline = time.monotonic() + START_LIMIT
-    heard: list[dict[str, Any]] = []
-    while not heard and not link.is_closed and time.monotonic() < deadline:
-        heard = link.heard(wait=max(0.0, deadline - time.monotonic()))
-    if heard and "started" in heard[0]:
-        return link, heard[0]["started"]
+    received: list[dict[str, Any]] = []
+    while not received and not link.is_closed and time.monotonic() < deadline:
+        received = link.receive(wait=max(0.0, deadline - time.monotonic()))
+    if received and "started" in received[0]:
+        return link, received[0]["started"]
     link.close()
-    why = heard[0]["failed"] if heard else last_lines(log, LINES_TOLD)
+    why = received[0]["failed"] if received else last_lines(log, LINES_SHOWN)
     raise OSError(f"{name} could not be started with {command[0]}: {why}")
 
 

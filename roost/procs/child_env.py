@@ -1,4 +1,4 @@
-"""The environment of a server: what its owner has, without what tells the owner its place in a job of its own.
+"""The environment of a server: its owner's, without the variables that give the owner its place in a job.
 
 A server that is started by a worker of a distributed job would else take the worker's rank for its own and wait for
 processes that never come.

@@ -55,12 +55,12 @@ class Link:
         self.is_closed = False
 
     def tell(self, **message: Any) -> None:
-        """Send a message; if the other end is closed, `heard` notices after its last messages."""
+        """Send a message; if the other end is closed, `receive` notices after its last messages."""
         self._end.settimeout(SEND_LIMIT)
         with contextlib.suppress(OSError):
             self._end.sendall(json.dumps(message).encode() + b"\n")
 
-    def heard(self, wait: float) -> list[dict[str, Any]]:
+    def receive(self, wait: float) -> list[dict[str, Any]]:
         """Received messages; waits up to `wait` seconds for the first one."""
         if self.is_closed:
             return []
@@ -137,7 +137,7 @@ def keep(link: Link) -> None:
     """Start the server for the owner, watch both, and end the remaining processes when either ends."""
     orders: list[dict[str, Any]] = []
     while not orders and not link.is_closed:
-        orders = link.heard(wait=LOOK_EVERY)
+        orders = link.receive(wait=LOOK_EVERY)
     if not orders:
         return
     try:
@@ -164,7 +164,7 @@ def _take_leave() -> None:
 def _watch(link: Link, owner: psutil.Process, server: subprocess.Popen[bytes]) -> float:
     """Wait until the server should end; return the grace period in seconds."""
     while True:
-        for message in link.heard(wait=LOOK_EVERY):
+        for message in link.receive(wait=LOOK_EVERY):
             return float(message["stop"])
         # The socket stays open if the owner was killed while a fork of it is alive.
         if link.is_closed or has_ended(owner):

@@ -68,7 +68,7 @@ class SigtermInterrupts:
 
 
 @contextlib.contextmanager
-def sigterm_kept_from_ray() -> Iterator[None]:
+def preserve_sigterm() -> Iterator[None]:
     """`ray.init` inside leaves this program's SIGTERM handler, if it has one, in place.
 
     Ray would replace it in Python and once more in its native core, whose handler prints a crash report instead, and

@@ -13,7 +13,7 @@ from roost.procs.user_code import call
 from roost.rollout.env_worker import RemoteEnvironments, import_from, run_in_environment
 from roost.rollout.episode import Episode, Scenario
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner, close_scenario
-from roost.rollout.gateway import Contact, GatewayDraws
+from roost.rollout.gateway import Contact, GatewaySamplers
 from roost.runtime.result import ref_future
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.transport.failure import WaitedTooLong, WorkerFailed
@@ -33,7 +33,7 @@ class AgentWorker(Worker):
         import_from(paths)
         self._make, self._task, self._model, self._limit_s = make, task, model, limit_s
         self._scenario: Scenario | None = None
-        self._draws: GatewayDraws | None = None
+        self._samplers: GatewaySamplers | None = None
         self._contact: Contact | None = None
         self._preparing = asyncio.Lock()
         self._under_way: dict[str, asyncio.Task[Episode]] = {}
@@ -49,7 +49,7 @@ class AgentWorker(Worker):
                 if environments is not None:
                     run_in_environment(self._scenario, environments)
             if self._contact != contact:
-                before, self._draws, self._contact = self._draws, GatewayDraws(contact), contact
+                before, self._samplers, self._contact = self._samplers, GatewaySamplers(contact), contact
                 if before is not None:
                     await before.close()
 
@@ -57,13 +57,13 @@ class AgentWorker(Worker):
         """Run an episode. Return the failure if there is one, or None if this worker restarted and is not prepared."""
         if self._is_over:
             return EpisodeFailed(OVER)
-        if self._scenario is None or self._draws is None:
+        if self._scenario is None or self._samplers is None:
             return None
-        runner = LocalEpisodeRunner(self._scenario, self._draws.opener(label), self._limit_s)
-        playing = asyncio.create_task(runner.run_episode(request))
-        self._under_way[key] = playing
+        runner = LocalEpisodeRunner(self._scenario, self._samplers.opener(label), self._limit_s)
+        running = asyncio.create_task(runner.run_episode(request))
+        self._under_way[key] = running
         try:
-            return await playing
+            return await running
         except EpisodeFailed as error:
             return EpisodeFailed(str(error), error.traceback)  # without its cause, which may not be picklable
         except asyncio.CancelledError:
@@ -80,18 +80,18 @@ class AgentWorker(Worker):
         """Cancel running episodes and close what they share, such as servers and sandboxes."""
         async with self._preparing:
             self._is_over = True
-            playing = list(self._under_way.values())
-            for one in playing:
+            running = list(self._under_way.values())
+            for one in running:
                 one.cancel()
-            await asyncio.gather(*playing, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             scenario, self._scenario = self._scenario, None
-            draws, self._draws = self._draws, None
+            samplers, self._samplers = self._samplers, None
             try:
                 if scenario is not None:
                     await close_scenario(scenario)
             finally:
-                if draws is not None:
-                    await draws.close()
+                if samplers is not None:
+                    await samplers.close()
 
 
 class AgentGroup:
@@ -100,7 +100,7 @@ class AgentGroup:
     def __init__(self, group: WorkerGroup, contact: Contact, environments: RemoteEnvironments | None = None) -> None:
         self._group = group
         self._known = (contact, environments)
-        self._in_play = [0] * group.world_size
+        self._in_flight = [0] * group.world_size
         self._lost_at = [-math.inf] * group.world_size
         self._telling: set[asyncio.Future[None]] = set()
         self._is_over = False
@@ -122,9 +122,9 @@ class AgentGroup:
         if self._is_over:
             raise EpisodeFailed(OVER)
         rank = self._choose(asyncio.get_running_loop().time())
-        self._in_play[rank] += 1
+        self._in_flight[rank] += 1
         try:
-            answer = await self._play_on(rank, label, request)
+            answer = await self._run_on(rank, label, request)
         except WorkerFailed as error:
             if any(failure.address.group != self._group.name for failure in error.failures):
                 raise
@@ -132,7 +132,7 @@ class AgentGroup:
             lost = f"{self._group.name}:{rank} was lost with it: {error.first.summary}"
             raise EpisodeFailed(lost, str(error)) from error
         finally:
-            self._in_play[rank] -= 1
+            self._in_flight[rank] -= 1
         if isinstance(answer, EpisodeFailed):
             raise EpisodeFailed(str(answer), f"on {self._group.name}:{rank}\n{answer.traceback}")
         return answer
@@ -140,9 +140,9 @@ class AgentGroup:
     def _choose(self, now: float) -> int:
         """Return the least loaded worker, preferring workers that were not lost within RESTART_S."""
         ranks = range(self._group.world_size)
-        return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_play[rank]))
+        return min(ranks, key=lambda rank: (now - self._lost_at[rank] < RESTART_S, self._in_flight[rank]))
 
-    async def _play_on(self, rank: int, label: str, request: EpisodeRequest) -> Episode | EpisodeFailed:
+    async def _run_on(self, rank: int, label: str, request: EpisodeRequest) -> Episode | EpisodeFailed:
         worker, key = self._group.execute_on(rank), uuid.uuid4().hex
         try:
             answer: Episode | EpisodeFailed | None = (await worker.run_episode(key, label, request))[0]
@@ -157,11 +157,11 @@ class AgentGroup:
     def _tell(self, result: Any) -> None:
         """Send a call without waiting for the answer; a lost worker is reported elsewhere."""
 
-        async def heard() -> None:
+        async def call() -> None:
             with contextlib.suppress(WorkerFailed, WaitedTooLong):
                 await result
 
-        task = asyncio.ensure_future(heard())
+        task = asyncio.ensure_future(call())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 

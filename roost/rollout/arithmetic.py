@@ -51,23 +51,25 @@ class Arithmetic:
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         answer = self._ids(task.data["answer"])
         transcript.give(self._ids(task.name))
-        said = await transcript.take(max_tokens=len(answer) + 1)
+        completion = await transcript.take(max_tokens=len(answer) + 1)
         wanted = [*answer, self._tokenizer.eos_token_id]
-        return EpisodeReward(share_right(said, wanted), self._tokenizer.decode(said, skip_special_tokens=True))
+        return EpisodeReward(
+            share_right(completion, wanted), self._tokenizer.decode(completion, skip_special_tokens=True)
+        )
 
     def _tokenized(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
 
-def share_right(said: Sequence[int], wanted: Sequence[int]) -> float:
+def share_right(completion: Sequence[int], wanted: Sequence[int]) -> float:
     """Share of positions at which both are equal.
 
     >>> share_right([1, 2, 9], [1, 3, 9]), share_right([1], [1, 9])
     (0.6666666666666666, 0.5)
     """
-    right = sum(one == other for one, other in zip(said, wanted, strict=False))
-    return right / max(len(said), len(wanted), 1)
+    right = sum(one == other for one, other in zip(completion, wanted, strict=False))
+    return right / max(len(completion), len(wanted), 1)
 
 
 def write_arithmetic_model(folder: Path | str, seed: int = 0, **sizes: Any) -> Path:

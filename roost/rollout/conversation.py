@@ -59,10 +59,10 @@ def _of_sequence(number: int, tokens: Tokens, decode: Decode) -> Iterator[Messag
         ids = tokens.token_ids[part.start : part.end].tolist()
         if part.turn != NOT_GENERATED:
             versions = tokens.versions[part.start : part.end]
-            made = {"turn": part.turn, "finish": part.finish, "tokens": len(ids)}
+            generated = {"turn": part.turn, "finish": part.finish, "tokens": len(ids)}
             if len(versions) and versions.min() >= 0:  # else the agent dropped it, and it is not learnt from
-                made["versions"] = [int(versions.min()), int(versions.max())]
-            yield {"role": POLICY, "content": decode(ids, False), "generated": True, "sequence": number, **made}
+                generated["versions"] = [int(versions.min()), int(versions.max())]
+            yield {"role": POLICY, "content": decode(ids, False), "generated": True, "sequence": number, **generated}
         else:
             given = part.messages or ((CONTEXT if part.start else PROMPT, decode(ids, True)),)
             for role, content in given:

@@ -56,14 +56,14 @@ class EnvWorker(Worker):
         If it has a `prepare`, for example to look for robots, wait for it.
         """
         try:
-            prepare = getattr(self._made(), "prepare", None)
+            prepare = getattr(self._built(), "prepare", None)
             if prepare is not None:
                 await called(prepare)
         except Exception as error:  # anything a user's class raises
             return describe_error(error)
         return ""
 
-    def _made(self) -> Environments:
+    def _built(self) -> Environments:
         if self._environments is None:  # e.g. after a restart of the worker
             self._environments = call(make_environments, self._config, self.hardware_infos)
         return self._environments
@@ -73,7 +73,7 @@ class EnvWorker(Worker):
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
         try:
-            self._opening[key] = asyncio.create_task(called(self._made().open))
+            self._opening[key] = asyncio.create_task(called(self._built().open))
             self._open[key] = await self._opening[key]
         except asyncio.CancelledError:
             return "it was given up", None
@@ -214,7 +214,7 @@ def run_in_environment(scenario: Scenario, environments: Environments) -> None:
     use = getattr(scenario, "use_environments", None)
     if use is None:
         raise TypeError(
-            f"{type(scenario).__name__} has no use_environments(environments), so that it cannot be played in those of "
+            f"{type(scenario).__name__} has no use_environments(environments), so it cannot run in those of "
             "the component env; give it one, or leave env out of the placement"
         )
     use(environments)

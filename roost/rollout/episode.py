@@ -82,7 +82,9 @@ class TurnForm:
         return bool(self.stop) or self.json_schema is not None
 
 
-Draw = Callable[..., Awaitable[Completion]]  # token IDs so far, turn number, max_tokens, and a TurnForm if there is one
+Sampler = Callable[
+    ..., Awaitable[Completion]
+]  # token IDs so far, turn number, max_tokens, and a TurnForm if there is one
 
 
 class Transcript:
@@ -91,8 +93,8 @@ class Transcript:
     An episode starts with one sequence. `branch` opens another, when the next prompt does not continue the sequence.
     """
 
-    def __init__(self, draw: Draw, _first: Transcript | None = None) -> None:
-        self._draw = draw
+    def __init__(self, sample: Sampler, _first: Transcript | None = None) -> None:
+        self._sample = sample
         self._first = _first or self
         self._token_ids: list[int] = []
         self._turns: list[int] = []
@@ -131,20 +133,20 @@ class Transcript:
         first = self._first
         if first._is_closed:
             await asyncio.sleep(0)  # a loop of calls must let other tasks run
-            raise asyncio.CancelledError("the episode is over; nothing more is drawn for it")
+            raise asyncio.CancelledError("the episode is over; nothing more is sampled for it")
         shown, turn = self.token_ids, first._begun_turns
         first._begun_turns += 1
         try:
-            made = await self._draw(shown, turn, self._at_most(max_tokens), *([form] if form else []))
+            completion = await self._sample(shown, turn, self._at_most(max_tokens), *([form] if form else []))
         except ContextFull:
             self.finish = Finish.LENGTH
             self._parts.append(Part(len(shown), len(shown), turn, self.finish))
             raise
         if len(self._token_ids) != len(shown):
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
-        self._add(made.token_ids, made.logprobs, token_versions(made), turn, made.finish)
-        self.finish = made.finish
-        return made.token_ids
+        self._add(completion.token_ids, completion.logprobs, token_versions(completion), turn, completion.finish)
+        self.finish = completion.finish
+        return completion.token_ids
 
     def _at_most(self, max_tokens: int | None) -> int | None:
         """Limit of the next turn. Raise ContextFull if the sequence has no room for one."""
@@ -179,7 +181,7 @@ class Transcript:
 
     def branch(self) -> Transcript:
         """Open another, empty sequence of the same episode."""
-        opened = Transcript(self._draw, self._first)
+        opened = Transcript(self._sample, self._first)
         self._first._branches.append(opened)
         return opened
 
@@ -201,7 +203,7 @@ class Transcript:
     def sequences(self) -> tuple[Tokens, ...]:
         """Sequences with generated tokens; the first one if there are none."""
         found = tuple(branch.tokens() for branch in self._first._branches)
-        return tuple(each for each in found if len(each.made_by)) or found[:1]
+        return tuple(each for each in found if len(each.completion_versions)) or found[:1]
 
     def tokens(self) -> Tokens:
         """Tokens of this sequence so far."""
@@ -231,18 +233,18 @@ class Transcript:
         self._versions += versions
 
 
-def token_versions(made: Completion) -> list[int]:
+def token_versions(completion: Completion) -> list[int]:
     """The policy version of each token.
 
     >>> from roost.engines.protocol import VersionSpan
     >>> token_versions(Completion((5, 6), (0.0, 0.0), Finish.STOP, (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))))
     [3, 4]
     """
-    versions = [NOT_GENERATED] * len(made.token_ids)
-    for span in made.versions:
+    versions = [NOT_GENERATED] * len(completion.token_ids)
+    for span in completion.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    if len(versions) != len(made.token_ids) or NOT_GENERATED in versions:
-        raise ValueError(f"the versions of {len(made.token_ids)} tokens are not covered by {made.versions}")
+    if len(versions) != len(completion.token_ids) or NOT_GENERATED in versions:
+        raise ValueError(f"the versions of {len(completion.token_ids)} tokens are not covered by {completion.versions}")
     return versions
 
 
@@ -274,10 +276,10 @@ class Tokens:
     parts: tuple[Part, ...] = ()  # in order; for reports and metrics, not for learning
 
     @property
-    def made_by(self) -> Ints:
+    def completion_versions(self) -> Ints:
         """Policy versions of the generated tokens."""
-        made: Ints = self.versions[self.turns != NOT_GENERATED]
-        return made
+        completion: Ints = self.versions[self.turns != NOT_GENERATED]
+        return completion
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,19 +293,19 @@ class Episode:
     stopped_in: Ints | None = None  # last state of a cut-off episode
 
     @property
-    def made_by(self) -> Ints:
+    def completion_versions(self) -> Ints:
         """Policy versions of all generated tokens."""
-        return np.concatenate([np.array([], np.int64), *(tokens.made_by for tokens in self.sequences)])
+        return np.concatenate([np.array([], np.int64), *(tokens.completion_versions for tokens in self.sequences)])
 
     @property
     def completion_tokens(self) -> int:
         """Number of generated tokens."""
-        return len(self.made_by)
+        return len(self.completion_versions)
 
     @property
     def prompt_tokens(self) -> int:
         """Number of prompt tokens before the first turn."""
-        firsts = [int(np.argmax(one.turns != NOT_GENERATED)) for one in self.sequences if len(one.made_by)]
+        firsts = [int(np.argmax(one.turns != NOT_GENERATED)) for one in self.sequences if len(one.completion_versions)]
         return firsts[0] if firsts else sum(len(one.token_ids) for one in self.sequences[:1])
 
     @property
@@ -316,8 +318,8 @@ class Episode:
     def num_turns(self) -> int:
         """Number of turns that the policy had."""
         begun = [part.turn for tokens in self.sequences for part in tokens.parts]  # also one without tokens
-        made = [int(tokens.turns.max(initial=NOT_GENERATED)) for tokens in self.sequences]
-        return 1 + max(begun + made, default=NOT_GENERATED)
+        completion = [int(tokens.turns.max(initial=NOT_GENERATED)) for tokens in self.sequences]
+        return 1 + max(begun + completion, default=NOT_GENERATED)
 
     @property
     def is_truncated(self) -> bool:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol
 
 from roost.procs.user_code import call, called, within
-from roost.rollout.episode import Draw, Episode, EpisodeReward, Ints, Scenario, Split, Task, Transcript
+from roost.rollout.episode import Episode, EpisodeReward, Ints, Sampler, Scenario, Split, Task, Transcript
 
 
 class Place:
@@ -55,7 +55,7 @@ def leave_place() -> None:
 
 PACKAGE = Path(__file__).parents[1]
 LONGEST_TRACEBACK = 30_000  # characters; it may be sent between nodes
-OpenPolicy = Callable[[int, int, int], Draw]  # number of the group, episode, attempt
+OpenPolicy = Callable[[int, int, int], Sampler]  # number of the group, episode, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,10 @@ class LocalEpisodeRunner:
     """Runs episodes in this process."""
 
     def __init__(self, scenario: Scenario, open_policy: OpenPolicy, limit_s: float) -> None:
-        self._scenario, self._open_draw, self._limit_s = scenario, open_policy, limit_s
+        self._scenario, self._open_policy, self._limit_s = scenario, open_policy, limit_s
 
     async def run_episode(self, request: EpisodeRequest) -> Episode:
-        transcript = Transcript(self._open_draw(request.number, request.episode, request.attempt))
+        transcript = Transcript(self._open_policy(request.number, request.episode, request.attempt))
         began = time.perf_counter()
         try:
             score = await within(self._limit_s, called(self._scenario.run_episode, request.task, transcript))

@@ -19,11 +19,11 @@ from typing import Any
 from roost.engines.http_calls import HttpCalls
 from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan, unknown_logprobs
 from roost.net.server import LoopServer
-from roost.rollout.episode import Draw, TurnForm
+from roost.rollout.episode import Sampler, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
 
-PATH = "/draws"
-DRAW_LIMIT_S = 24 * 3600.0  # the driver has its own limits for requests and episodes
+PATH = "/sample"
+SAMPLE_LIMIT_S = 24 * 3600.0  # the driver has its own limits for requests and episodes
 LARGEST_BODY = 64 * 2**20
 
 Scope = Mapping[str, Any]
@@ -76,14 +76,14 @@ class Gateway:
             request = json.loads(await _body(receive))
         except ValueError as error:
             return 400, {"error": str(error)}
-        return await _unless_disconnected(asyncio.ensure_future(self._draw(request)), receive)
+        return await _unless_disconnected(asyncio.ensure_future(self._sample(request)), receive)
 
-    async def _draw(self, request: Mapping[str, Any]) -> tuple[int, Any]:
+    async def _sample(self, request: Mapping[str, Any]) -> tuple[int, Any]:
         try:
-            draw = self._labels[request["label"]](request["number"], request["episode"], request["attempt"])
+            sample = self._labels[request["label"]](request["number"], request["episode"], request["attempt"])
             form = TurnForm(tuple(request.get("stop", ())), request.get("json_schema"))
             limits = (request["max_tokens"], form) if form else (request["max_tokens"],)
-            return 200, encode_completion(await draw(request["token_ids"], request["turn"], *limits))
+            return 200, encode_completion(await sample(request["token_ids"], request["turn"], *limits))
         except EngineRefused as error:
             return 422, {"error": str(error)}
         except EngineError as error:
@@ -92,7 +92,7 @@ class Gateway:
             return 400, {"error": f"{type(error).__name__}: {error}"}
 
 
-class GatewayDraws:
+class GatewaySamplers:
     """Client side, in an agent's process: samples turns through the gateway."""
 
     def __init__(self, contact: Contact) -> None:
@@ -101,8 +101,8 @@ class GatewayDraws:
     def opener(self, label: str) -> OpenPolicy:
         """Return a function that opens samplers for attempts at episodes."""
 
-        def open_policy(number: int, episode: int, attempt: int) -> Draw:
-            async def draw(
+        def open_policy(number: int, episode: int, attempt: int) -> Sampler:
+            async def sample(
                 token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
             ) -> Completion:
                 request = {
@@ -117,10 +117,10 @@ class GatewayDraws:
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.
-                reply = await self._calls.post(PATH, request, limit_s=DRAW_LIMIT_S, is_idempotent=True, about=about)
+                reply = await self._calls.post(PATH, request, limit_s=SAMPLE_LIMIT_S, is_idempotent=True, about=about)
                 return completion_of(reply)
 
-            return draw
+            return sample
 
         return open_policy
 

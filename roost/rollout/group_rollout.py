@@ -33,9 +33,9 @@ class GroupRollout:
         self._last_error = ""
         self.fatal: WorkerFailed | None = None  # error that ends the run
         count = settings.num_generations + settings.extra_generations
-        self._tasks = [asyncio.create_task(self._play(index)) for index in range(count)]
-        for playing in self._tasks:
-            playing.add_done_callback(lambda _: on_change())
+        self._tasks = [asyncio.create_task(self._run_episode(index)) for index in range(count)]
+        for running in self._tasks:
+            running.add_done_callback(lambda _: on_change())
 
     @property
     def finished(self) -> int:
@@ -80,7 +80,7 @@ class GroupRollout:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return self.so_far
 
-    async def _play(self, index: int) -> None:
+    async def _run_episode(self, index: int) -> None:
         for attempt in range(self._settings.episode_attempts):
             try:
                 async with Place(self._places):
@@ -98,11 +98,11 @@ class GroupRollout:
         self._failed += 1
 
 
-def raise_fatal(plays: Iterable[GroupRollout]) -> None:
+def raise_fatal(rollouts: Iterable[GroupRollout]) -> None:
     """Raise the fatal error of any group."""
-    for play in plays:
-        if play.fatal is not None:
-            raise play.fatal
+    for rollout in rollouts:
+        if rollout.fatal is not None:
+            raise rollout.fatal
 
 
 def needed_of_group(settings: RolloutSettings) -> int:

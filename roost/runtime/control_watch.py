@@ -44,8 +44,8 @@ class Silence:
     def saw(self, answered: bool, now: float) -> str | None:
         """Record a probe; return a message to print, if any."""
         if answered:
-            was_said, self._since, self._has_spoken = self._has_spoken, math.inf, False
-            return f"{self._service} answers again" if was_said else None
+            was_reported, self._since, self._has_spoken = self._has_spoken, math.inf, False
+            return f"{self._service} answers again" if was_reported else None
         self._since = min(self._since, now)
         if self._has_spoken or now - self._since < SPEAK_AFTER:
             return None
@@ -104,9 +104,9 @@ class ControlWatch:
         return ControlLost(f"Ray's control service (GCS) on this machine died: process {self._process.pid}, {how}")
 
     def _look_at_address(self) -> ControlLost | None:
-        said = self._silence.saw(answers(self._address), time.monotonic())
-        if said is not None:
-            self._say(said)
+        message = self._silence.saw(answers(self._address), time.monotonic())
+        if message is not None:
+            self._say(message)
         return self._silence.lost if self._silence.is_lost(time.monotonic()) else None
 
 

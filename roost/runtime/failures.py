@@ -34,7 +34,7 @@ class FailureWatch:
         self._settled: set[Failure] = set()
         self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
         # By worker: until when its death counts as part of an error that was already raised.
-        self._told_until: dict[Address, float] = {}
+        self._reported_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed; its earlier failures are ignored
         self._changed = threading.Condition()
         self._daemon_lost: Failure | None = None
@@ -83,7 +83,7 @@ class FailureWatch:
             if failure not in self._settled
             and failure.call not in self._settled_calls
             and not failure.will_restart
-            and self._seen_at[failure] > self._told_until.get(failure.address, 0.0)
+            and self._seen_at[failure] > self._reported_until.get(failure.address, 0.0)
         )
 
     def settle_group(self, group: str) -> None:
@@ -135,13 +135,13 @@ class FailureWatch:
         Workers of the same call that die within the grace period are covered by this error.
         """
         with self._changed:
-            self._told_until |= dict.fromkeys(called, time.monotonic() + GRACE)
-            self._changed.wait_for(lambda: self._is_told_of(gone), GRACE)
+            self._reported_until |= dict.fromkeys(called, time.monotonic() + GRACE)
+            self._changed.wait_for(lambda: self._is_reported(gone), GRACE)
             found = self._last_of(gone) or {_failure(address, FailureKind.DIED, ray_says) for address in gone}
             self._settled_calls.extend(calls)
             return self._settle({*found, *self.unsettled} or {_failure(Address("?", 0), FailureKind.DIED, ray_says)})
 
-    def _is_told_of(self, gone: Sequence[Address]) -> bool:
+    def _is_reported(self, gone: Sequence[Address]) -> bool:
         """Return True if a death of one of them is recorded that is either unsettled or final."""
         ends = [failure for failure in self._last_of(gone) if failure.kind is not FailureKind.RAISED]
         return any(failure not in self._settled or not failure.will_restart for failure in ends)

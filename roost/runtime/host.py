@@ -102,7 +102,7 @@ class Host:
                 yield
         # Anything a worker raises, SystemExit included, must reach the caller and not end the process.
         except BaseException as error:
-            raise self._told(self._failure(method, error), begin) from None
+            raise self._with_log(self._failure(method, error), begin) from None
         finally:
             self._send_spans()
 
@@ -120,7 +120,7 @@ class Host:
             is_consequence=isinstance(error, PeerLost),
         )
 
-    def _told(self, failure: Failure, log_begin: int) -> CallFailed:
+    def _with_log(self, failure: Failure, log_begin: int) -> CallFailed:
         """Report a failure to the node daemon, which completes it; it may be slow to answer."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -182,7 +182,7 @@ class AsyncHost(Host):
         except BaseException as error:
             # Built here, where Ray knows the current call; reported in a thread, so that other calls continue.
             failure = self._failure(method, error)
-            raise await asyncio.to_thread(self._told, failure, begin) from None
+            raise await asyncio.to_thread(self._with_log, failure, begin) from None
         finally:
             self._send_spans()
 

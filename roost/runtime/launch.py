@@ -50,9 +50,9 @@ def plan_launch(
     plan: Plan | str | Path,
     groups: Mapping[str, GroupSpec | type[Worker]],
     options: Mapping[str, LaunchOptions] | None,
-    taken: Collection[str],
+    used_names: Collection[str],
 ) -> PlanLaunch:
-    """Validate a launch of a plan or a saved plan file; `taken` are the names of running groups."""
+    """Validate a launch of a plan or a saved plan file; `used_names` are the names of running groups."""
     if not isinstance(plan, Plan):
         plan = Plan.from_json(Path(plan).read_text(encoding="utf-8"))
     specs = {name: each.create_group() if isinstance(each, type) else each for name, each in groups.items()}
@@ -64,7 +64,7 @@ def plan_launch(
     if stranger is not None:
         raise KeyError(f"there are options for {stranger}, which is not launched; {did_you_mean(stranger, specs)}")
     for name, spec in specs.items():
-        check_name(name, taken)
+        check_name(name, used_names)
         check_methods(spec.cls)
     return PlanLaunch(plan, specs, {name: (options or {}).get(name, LaunchOptions()) for name in specs})
 
@@ -316,7 +316,7 @@ class Launching:
     """Starts a group's processes, which wait at their node daemons until `assign` gives each its setup."""
 
     def __init__(self, request: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
-        self._asked, self._live_nodes, self._site, self._daemons = request, live_nodes, site, daemons
+        self._request, self._live_nodes, self._site, self._daemons = request, live_nodes, site, daemons
         self.places = places(request.name, request.component, request.options, live_nodes)
         self.meeting_node = self.places[0].node
         self.port: int = daemons.ask(self.meeting_node, "lease_port")
@@ -332,9 +332,9 @@ class Launching:
         nodes = [place.node for place in self.places]
         master = master_address(nodes, self._site.reports), self.port
         setups = process_setups(
-            self.places, self._asked.component, self._asked.options, self._live_nodes, self._site, held, master
+            self.places, self._request.component, self._request.options, self._live_nodes, self._site, held, master
         )
-        self._daemons.directory("add_group", group_entry(self._asked.name, setups))
+        self._daemons.directory("add_group", group_entry(self._request.name, setups))
         self._daemons.assign(setups)
 
     def abandon(self) -> None:
@@ -344,6 +344,6 @@ class Launching:
             self._daemons.tell_all("expect_end", addresses)
             for host in self.hosts:
                 ray.kill(host)
-            self._daemons.directory("remove_group", self._asked.name)
+            self._daemons.directory("remove_group", self._request.name)
             self._daemons.tell_all("forget", addresses)
             self._daemons.ask(self.meeting_node, "release_port", self.port)

@@ -329,10 +329,10 @@ def _remedy(report: NodeReport) -> tuple[str, str]:
     else:
         start, without = f"`ray start --resources '{{\"{report.ray_resource}\": {count}}}'`", "--resources"
     if report.accelerator_type == AcceleratorType.SIMULATED:
-        why = "Ray does not detect simulated accelerators; it has to be told of them"
+        why = "Ray does not detect simulated accelerators; it has to be started with them"
         return why, f"start Ray there with {COUNT_VARIABLE}={count} and {start}"
     if count == 0:
-        why = "Ray was told of accelerators that are not there, or that the node's driver does not show"
+        why = "Ray was started with accelerators that are not there, or that the node's driver does not show"
         fix = f"start Ray there without {without}, or set {COUNT_VARIABLE}={report.ray_accelerators} to simulate them"
         return why, fix
     return "every accelerator has a rank, and Ray reserves them by number", f"start Ray there with {start}"

@@ -21,7 +21,7 @@ from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
 from roost.procs import reaper
 from roost.procs.files import ScratchFolder, private_files
-from roost.procs.signals import sigterm_kept_from_ray
+from roost.procs.signals import preserve_sigterm
 from roost.runtime.control_watch import local_control_service
 from roost.runtime.ray_address import running_here
 
@@ -192,7 +192,7 @@ def _start_local_once() -> Connection:
 def _init(**options: Any) -> None:
     import ray
 
-    with sigterm_kept_from_ray():
+    with preserve_sigterm():
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     # Suppress Ray's messages about workers that died or cannot be placed; Roost's own messages give the cause.
     from ray._private.ray_logging import stdout_deduplicator

@@ -15,12 +15,12 @@ def cause_of(error: RayTaskError) -> Exception:
     return error.cause if isinstance(error.cause, Exception) else error
 
 
-def lines_of(said: object) -> list[str]:
+def lines_of(text: object) -> list[str]:
     """Non-empty lines of an error or its text, stripped."""
-    return [line.strip() for line in str(said).splitlines() if line.strip()]
+    return [line.strip() for line in str(text).splitlines() if line.strip()]
 
 
-def first_line(said: object, otherwise: str) -> str:
+def first_line(text: object, otherwise: str) -> str:
     """First non-empty line of an error; in most of Ray's errors the rest is ids.
 
     >>> first_line("\\n  The actor died.\\n\\tactor_id: 5f", "no answer")
@@ -28,7 +28,7 @@ def first_line(said: object, otherwise: str) -> str:
     >>> first_line("", "no answer")
     'no answer'
     """
-    return next(iter(lines_of(said)), otherwise)
+    return next(iter(lines_of(text)), otherwise)
 
 
 def raised_line(error: Exception) -> str:

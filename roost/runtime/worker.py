@@ -447,11 +447,11 @@ def check_methods(cls: type[Worker]) -> None:
         raise ValueError(f"{cls.__name__}.{hidden} would hide what a group itself calls {hidden}; rename it")
 
 
-def check_name(name: str, taken: Collection[str]) -> None:
+def check_name(name: str, used_names: Collection[str]) -> None:
     """Raise ValueError if a name is invalid or in use; it is part of workers' addresses and of log paths."""
     if not name or any(part in name for part in (":", "/", "\0")) or name in (".", "..") or name == DRIVER.group:
         raise ValueError(f"a group cannot be called {name!r}; use letters, digits, '.', '_' and '-'")
-    if name in taken:
+    if name in used_names:
         raise ValueError(f"there is a group {name} already; give this one another name, or close that one first")
 
 

@@ -315,9 +315,9 @@ class Sandbox:
             match await child.hear():
                 case {"app": str(app), "api": str(api), "arguments": dict(arguments)} if self._call is not None:
                     await child.say(await _answer(self._call, app, api, arguments))
-                case {"receipt": said, "outcome": None} if said == receipt:
+                case {"receipt": number, "outcome": None} if number == receipt:
                     return None
-                case {"receipt": said, "outcome": str(word)} if said == receipt and word in _WORDS:
+                case {"receipt": number, "outcome": str(word)} if number == receipt and word in _WORDS:
                     return Fault(word)
                 case _:
                     raise Malformed("a message has an unknown kind or no receipt")

@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=8000,
         choices=range(65536),
         metavar="PORT",
-        help="0: any that is free; the first line printed tells it",
+        help="0: any that is free; the first line printed has it",
     )
     add("--api-key", help=f"asked of every request but /health; {KEY_VARIABLE} where a command line could be read")
     add("--parent-pid", type=int, help="end when this process ends")
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
         end_with(options.parent_pid)
     bound = bound_socket(options.host, options.port)
 
-    # Only now: what is wrong with the command line should be told at once.
+    # Only now: a wrong command line is reported at once.
     gc.disable()  # imports make objects that stay; garbage collection takes a tenth of the time
     from transformers.utils.logging import disable_progress_bar
 

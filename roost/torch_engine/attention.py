@@ -42,7 +42,7 @@ class Paged:
         self._prompts: dict[int, Tiles] = {}  # by tokens per tile
 
     def __call__(self, call: LayerCall) -> Tensor:
-        blocks = kept(call, self._cache, self._tables.slots)
+        blocks = store_keys_values(call, self._cache, self._tables.slots)
         output = call.query.new_empty((*call.query.shape[:2], call.value.shape[2]))
         if len(self._owners):
             tokens = self._kernel.tile_tokens(call.query.shape[1] // call.key.shape[1])
@@ -166,7 +166,7 @@ def _attend(
     return attention(LayerCall(layer, query, key, value, scaling, options)).unsqueeze(0), None
 
 
-def kept(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
+def store_keys_values(call: LayerCall, cache: Sequence[LayerCache], slots: Tensor) -> LayerCache:
     """Write the new keys and values to their slots, and return the layer's cache."""
     keys, values = cache[call.layer]
     keys.flatten(0, 1).index_copy_(0, slots, call.key)
@@ -227,7 +227,7 @@ class BySequence:
         self._spans = _spans(cache, batch, gathered, np.flatnonzero(~(whole | single)).tolist())
 
     def __call__(self, call: LayerCall) -> Tensor:
-        blocks = kept(call, self._cache, self._slots)
+        blocks = store_keys_values(call, self._cache, self._slots)
         groups = call.query.unflatten(1, (call.key.shape[1], -1))  # [tokens, heads, queries per key, head size]
         output = call.query.new_empty((*groups.shape[:3], call.value.shape[2]))
         for rows in self._prompts:
@@ -344,7 +344,7 @@ class DecodeTogether:
         self._padded = Padded(tables, torch.from_numpy(lengths).to(device), block_size) if singles else None
 
     def __call__(self, call: LayerCall) -> Tensor:
-        blocks = kept(call, self._cache, self._slots)
+        blocks = store_keys_values(call, self._cache, self._slots)
         output = call.query.new_empty((*call.query.shape[:2], call.value.shape[2]))
         if self._padded is not None:
             singles = call.query[self._rows].unflatten(1, (call.key.shape[1], -1))

@@ -231,7 +231,7 @@ class UpdateDesk:
         return self._engine.abandon_update()
 
     def reload(self, folder: str) -> None:
-        """Replace all weights by those of a checkpoint; the version is told afterwards, as vLLM's clients do."""
+        """Replace all weights by those of a checkpoint; the version is set afterwards, as vLLM's clients do."""
         files = checkpoint_files(folder)
         # It all happens between two steps, so the engine need not be paused.
         self._start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})

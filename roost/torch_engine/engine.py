@@ -199,8 +199,8 @@ class TorchEngine:
         self._make_cache()
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._live: dict[str, Tracked] = {}
-        self._taken: dict[str, Tracked] = {}  # `_live` and requests that the thread has not seen yet
-        self._taken_lock = threading.Lock()
+        self._accepted: dict[str, Tracked] = {}  # `_live` and requests that the thread has not seen yet
+        self._accepted_lock = threading.Lock()
         self._is_asleep = False
         self._drained: Future[None] | None = None
         self._held: list[Tracked] = []  # requests that arrived during a drain
@@ -219,11 +219,11 @@ class TorchEngine:
             stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.model.eos_ids),
             limit=min(prompt + sampling.max_tokens, self.max_context),
         )
-        with self._taken_lock:
-            if request.request_id in self._taken:
+        with self._accepted_lock:
+            if request.request_id in self._accepted:
                 raise ValueError(f"request {request.request_id!r} is already being worked on")
             self._thread.post(lambda: self._add(tracked))
-            self._taken[request.request_id] = tracked
+            self._accepted[request.request_id] = tracked
 
     def abort(self, request_ids: Collection[str] | None = None) -> int:
         """Abort these requests, or all; each gets a last Progress. Return their number."""
@@ -302,7 +302,7 @@ class TorchEngine:
     def load(self) -> Load:
         scheduler = self._scheduler
         running = len(scheduler.running)
-        return Load(running, max(len(self._taken) - running, 0), scheduler.pool.free, scheduler.pool.count)
+        return Load(running, max(len(self._accepted) - running, 0), scheduler.pool.free, scheduler.pool.count)
 
     @property
     def takes_steps(self) -> bool:
@@ -409,10 +409,10 @@ class TorchEngine:
             return
         self._scheduler.remove(gone)
         self._held = [each for each in self._held if each not in gone]
-        with self._taken_lock:
+        with self._accepted_lock:
             for tracked in gone:
                 del self._live[tracked.request.request_id]
-                del self._taken[tracked.request.request_id]
+                del self._accepted[tracked.request.request_id]
 
     def _pause(self, in_flight: InFlight) -> Future[None]:
         """Return a future that is done once the engine has paused."""
@@ -499,7 +499,7 @@ class TorchEngine:
 
     def _end_all(self, failure: BaseException | None) -> None:
         if failure is not None:
-            log.error("the engine died with %d requests", len(self._taken), exc_info=failure)
-        with self._taken_lock:
-            self._live = dict(self._taken)
+            log.error("the engine died with %d requests", len(self._accepted), exc_info=failure)
+        with self._accepted_lock:
+            self._live = dict(self._accepted)
         self._abort(None)

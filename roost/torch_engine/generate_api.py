@@ -36,7 +36,7 @@ from roost.torch_engine.text import Piece, Sample, TextWanted
 class TokenSampling(SamplingFields):
     """vLLM's sampling parameters; without `max_tokens`, a completion may fill the context."""
 
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # only the drawn token is told
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token alone
     detokenize: bool = True
 
 
@@ -55,15 +55,15 @@ class GenerateForm:
     """Response format of /inference/v1/generate."""
 
     def __init__(self, served: Served, body: GenerateBody, requested: GenerateRequest) -> None:
-        self._served, self._body, self._asked = served, body, requested
+        self._served, self._body, self._requested = served, body, requested
 
     def whole(self, samples: list[Sample]) -> Json:
         return {
             **self._head(),
-            "model": self._asked.adapter or self._served.names.model,
+            "model": self._requested.adapter or self._served.names.model,
             "created": int(time.time()),
             "choices": [self._choice(sample.whole, sample) for sample in samples],
-            "usage": usage(self._asked, samples),
+            "usage": usage(self._requested, samples),
             "prompt_logprobs": prompt_logprobs(samples[0]),
             "prompt_token_ids": self._body.token_ids if self._body.return_token_ids else None,
         }
@@ -78,10 +78,10 @@ class GenerateForm:
         return chunk
 
     def usage_chunk(self, samples: list[Sample]) -> Json:
-        return {**self._head(), "choices": [], "usage": usage(self._asked, samples)}
+        return {**self._head(), "choices": [], "usage": usage(self._requested, samples)}
 
     def _head(self) -> Json:
-        return {"request_id": self._asked.request_id, "output_mode": self._body.output_mode}
+        return {"request_id": self._requested.request_id, "output_mode": self._body.output_mode}
 
     def _choice(self, piece: Piece, sample: Sample) -> Json:
         choice: Json = {

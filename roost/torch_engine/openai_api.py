@@ -198,14 +198,14 @@ class ChatForm:
     """Response format of /v1/chat/completions."""
 
     def __init__(self, served: Served, body: ChatBody, requested: GenerateRequest) -> None:
-        self._served, self._body, self._asked = served, body, requested
+        self._served, self._body, self._requested = served, body, requested
         self._created = int(time.time())
 
     def whole(self, samples: list[Sample]) -> Json:
         answer = {
             **self._head("chat.completion"),
             "choices": [self._message(sample) for sample in samples],
-            "usage": usage(self._asked, samples),
+            "usage": usage(self._requested, samples),
             "prompt_logprobs": prompt_logprobs(samples[0]),
         }
         return {**answer, **self._prompt()}
@@ -213,7 +213,7 @@ class ChatForm:
     def opening(self) -> Iterable[Json]:
         """Every message begins with who speaks."""
         delta = {"role": "assistant", "content": ""}
-        for index in range(self._asked.samples):
+        for index in range(self._requested.samples):
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             yield {**self._head("chat.completion.chunk"), "choices": [choice], **(self._prompt() if index == 0 else {})}
 
@@ -225,18 +225,18 @@ class ChatForm:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def usage_chunk(self, samples: list[Sample]) -> Json:
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self._asked, samples)}
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self._requested, samples)}
 
     def _head(self, kind: str) -> Json:
         return {
-            "id": self._asked.request_id,
+            "id": self._requested.request_id,
             "object": kind,
             "created": self._created,
-            "model": self._asked.adapter or self._served.names.model,
+            "model": self._requested.adapter or self._served.names.model,
         }
 
     def _prompt(self) -> Json:
-        return {"prompt_token_ids": list(self._asked.prompts[0])} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": list(self._requested.prompts[0])} if self._body.return_token_ids else {}
 
     def _message(self, sample: Sample) -> Json:
         message = {"role": "assistant", "content": sample.text, "refusal": None}
@@ -294,7 +294,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 class CompletionBody(OpenAIFields):
     prompt: str | Tokens | list[str] | list[Tokens]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # only the drawn token is told
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token alone
     add_special_tokens: bool = True
 
 
@@ -302,7 +302,7 @@ class CompletionForm:
     """Response format of /v1/completions."""
 
     def __init__(self, served: Served, body: CompletionBody, requested: GenerateRequest) -> None:
-        self._served, self._body, self._asked = served, body, requested
+        self._served, self._body, self._requested = served, body, requested
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
 
@@ -311,7 +311,7 @@ class CompletionForm:
             {**self._choice(sample.whole, sample), "prompt_logprobs": prompt_logprobs(self._first(samples, sample))}
             for sample in samples
         ]
-        return {**self._head(), "choices": choices, "usage": usage(self._asked, samples)}
+        return {**self._head(), "choices": choices, "usage": usage(self._requested, samples)}
 
     def opening(self) -> Iterable[Json]:
         return ()
@@ -322,14 +322,14 @@ class CompletionForm:
         return {**self._head(), "choices": [self._choice(piece, sample)]}
 
     def usage_chunk(self, samples: list[Sample]) -> Json:
-        return {**self._head(), "choices": [], "usage": usage(self._asked, samples)}
+        return {**self._head(), "choices": [], "usage": usage(self._requested, samples)}
 
     def _head(self) -> Json:
         return {
-            "id": self._asked.request_id,
+            "id": self._requested.request_id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._asked.adapter or self._served.names.model,
+            "model": self._requested.adapter or self._served.names.model,
         }
 
     def _choice(self, piece: Piece, sample: Sample) -> Json:
@@ -362,7 +362,7 @@ class CompletionForm:
 
     def _first(self, samples: list[Sample], sample: Sample) -> Sample:
         """The first completion of the same prompt, with which the prompt was scored."""
-        return samples[sample.index - sample.index % self._asked.samples]
+        return samples[sample.index - sample.index % self._requested.samples]
 
 
 def completions_router(served: Served) -> APIRouter:

@@ -142,7 +142,7 @@ class SamplingFields(StrictBody):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # only the prompt's own tokens are told
+    prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the prompt's own tokens alone
 
     @property
     def samples(self) -> int:

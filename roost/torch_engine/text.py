@@ -29,21 +29,21 @@ class StopScanner:
     def __init__(self, stops: tuple[str, ...], keeps_stop: bool = False) -> None:
         self._stops = stops
         self._keeps_stop = keeps_stop
-        self._kept_back = ""
+        self._held_back = ""
 
     def add(self, piece: str) -> Scanned:
-        text = self._kept_back + piece
+        text = self._held_back + piece
         if found := _first_stop(text, self._stops):
             start, stop = found
-            self._kept_back = ""
+            self._held_back = ""
             return Scanned(text[: start + len(stop)] if self._keeps_stop else text[:start], stop)
         shown = len(text) - _length_of_beginning(text, self._stops)
-        self._kept_back = text[shown:]
+        self._held_back = text[shown:]
         return Scanned(text[:shown])
 
     def rest(self) -> str:
         """Return the held-back text at the end."""
-        rest, self._kept_back = self._kept_back, ""
+        rest, self._held_back = self._held_back, ""
         return rest
 
 

@@ -213,7 +213,7 @@ class WeightUpdate:
         self._weights = weights
         self._host_buffer = host_buffer
         self._old: dict[str, torch.Tensor] = {}
-        self._taken: set[str] = set()
+        self._loaded: set[str] = set()
         if manifest is not None:
             check_manifest(weights, manifest)
 
@@ -230,12 +230,12 @@ class WeightUpdate:
                 if self._host_buffer is not None and name not in self._old:
                     self._old[name] = self._host_buffer(name).copy_(weight, non_blocking=True)
                 weight.copy_(tensor)
-                self._taken.add(name)
+                self._loaded.add(name)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the sender may reuse its memory once this returns
 
     def check_complete(self) -> None:
-        missing = sorted(set(self._weights) - self._taken)
+        missing = sorted(set(self._weights) - self._loaded)
         if missing:
             raise ValueError(f"{len(missing)} of {len(self._weights)} tensors did not come, such as {missing[0]}")
 

@@ -26,8 +26,8 @@ from roost.learner.advantages import (
     are_learnt_from,
     discounted,
     discounted_turns,
+    downsample_group,
     is_alone,
-    kept_of_group,
     kl_estimates,
     normalised_rewards,
     rewards_of_tokens,
@@ -102,7 +102,7 @@ def down_sampled(groups: Sequence[Group], settings: AdvantageSettings) -> list[G
     for group in kept:
         by_errors = settings.keep_by_tool_errors
         penalties = [tool_error_share(episode) if by_errors else 0.0 for episode in group.episodes]
-        chosen = kept_of_group(group.rewards, penalties, settings)
+        chosen = downsample_group(group.rewards, penalties, settings)
         found.append(replace(group, episodes=tuple(group.episodes[index] for index in chosen)))
     return found
 
@@ -371,9 +371,9 @@ def token_rewards(batch: Batch, rewards: Doubles, settings: AdvantageSettings, k
             score, value = batch.sources[indices[0]].score, float(rewards[indices[0]])
             turns = np.concatenate([batch.samples[index].turns[predicted(batch.samples[index])] for index in indices])
             order = np.argsort(turns, kind="stable")
-            earned = rewards_of_tokens(turns[order], value, score.turn_rewards if is_plain else ())
+            token_rewards = rewards_of_tokens(turns[order], value, score.turn_rewards if is_plain else ())
             borders = np.cumsum([len(found[index]) for index in indices])[:-1]
-            parts = np.split(earned[np.argsort(order, kind="stable")], borders)
+            parts = np.split(token_rewards[np.argsort(order, kind="stable")], borders)
             for index, part in zip(indices, parts, strict=True):
                 found[index] = part
     else:
@@ -498,5 +498,5 @@ def _along(
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Staleness of each generated token, in policy versions."""
-    made = [episode.made_by for group in groups for episode in group.episodes]
-    return version - np.concatenate([np.zeros(0, np.int64), *made])
+    versions = [episode.completion_versions for group in groups for episode in group.episodes]
+    return version - np.concatenate([np.zeros(0, np.int64), *versions])

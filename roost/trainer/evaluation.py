@@ -128,9 +128,9 @@ async def evaluate(
     scenario: Scenario, runner: EpisodeRunner, settings: TrainSettings, version: int, on_end: Callable[[int], None]
 ) -> Evaluation:
     """Run the evaluation tasks on engines of this version; the caller must not sync weights meanwhile."""
-    asked = settings.evaluation
+    evaluation = settings.evaluation
     rollout = RolloutSettings(
-        num_generations=asked.eval_samples,
+        num_generations=evaluation.eval_samples,
         episode_attempts=settings.rollout.episode_attempts,
         max_concurrent_episodes=settings.rollout.max_concurrent_episodes,
         episode_timeout_s=settings.rollout.episode_timeout_s,
@@ -141,7 +141,7 @@ async def evaluate(
     order = order_of(scenario, Split.EVALUATION, settings.seed)
     places = asyncio.Semaphore(rollout.concurrency(getattr(scenario, "single_turn", False)))
     changed = asyncio.Event()
-    plays = [
+    rollouts = [
         GroupRollout(
             number,
             task_of(scenario, Split.EVALUATION, order.index(number)),
@@ -151,25 +151,27 @@ async def evaluate(
             places,
             changed.set,
         )
-        for number in range(min(asked.eval_tasks or size, size))
+        for number in range(min(evaluation.eval_tasks or size, size))
     ]
     try:
-        while not all(play.is_over for play in plays):
+        while not all(one.is_over for one in rollouts):
             changed.clear()
-            raise_fatal(plays)
+            raise_fatal(rollouts)
             await changed.wait()
     finally:
-        groups = await asyncio.gather(*(play.result() for play in plays))
-        for play in plays:
-            on_end(play.number)
+        groups = await asyncio.gather(*(one.result() for one in rollouts))
+        for one in rollouts:
+            on_end(one.number)
     named: dict[str, range] = getattr(scenario, "eval_sets", None) or {}
-    sets = [next((name for name, its in named.items() if order.index(play.number) in its), "") for play in plays]
+    sets = [next((name for name, its in named.items() if order.index(one.number) in its), "") for one in rollouts]
     found = Evaluation(version, tuple(groups), tuple(sets) if named else ())
     _check_version(found.groups, version)
     return found
 
 
 def _check_version(groups: Sequence[Group], version: int) -> None:
-    others = {int(made) for group in groups for one in group.episodes for made in one.made_by} - {version}
+    others = {
+        int(token_version) for group in groups for one in group.episodes for token_version in one.completion_versions
+    } - {version}
     if others:
         raise VersionChanged(f"version {version} was to be evaluated, but tokens are of version {sorted(others)}")

@@ -27,21 +27,23 @@ class RunningGroup:
     is_over: bool
 
 
-def may_begin(taken: int, in_play: int, version: int, groups: int, max_staleness: int, first_version: int = 0) -> int:
+def may_begin(
+    consumed: int, in_flight: int, version: int, groups: int, max_staleness: int, first_version: int = 0
+) -> int:
     """Number of groups that may begin now.
 
-    `taken` and `first_version` count from the same moment: the start of the run, or the step it was resumed at.
+    `consumed` and `first_version` count from the same moment: the start of the run, or the step it was resumed at.
 
-    >>> may_begin(taken=0, in_play=0, version=0, groups=4, max_staleness=1)
+    >>> may_begin(consumed=0, in_flight=0, version=0, groups=4, max_staleness=1)
     8
-    >>> may_begin(taken=4, in_play=4, version=0, groups=4, max_staleness=1), may_begin(4, 4, 1, 4, 1)
+    >>> may_begin(consumed=4, in_flight=4, version=0, groups=4, max_staleness=1), may_begin(4, 4, 1, 4, 1)
     (0, 4)
     """
-    return max(0, (version - first_version + 1 + max_staleness) * groups - taken - in_play)
+    return max(0, (version - first_version + 1 + max_staleness) * groups - consumed - in_flight)
 
 
 def choose(
-    in_play: Sequence[RunningGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
+    in_flight: Sequence[RunningGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
 ) -> tuple[int, ...] | None:
     """Return the oldest finished groups, to learn from at this version.
 
@@ -55,9 +57,9 @@ def choose(
     >>> choose(waiting, 2, version=0, max_staleness=1, groups=2)
     (0, 2)
     """
-    over = sorted((group for group in in_play if group.is_over), key=lambda group: (group.began_at, group.number))
+    over = sorted((group for group in in_flight if group.is_over), key=lambda group: (group.began_at, group.number))
     chosen = tuple(group.number for group in over[:count])
-    staying = [group.began_at for group in in_play if group.number not in chosen]
+    staying = [group.began_at for group in in_flight if group.number not in chosen]
     are_in_time = all(
         sum(began_at + max_staleness <= version + ahead for began_at in staying) <= left + ahead * groups
         for ahead in range(max_staleness + 1)
@@ -116,10 +118,10 @@ class Feed:
         self._order = order_of(scenario, Split.TRAIN, seed)
         self._next = position.next
         self._again = sorted(position.waiting)
-        self._plays: dict[int, GroupRollout] = {}
+        self._rollouts: dict[int, GroupRollout] = {}
         self._given_up: list[GroupRollout] = []  # replaced groups, which may still be cleaning up
         self._kept: set[int] = set()  # finished groups to learn from; each is checked once per step
-        self._taken = 0
+        self._consumed = 0
         self._replaced = 0
         self._lost_in_a_row = 0
         self._places = asyncio.Semaphore(settings.concurrency(getattr(scenario, "single_turn", False)))
@@ -129,7 +131,7 @@ class Feed:
 
     @property
     def position(self) -> Position:
-        return Position(self._next, tuple(sorted([*self._plays, *self._again])))
+        return Position(self._next, tuple(sorted([*self._rollouts, *self._again])))
 
     @property
     def data_figures(self) -> dict[str, float]:
@@ -140,15 +142,15 @@ class Feed:
     def begin(self, version: int) -> None:
         """Start as many groups as max_staleness allows at this version."""
         count = may_begin(
-            self._taken,
-            len(self._plays),
+            self._consumed,
+            len(self._rollouts),
             version,
             self._settings.prompts_per_step,
             self._max_staleness,
             self._first_version,
         )
         if self._wanted is not None:
-            count = min(count, self._wanted - self._taken - len(self._plays))
+            count = min(count, self._wanted - self._consumed - len(self._rollouts))
         for _ in range(count):
             self._begin_one(version)
 
@@ -156,10 +158,10 @@ class Feed:
         """Wait for the groups of a step, or of a part of it. Groups whose episodes all failed are replaced."""
         wanted = self._settings.prompts_per_step if count is None else count
         numbers = await self._wait(wanted, version)
-        chosen = [self._plays.pop(number) for number in numbers]
+        chosen = [self._rollouts.pop(number) for number in numbers]
         given_up, self._given_up = self._given_up, []
-        self._taken += wanted
-        groups = await asyncio.gather(*(play.result() for play in [*chosen, *given_up]))
+        self._consumed += wanted
+        groups = await asyncio.gather(*(rollout.result() for rollout in [*chosen, *given_up]))
         for group in groups:
             self._count(group)
             if self._on_end is not None:
@@ -168,52 +170,56 @@ class Feed:
 
     async def discard(self, groups: Sequence[Group]) -> None:
         """Generate these groups, taken at this version, and all groups under way again."""
-        plays, self._plays = list(self._plays.values()), {}
-        for group in await asyncio.gather(*(play.result() for play in plays)):
+        rollouts, self._rollouts = list(self._rollouts.values()), {}
+        for group in await asyncio.gather(*(rollout.result() for rollout in rollouts)):
             if self._on_end is not None:
                 self._on_end(group.number)
         self._kept.clear()
-        self._taken -= len(groups)
-        self._again = sorted([*self._again, *(play.number for play in plays), *(group.number for group in groups)])
-        self.tally.discarded_groups += len(groups) + len(plays)
+        self._consumed -= len(groups)
+        self._again = sorted(
+            [*self._again, *(rollout.number for rollout in rollouts), *(group.number for group in groups)]
+        )
+        self.tally.discarded_groups += len(groups) + len(rollouts)
 
     async def close(self) -> None:
         """Cancel all groups under way."""
-        await asyncio.gather(*(play.result() for play in [*self._plays.values(), *self._given_up]))
+        await asyncio.gather(*(rollout.result() for rollout in [*self._rollouts.values(), *self._given_up]))
 
     async def _wait(self, count: int, version: int) -> Sequence[int]:
         groups = self._settings.prompts_per_step
-        left = (version - self._first_version + 1) * groups - self._taken - count
+        left = (version - self._first_version + 1) * groups - self._consumed - count
         while True:
             self._changed.clear()
-            raise_fatal(self._plays.values())
+            raise_fatal(self._rollouts.values())
             self._replace_useless(version)
             self._show_progress(count)
-            chosen = choose(self._in_play(), count, version, self._max_staleness, groups, left)
+            chosen = choose(self._in_flight(), count, version, self._max_staleness, groups, left)
             if chosen is not None:
                 return chosen
             self._cut_off_stragglers(count)
             await self._changed.wait()
 
-    def _in_play(self) -> list[RunningGroup]:
-        return [RunningGroup(play.number, play.began_at, play.is_over) for play in self._plays.values()]
+    def _in_flight(self) -> list[RunningGroup]:
+        return [RunningGroup(rollout.number, rollout.began_at, rollout.is_over) for rollout in self._rollouts.values()]
 
     def _replace_useless(self, version: int) -> None:
         """Replace finished groups that cannot be learnt from, without waiting for the rest of the step."""
-        for play in [play for play in self._plays.values() if play.is_over and play.number not in self._kept]:
-            if self._is_wanted(play.so_far):
-                self._kept.add(play.number)
+        for rollout in [
+            rollout for rollout in self._rollouts.values() if rollout.is_over and rollout.number not in self._kept
+        ]:
+            if self._is_wanted(rollout.so_far):
+                self._kept.add(rollout.number)
             else:
-                self._given_up.append(self._plays.pop(play.number))
+                self._given_up.append(self._rollouts.pop(rollout.number))
                 self._begin_one(version)
 
     def _cut_off_stragglers(self, count: int) -> None:
         """Cancel the remaining episodes of the oldest groups, which the step waits for, if enough have finished."""
-        oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
-        finished, possible = [play.finished for play in oldest], [play.possible for play in oldest]
+        oldest = sorted(self._rollouts.values(), key=lambda rollout: (rollout.began_at, rollout.number))[:count]
+        finished, possible = [rollout.finished for rollout in oldest], [rollout.possible for rollout in oldest]
         if len(oldest) == count and may_end(finished, possible, self._settings):
-            for play in oldest:
-                play.cut_off()
+            for rollout in oldest:
+                rollout.cut_off()
 
     def _begin_one(self, version: int) -> None:
         if self._again:
@@ -221,7 +227,7 @@ class Feed:
         else:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
-        self._plays[number] = GroupRollout(
+        self._rollouts[number] = GroupRollout(
             number, task, version, self._runner, self._settings, self._places, self._changed.set
         )
 
@@ -256,5 +262,5 @@ class Feed:
 
     def _show_progress(self, count: int) -> None:
         if self._on_progress is not None:
-            oldest = sorted(self._plays.values(), key=lambda play: (play.began_at, play.number))[:count]
-            self._on_progress(sum(play.finished for play in oldest), count * self._settings.num_generations)
+            oldest = sorted(self._rollouts.values(), key=lambda rollout: (rollout.began_at, rollout.number))[:count]
+            self._on_progress(sum(rollout.finished for rollout in oldest), count * self._settings.num_generations)

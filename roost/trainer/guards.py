@@ -69,9 +69,9 @@ def check_policy(logprobs: Sequence[float], version: int) -> None:
 
 def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapping[str, float]) -> Diverged:
     """Return the error that ends a run, with the figures of the step and the likely cause."""
-    said = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
+    figures_text = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
     return Diverged(
-        f"training diverged in step {step} ({said}): {error}. Likely cause: {likely_cause(settings, figures)}"
+        f"training diverged in step {step} ({figures_text}): {error}. Likely cause: {likely_cause(settings, figures)}"
     )
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 import psutil
@@ -185,9 +186,17 @@ class LearnerWorker(Worker):
     async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
         engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]
         try:
-            if receivers[0].route is WeightRoute.BROADCAST:
-                return await self._broadcast_sender(receivers[0], stream).send(engines, version)
-            carrier = _carrier(receivers[0].route, stream)
+            match receivers[0].route:
+                case WeightRoute.BROADCAST:
+                    return await self._broadcast_sender(receivers[0], stream).send(engines, version)
+                case WeightRoute.SHARED_MEMORY:
+                    carrier: Carrier = SharedMemoryCarrier()
+                case WeightRoute.DEVICE:
+                    carrier = device_carrier(stream)
+                case WeightRoute.RELOAD | WeightRoute.ADAPTER | WeightRoute.RESTART as route:
+                    raise ValueError(f"the weight route {route} sends no weights to running engines")
+                case route:
+                    assert_never(route)
             return await send(engines, stream, version, carrier, with_fingerprints=True)
         finally:
             await asyncio.gather(*(engine.close() for engine in engines))
@@ -240,10 +249,6 @@ class LearnerWorker(Worker):
 
     def _stream(self) -> WeightStream:
         return WeightStream(self._learner.module, float_type(self._settings.compute_dtype))
-
-
-def _carrier(route: WeightRoute, stream: WeightStream) -> Carrier:
-    return SharedMemoryCarrier() if route is WeightRoute.SHARED_MEMORY else device_carrier(stream)
 
 
 def _device(has_gpu: bool) -> torch.device:

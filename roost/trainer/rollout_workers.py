@@ -25,7 +25,7 @@ from roost.procs.user_code import within
 from roost.rollout.agent_worker import AgentGroup, AgentWorker, finish_workers
 from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
-from roost.rollout.episode import Draw, Scenario, Split, TurnForm
+from roost.rollout.episode import Sampler, Scenario, Split, TurnForm
 from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.gateway import Gateway
 from roost.rollout.order import sample_seed
@@ -63,10 +63,10 @@ class FleetSamplers:
         self._group_size, self._logprobs_every = group_size, logprobs_every
         self._gathering: dict[tuple[Any, ...], GroupRequest] = {}
 
-    def open(self, number: int, episode: int, attempt: int) -> Draw:
+    def open(self, number: int, episode: int, attempt: int) -> Sampler:
         """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
 
-        async def draw(
+        async def sample(
             token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm = ANY_FORM
         ) -> Completion:
             settings = self._settings
@@ -87,7 +87,7 @@ class FleetSamplers:
                 return await self._with_group(number, episode, tuple(token_ids), sampling)
             return await self._fleet.generate(token_ids, sampling, episode=f"{self._label} {number}")
 
-        return draw
+        return sample
 
     def close(self, number: int) -> None:
         """Release the engine of a finished group."""
@@ -221,7 +221,7 @@ async def open_stages(
     decode: Decode = token_numbers,
 ) -> AsyncIterator[Stages]:
     """Open the runners of training and evaluation episodes. `is_alone`: the cluster has one node."""
-    draws = samplers_of(fleet, settings, scenario)
+    samplers = samplers_of(fleet, settings, scenario)
     async with contextlib.AsyncExitStack() as stack:
         if ENV in groups:
             stack.push_async_callback(finish_workers, groups[ENV], FINISH_LIMIT_S)
@@ -230,17 +230,17 @@ async def open_stages(
         if AGENT in groups:
             gateway = Gateway()
             contact = await stack.enter_async_context(gateway.serving("127.0.0.1" if is_alone else node_address()))
-            for label, each in draws.items():
+            for label, each in samplers.items():
                 gateway.serve(label, each.open)
             agents = AgentGroup(groups[AGENT], contact, environments)
             stack.push_async_callback(agents.finish, FINISH_LIMIT_S)
             await _prepared("the agents", agents.prepare())
-            runners |= {label: agents.runner(label) for label in draws}
+            runners |= {label: agents.runner(label) for label in samplers}
         else:
             if environments is not None:
                 run_in_environment(scenario, environments)
             limit = settings.rollout.episode_timeout_s
-            runners |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in draws.items()}
+            runners |= {label: LocalEpisodeRunner(scenario, each.open, limit) for label, each in samplers.items()}
             stack.push_async_callback(_finish, scenario)
         rewards: Rewards | None = None
         if configured is not None and settings.rewards:
@@ -256,7 +256,7 @@ async def open_stages(
                 for label, runner in runners.items()
             }
         runners = {label: RecordingEpisodeRunner(runner, failures) for label, runner in runners.items()}
-        training, evaluation = (Stage(runners[label], draws[label].close) for label in (TRAINING, EVALUATION))
+        training, evaluation = (Stage(runners[label], samplers[label].close) for label in (TRAINING, EVALUATION))
         yield Stages(training, evaluation, rewards)
 
 

@@ -124,12 +124,12 @@ def devices_of(plan: Plan, name: str) -> set[tuple[int, int]]:
     return {device for process in plan[name].table for device in process.devices}
 
 
-def threads_of(plan: Plan, learning: Sequence[str], lag: int, cores: int) -> tuple[int, int]:
+def threads_of(plan: Plan, learning: Sequence[str], max_staleness: int, cores: int) -> tuple[int, int]:
     """Return threads per learner and per engine on CPUs: processes that run at the same time share the cores."""
     of_learners = Counter(node for name in learning for node in plan[name].table.nodes.tolist())
     of_engines = Counter(plan[ROLLOUT].table.nodes.tolist())
     learners, engines = (max(counts.values(), default=1) for counts in (of_learners, of_engines))
-    if lag:
+    if max_staleness:
         return max(1, cores // (learners + engines)), max(1, cores // (learners + engines))
     return max(1, cores // learners), max(1, cores // engines)
 

@@ -99,10 +99,10 @@ class Conversations:
         has_turns = any(message["role"] == ASSISTANT for message in messages)
         chat = self._format(task, has_turns)
         if not has_turns or self.completion:
-            said = self._completion(task)
+            text = self._completion(task)
             if chat is None:
-                return [self._continued(task, said)]
-            messages.append({"role": ASSISTANT, "content": said})
+                return [self._continued(task, text)]
+            messages.append({"role": ASSISTANT, "content": text})
         if chat is None:
             raise ValueError(
                 f"task {task.name!r:.80} has turns of the assistant, but prompts are finished text. Remove "
@@ -121,12 +121,12 @@ class Conversations:
             return found
         return None if task.data.get("prompt_text") and not has_turns else ChatFormat(self.tokenizer)
 
-    def _continued(self, task: Task, said: str) -> Sample:
+    def _continued(self, task: Task, text: str) -> Sample:
         """A finished prompt, its completion, and the end-of-sequence token."""
         prompt, chat, end = str(task.data["prompt_text"]), ChatFormat(self.tokenizer), self.tokenizer.eos_token_id
         own = getattr(self.scenario, "prompt_ids", None)
         shown = chat.ids(prompt) if own is None else call(own, task)
-        return _sample([(shown, False), ((*chat.ids_after(prompt, said), *(() if end is None else (end,))), True)])
+        return _sample([(shown, False), ((*chat.ids_after(prompt, text), *(() if end is None else (end,))), True)])
 
     def _completion(self, task: Task) -> str:
         column = self.completion or "answer"
@@ -142,8 +142,8 @@ class Conversations:
 def _sample(pieces: Sequence[tuple[Sequence[int], bool]]) -> Sample:
     """A sample with advantage 1; each piece of the assistant is a turn."""
     turns: list[int] = []
-    for number, (ids, is_said) in enumerate(pieces):
-        turns += [number if is_said else NOT_GENERATED] * len(ids)
+    for number, (ids, is_generated) in enumerate(pieces):
+        turns += [number if is_generated else NOT_GENERATED] * len(ids)
     token_ids = np.array([token for ids, _ in pieces for token in ids], np.int64)
     return Sample(
         token_ids, np.array(turns, np.int64), np.zeros(len(turns), np.float32), np.ones(len(turns), np.float32)
@@ -300,7 +300,7 @@ class SftTrainer(Stoppable):
         """One optimizer step for each minibatch."""
         self._watching.phase("learn")
         batch = Batch(tuple(samples), ())
-        told: list[Mapping[str, float]] = []
+        learnt: list[Mapping[str, float]] = []
         with self._recorder.timer("learn", "work", True, step=self.state.step):
             seed = sample_seed(self._settings.seed, self.state.step)
             first = self.state.step * self._settings.minibatches
@@ -308,9 +308,9 @@ class SftTrainer(Stoppable):
             for position, part in enumerate(parts, start=first):
                 totals = totals_of(part, self._settings.sampling.max_new_tokens)
                 if totals.tokens and not self._skipped.exceeds(self._settings):
-                    told.append(await self._learners.learn(part, totals, position))
-                    self._skipped = self._skipped.after(told[-1], self.state.step)
-        found = of_learning(told)
+                    learnt.append(await self._learners.learn(part, totals, position))
+                    self._skipped = self._skipped.after(learnt[-1], self.state.step)
+        found = of_learning(learnt)
         figures = {name: found[name] for name in REPORTED if name in found}
         if "loss/total" not in figures:
             return figures

@@ -23,7 +23,7 @@ from roost.engines.fleet import Fleet
 from roost.engines.http_calls import HttpCalls
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import Completion, EngineRefused, Finish, VersionSpan
-from roost.rollout.episode import NOT_GENERATED, Draw, Episode, Split, Tokens, TurnForm
+from roost.rollout.episode import NOT_GENERATED, Episode, Sampler, Split, Tokens, TurnForm
 from roost.rollout.episode_runner import (
     PACKAGE,
     EpisodeFailed,
@@ -63,7 +63,7 @@ class TrialOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Attempt:
     """One episode of a trial, or its failure."""
 
     task: str
@@ -77,24 +77,24 @@ class Played:
 class Trial:
     """The episodes of a trial, a function from token IDs to text, and what the engine does not tell."""
 
-    played: tuple[Played, ...]
+    attempts: tuple[Attempt, ...]
     decode: Callable[[Sequence[int], bool], str]
     unknown: tuple[str, ...] = ()
 
     @property
     def has_failed(self) -> bool:
-        return any(one.episode is None for one in self.played)
+        return any(one.episode is None for one in self.attempts)
 
     def as_json(self) -> dict[str, Any]:
-        return {"episodes": [self._episode(one) for one in self.played], "unknown": list(self.unknown)}
+        return {"episodes": [self._episode(one) for one in self.attempts], "unknown": list(self.unknown)}
 
-    def _episode(self, one: Played) -> dict[str, Any]:
-        told: dict[str, Any] = {"task": one.task, "call_seconds": list(one.call_seconds)}
+    def _episode(self, one: Attempt) -> dict[str, Any]:
+        shown: dict[str, Any] = {"task": one.task, "call_seconds": list(one.call_seconds)}
         if one.episode is None:
-            return {**told, "error": one.error, "traceback": list(one.traceback)}
+            return {**shown, "error": one.error, "traceback": list(one.traceback)}
         score = one.episode.score
         return {
-            **told,
+            **shown,
             "reward": score.reward,
             "parts": dict(score.parts),
             "turn_rewards": list(score.turn_rewards),
@@ -123,16 +123,16 @@ async def run_trial(job: Job, settings: TrainSettings, options: TrialOptions, sa
     scenario, tokenizer = load_scenario(job, settings)
     sampling = _sampling(settings.sampling, options)
     findings = Findings()
-    made = make_rewards(settings.rewards, setting_location("rewards", job), findings)
+    configured = make_rewards(settings.rewards, setting_location("rewards", job), findings)
     findings.raise_errors()
     decode = decoder(tokenizer)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(close_scenario, scenario)
-        opened = await stack.enter_async_context(_draws(settings, sampling, options, tokenizer, say))
+        opened = await stack.enter_async_context(_samplers(settings, sampling, options, tokenizer, say))
         calls = _TimedCalls(opened.open)
         runner: EpisodeRunner = LocalEpisodeRunner(scenario, calls.open, settings.rollout.episode_timeout_s)
         if settings.rewards:
-            rewards = Rewards(made.routing, made.local)
+            rewards = Rewards(configured.routing, configured.local)
             stack.push_async_callback(rewards.close)
             await rewards.prepare()
             runner = RewardedEpisodeRunner(runner, rewards, decode, options.split)
@@ -141,8 +141,8 @@ async def run_trial(job: Job, settings: TrainSettings, options: TrialOptions, sa
         indices = [index % size if options.task is None else options.task for index in range(options.episodes)]
         tasks = [task_of(scenario, options.split, index) for index in indices]
         requests = [EpisodeRequest(task, number, number) for number, task in enumerate(tasks)]
-        played = await asyncio.gather(*(_played(runner, asked, calls) for asked in requests))
-        return Trial(tuple(played), decode, tuple(sorted(getattr(opened, "unknown", ()))))
+        attempts = await asyncio.gather(*(_attempt(runner, request, calls) for request in requests))
+        return Trial(tuple(attempts), decode, tuple(sorted(getattr(opened, "unknown", ()))))
 
 
 def _check_tasks(options: TrialOptions, size: int) -> None:
@@ -158,12 +158,14 @@ def _sampling(settings: SamplingSettings, options: TrialOptions) -> SamplingSett
     return replace(settings, temperature=temperature, max_new_tokens=limit)
 
 
-async def _played(runner: EpisodeRunner, asked: EpisodeRequest, calls: _TimedCalls) -> Played:
+async def _attempt(runner: EpisodeRunner, request: EpisodeRequest, calls: _TimedCalls) -> Attempt:
     try:
-        episode = await runner.run_episode(asked)
+        episode = await runner.run_episode(request)
     except EpisodeFailed as error:
-        return Played(asked.task.name, None, calls.of(asked.number), str(error), user_frames(error, error.traceback))
-    return Played(asked.task.name, episode, calls.of(asked.number))
+        return Attempt(
+            request.task.name, None, calls.of(request.number), str(error), user_frames(error, error.traceback)
+        )
+    return Attempt(request.task.name, episode, calls.of(request.number))
 
 
 def user_frames(error: BaseException, whole: str = "") -> tuple[str, ...]:
@@ -189,13 +191,13 @@ class _TimedCalls:
     def __init__(self, open_policy: OpenPolicy) -> None:
         self._open, self._seconds = open_policy, dict[int, dict[int, float]]()
 
-    def open(self, number: int, episode: int, attempt: int) -> Draw:
-        draw, seconds = self._open(number, episode, attempt), self._seconds.setdefault(number, {})
+    def open(self, number: int, episode: int, attempt: int) -> Sampler:
+        sample, seconds = self._open(number, episode, attempt), self._seconds.setdefault(number, {})
 
         async def timed(token_ids: Sequence[int], turn: int, *more: Any) -> Completion:
             began = time.perf_counter()
             try:
-                return await draw(token_ids, turn, *more)
+                return await sample(token_ids, turn, *more)
             finally:
                 seconds[turn] = time.perf_counter() - began
 
@@ -206,20 +208,20 @@ class _TimedCalls:
 
 
 @contextlib.asynccontextmanager
-async def _draws(
+async def _samplers(
     settings: TrainSettings,
     sampling: SamplingSettings,
     options: TrialOptions,
     tokenizer: Any,
     say: Callable[[str], None],
-) -> AsyncIterator[FleetSamplers | UrlDraws]:
+) -> AsyncIterator[FleetSamplers | UrlSamplers]:
     """Samplers at a URL, or of an engine that is started here."""
     if options.url is not None:
-        draws = UrlDraws(options, sampling, tokenizer, settings.seed)
+        samplers = UrlSamplers(options, sampling, tokenizer, settings.seed)
         try:
-            yield draws
+            yield samplers
         finally:
-            await draws.close()
+            await samplers.close()
         return
     import torch
 
@@ -237,7 +239,7 @@ async def _draws(
 
 
 @dataclass
-class UrlDraws:
+class UrlSamplers:
     """Samplers at an OpenAI-compatible URL, by its completions; `unknown` has what the server does not tell."""
 
     options: TrialOptions
@@ -247,11 +249,11 @@ class UrlDraws:
     unknown: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._calls = HttpCalls(str(self.options.url).rstrip("/"), self.options.api_key, asks_proxy=True)
+        self._calls = HttpCalls(str(self.options.url).rstrip("/"), self.options.api_key, trust_env=True)
         self._gives_ids = True
 
-    def open(self, number: int, episode: int, attempt: int) -> Draw:
-        async def draw(
+    def open(self, number: int, episode: int, attempt: int) -> Sampler:
+        async def sample(
             token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
         ) -> Completion:
             limit = self.sampling.max_new_tokens
@@ -264,11 +266,11 @@ class UrlDraws:
                 "logprobs": 1,
                 **({"stop": list(form.stop)} if form and form.stop else {}),
             }
-            return self._completion(await self._asked(list(token_ids), body))
+            return self._completion(await self._generate(list(token_ids), body))
 
-        return draw
+        return sample
 
-    async def _asked(self, token_ids: list[int], body: dict[str, Any]) -> Any:
+    async def _generate(self, token_ids: list[int], body: dict[str, Any]) -> Any:
         """The answer; a server that does not know how to give token IDs is sent text from then on."""
         if self._gives_ids:
             try:

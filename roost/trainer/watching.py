@@ -45,7 +45,7 @@ class FailureFiles:
             if is_new and len(list(self._folder.glob("*.txt"))) >= MOST_REASONS:
                 return
             self._folder.mkdir(exist_ok=True)
-            file.write_text(_told(reason, traceback, request, count), encoding="utf-8", errors="replace")
+            file.write_text(_description(reason, traceback, request, count), encoding="utf-8", errors="replace")
         except OSError as error:  # a full disk must not end the run here
             self._note(f"an episode failed, and {file} cannot be written: {error}")
             return
@@ -79,7 +79,7 @@ def file_name(reason: str) -> str:
     return f"{kind}-{zlib.crc32(alike.encode(errors='replace')):08x}.txt"
 
 
-def _told(reason: str, traceback: str, request: EpisodeRequest, count: int) -> str:
+def _description(reason: str, traceback: str, request: EpisodeRequest, count: int) -> str:
     attempt = f"group {request.number}, episode {request.episode}, attempt {request.attempt + 1}"
     head = f"{reason[:LONGEST]}\n\n{counted(count, 'time')} so far; this is {attempt} of the task\n"
     return f"{head}{request.task.name[:LONGEST]}\n\n{traceback.rstrip()}\n"

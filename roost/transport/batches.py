@@ -290,7 +290,7 @@ def _sizes(value: Any, path: str) -> Iterator[tuple[str, int]]:
         for name, field in fields.items():
             yield from _sizes(field, _below(path, name))
     elif (length := _length(value)) is not None:
-        yield _said(path), length
+        yield _spelled(path), length
 
 
 def _cut(value: Any, rows: slice) -> Any:
@@ -305,7 +305,7 @@ def _joined(values: Sequence[Any], path: str) -> Any:
     for number, value in enumerate(values):
         if type(value) is not type(first):
             raise ValueError(
-                f"{_said(path)} is a {type(first).__name__} in part 0 and a {type(value).__name__} in part {number}"
+                f"{_spelled(path)} is a {type(first).__name__} in part 0 and a {type(value).__name__} in part {number}"
             )
     fields = [_fields(value) for value in values]
     if fields[0] is not None:
@@ -333,7 +333,9 @@ def _agreed(values: Sequence[Any], path: str) -> Any:
     for number, value in enumerate(values):
         are_nan = bool(first != first) and bool(value != value)  # which differ from themselves, and agree here
         if value is not first and not are_nan and not bool(value == first):
-            raise ValueError(f"{_said(path)} has no rows and must be equal: {first!r} in part 0, {value!r} in {number}")
+            raise ValueError(
+                f"{_spelled(path)} has no rows and must be equal: {first!r} in part 0, {value!r} in {number}"
+            )
     return first
 
 
@@ -344,7 +346,7 @@ def _concatenated(values: Sequence[Any], path: str) -> Any:
         for number, value in enumerate(values):
             if of(value) != of(first):
                 raise ValueError(
-                    f"{_said(path)} differs in {what}: {of(first)} in part 0 and {of(value)} in part {number}"
+                    f"{_spelled(path)} differs in {what}: {of(first)} in part 0 and {of(value)} in part {number}"
                 )
     if isinstance(first, np.ndarray):
         return np.concatenate(values)
@@ -362,7 +364,7 @@ def _below(path: str, name: Any) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _said(path: str) -> str:
+def _spelled(path: str) -> str:
     return path or "the batch"
 
 

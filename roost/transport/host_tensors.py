@@ -55,7 +55,7 @@ def _numbers(dtype: Any) -> tuple[str, Any, Any]:
 def host_tensor(
     buffer: Bytes, numbers: str, shape: tuple[int, ...], dtype: Any = None, is_trained: bool | None = None
 ) -> Any:
-    """A tensor on a buffer of numpy's `numbers`, read as `dtype`; a parameter if it is said whether it is trained."""
+    """A tensor on a buffer of numpy's `numbers`, read as `dtype`; a parameter if `is_trained` is given."""
     import numpy as np
     import torch
 

@@ -143,8 +143,8 @@ def _opened(header: Bytes, buffers: Sequence[Bytes]) -> tuple[io.BufferedIOBase,
     strings = [memoryview(buffers[number]) for _, number in cuts]
     # One piece more than strings: they take turns, and the stream ends with a piece of its own.
     turns = [part for both in zip(pieces, strings, strict=False) for part in both] + pieces[-1:]
-    taken = {number for _, number in cuts}
-    beside = [buffer for number, buffer in enumerate(buffers) if number not in taken]
+    used = {number for _, number in cuts}
+    beside = [buffer for number, buffer in enumerate(buffers) if number not in used]
     return io.BufferedReader(_Pieces(turns)), beside
 
 

@@ -45,12 +45,12 @@ def marks(names: Sequence[str]) -> tuple[Mark, ...]:
     >>> [(mark.component, mark.short) for mark in marks(["actor", "rollout", "reward", "agent", "reward.llm_judge"])]
     [('actor', 'A'), ('rollout', 'R'), ('reward', 'Re'), ('agent', 'Ag'), ('reward.llm_judge', 'Rl')]
     """
-    taken: list[str] = []
+    used: list[str] = []
     for name in names:
-        taken.append(next(short for short in _short_names(name) if short not in taken))
+        used.append(next(short for short in _short_names(name) if short not in used))
     colours = _colours(names)
     return tuple(
-        Mark(name, short, colour, ink_on(colour)) for name, short, colour in zip(names, taken, colours, strict=True)
+        Mark(name, short, colour, ink_on(colour)) for name, short, colour in zip(names, used, colours, strict=True)
     )
 
 
@@ -352,13 +352,13 @@ def grid(plan: Plan) -> Grid:
 
     >>> import roost
     >>> cluster = {"num_nodes": 4, "num_gpus_per_node": 2, "component_placement": {"actor": "all", "rollout": "0-3"}}
-    >>> made = grid(roost.plan({"cluster": cluster}))
-    >>> for run in made.runs:
+    >>> result = grid(roost.plan({"cluster": cluster}))
+    >>> for run in result.runs:
     ...     cells = [[(holder.component, run.spell(holder)) for holder in cell] for cell in run.layout.accelerators]
     ...     print(run.label, cells)
     nodes 0-1 [[('actor', '0...2'), ('rollout', '0...2')], [('actor', '1...3'), ('rollout', '1...3')]]
     nodes 2-3 [[('actor', '4...6')], [('actor', '5...7')]]
-    >>> [mark.short for mark in made.marks], [run.label for run in made.rows(most=8)]
+    >>> [mark.short for mark in result.marks], [run.label for run in result.rows(most=8)]
     (['A', 'R'], ['node 0', 'node 1', 'node 2', 'node 3'])
     """
     presences = [_Presence.of(part, plan.inventory.num_nodes) for part in plan.components]

@@ -24,13 +24,13 @@ def test_every_api_is_documented_as_it_is(docs, api):
     assert doc["description"].endswith(".") and doc["returns"]
     signature = inspect.signature(api.function).parameters
     taken = {name: parameter for name, parameter in signature.items() if name != "self"}
-    assert [told["name"] for told in doc["parameters"]] == list(taken)
-    for told in doc["parameters"]:
-        parameter = taken[told["name"]]
+    assert [described["name"] for described in doc["parameters"]] == list(taken)
+    for described in doc["parameters"]:
+        parameter = taken[described["name"]]
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert told["type"] and told["description"], f"{told['name']} is not described"
-        assert told["required"] == (parameter.default is inspect.Parameter.empty)
-        assert told["required"] or told["default"] == parameter.default
+        assert described["type"] and described["description"], f"{described['name']} is not described"
+        assert described["required"] == (parameter.default is inspect.Parameter.empty)
+        assert described["required"] or described["default"] == parameter.default
     described = {line.split(": ")[0] for line in inspect.getdoc(api.function).partition("\n\n")[2].splitlines()}
     assert described == {*taken, "Returns"}, "the docstring describes what is there, and nothing else"
 
@@ -78,5 +78,5 @@ def test_the_page_names_every_app_api_and_kind():
         assert row.split("|")[2].replace("`", "").strip().split(", ") == list(app.apis)
     for difficulty, kinds in KINDS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {difficulty} |")]
-        told = [name.strip().strip("`") for name in (row.split("|")[3] + "," + row.split("|")[4]).split(",")]
-        assert sorted(told) == sorted(kind.name for kind in kinds)
+        described = [name.strip().strip("`") for name in (row.split("|")[3] + "," + row.split("|")[4]).split(",")]
+        assert sorted(described) == sorted(kind.name for kind in kinds)

@@ -98,7 +98,7 @@ def test_a_report_says_why():
     task = task_of(finish_first)
     world = task.open_world()
     run_code(world, f"apis.todo.update(task_id=1, priority=3);{MILK};apis.supervisor.complete_task(status='fail')")
-    assert evaluate(task, world).told().splitlines() == [
+    assert evaluate(task, world).describe().splitlines() == [
         "FAIL  the task is completed  it was completed with the status fail",
         "FAIL  tasks 1: is_done becomes True  instead tasks 1: priority becomes 3",
         "FAIL  nothing else changed  notes: title 'milk', created_on '2026-03-02' is added",
@@ -107,7 +107,7 @@ def test_a_report_says_why():
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "is_same"),
+    ("reported", "wanted", "is_same"),
     [
         pytest.param(42, 42, True, id="number"),
         pytest.param(42.0, 42, True, id="float"),
@@ -125,8 +125,8 @@ def test_a_report_says_why():
         pytest.param(5, "5", True, id="a number for a text"),
     ],
 )
-def test_answers(said, wanted, is_same):
-    assert is_same_answer(said, wanted) is is_same
+def test_answers(reported, wanted, is_same):
+    assert is_same_answer(reported, wanted) is is_same
 
 
 @pytest.mark.parametrize(

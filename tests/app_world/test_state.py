@@ -87,7 +87,7 @@ def test_results_are_copies():
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "expected"),
     [
         pytest.param(lambda state: None, [], id="nothing"),
         pytest.param(
@@ -106,12 +106,12 @@ def test_results_are_copies():
         ),
     ],
 )
-def test_changes(act, told):
+def test_changes(act, expected):
     state = State(today="2026-03-02")
     state.add("notes", NOTE)
     before = state.snapshot()
     act(state)
-    assert [change.told() for change in changes_between(before, state.snapshot())] == told
+    assert [change.describe() for change in changes_between(before, state.snapshot())] == expected
 
 
 MILK = {"note_id": 5, "title": "milk"}

@@ -32,7 +32,7 @@ def tasks_of(split, difficulty):
 @pytest.mark.parametrize(("split", "difficulty"), SETS)
 def test_the_oracle_solves_everything(split, difficulty):
     reports = [report_of(task, task.solution) for task in tasks_of(split, difficulty)]
-    failed = [f"{report.task_id}\n{report.told()}" for report in reports if not report.success]
+    failed = [f"{report.task_id}\n{report.describe()}" for report in reports if not report.success]
     assert not failed, failed[0]
     assert {report.score for report in reports} == {report.share for report in reports} == {1.0}
     assert task_goal_completion(reports) == scenario_goal_completion(reports) == 1.0
@@ -52,7 +52,7 @@ def test_the_oracle_solves_everything(split, difficulty):
 def test_who_does_nothing_earns_nothing(split, difficulty, source):
     for task in tasks_of(split, difficulty):
         report = report_of(task, source)
-        assert (report.score, report.share) == (0.0, 0.0), (task.id, report.told())
+        assert (report.score, report.share) == (0.0, 0.0), (task.id, report.describe())
 
 
 @pytest.mark.parametrize(("split", "difficulty"), SETS)
@@ -80,7 +80,7 @@ def test_what_was_not_completed_or_given_up_fails(difficulty):
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 def test_variants_cannot_be_known_by_heart(difficulty):
     tasks = [task for task in tasks_of("train", difficulty) if task.kind not in TINY]
-    outcomes = {(task.instruction, task.answer, *(change.told() for change in task.wanted)) for task in tasks}
+    outcomes = {(task.instruction, task.answer, *(change.describe() for change in task.wanted)) for task in tasks}
     assert len(outcomes) == len(tasks) > 40
 
 
@@ -141,14 +141,14 @@ def test_a_task_is_the_same_in_another_process():
         "import hashlib, sys\nfrom roost.app_world.tasks.task_set import make_task\n"
         "print(hashlib.sha256(repr([make_task(one) for one in sys.argv[1:]]).encode()).hexdigest())"
     )
-    told = {
+    described = {
         subprocess.run(
             [sys.executable, "-c", source, *ids], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert len(told) == 1
+    assert len(described) == 1
 
 
 def test_a_set_holds_whole_scenarios():

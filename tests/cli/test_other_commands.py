@@ -298,9 +298,9 @@ def test_check_train_tells_what_could_train_and_the_keys_ignored(tmp_path):
 def test_names_of_keys_stay_whole(width, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text(TRAINABLE.replace("strategy: fsdp", "strategy: fsdp, gradient_checkpointing_use_reentrant: true"))
-    said = run("check", "--train", job, width=width).output.splitlines()
+    reported = run("check", "--train", job, width=width).output.splitlines()
     for key in ("actor.fsdp_config.strategy", "actor.fsdp_config.gradient_checkpointing_use_reentrant"):
-        assert any(line.startswith(f"{key}, line 3") for line in said)
+        assert any(line.startswith(f"{key}, line 3") for line in reported)
 
 
 @pytest.mark.parametrize(
@@ -324,9 +324,9 @@ def test_check_train_reports_a_model_that_is_not_here(model, line, tmp_path, mon
     with chdir(tmp_path):
         checked, plain = run("check", "--train", job, width=300), run("check", job, width=300)
     assert checked.exit_code == 0
-    said = [each for each in checked.output.splitlines() if "RST-E0" in each]
-    assert len(said) == bool(line) and all(each.startswith(line) for each in said)
-    assert not line or f"actor.model.model_path: '{model}'" in said[0]
+    reported = [each for each in checked.output.splitlines() if "RST-E0" in each]
+    assert len(reported) == bool(line) and all(each.startswith(line) for each in reported)
+    assert not line or f"actor.model.model_path: '{model}'" in reported[0]
     assert "E009" not in line or "correct it if it is a path" in " ".join(checked.output.split())
     assert "RST-E0" not in plain.output
 

@@ -71,12 +71,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "said"), CASES.values(), ids=CASES)
-def test_found_before_anything_starts(tmp_path, model, overrides, said):
+@pytest.mark.parametrize(("overrides", "reported"), CASES.values(), ids=CASES)
+def test_found_before_anything_starts(tmp_path, model, overrides, reported):
     words = [f"actor.model.model_path={model}", *overrides]
     result = trained(tmp_path, ARITHMETIC / "rlinf.yaml", *words)
     assert result.exit_code == 1
-    assert said in result.stderr and LOADING not in result.stdout, result.output
+    assert reported in result.stderr and LOADING not in result.stdout, result.output
     assert result.stdout.startswith("roost: checking ")
     assert not (tmp_path / "runs").exists()
 
@@ -234,9 +234,9 @@ def test_without_a_network_the_cached_copy_is_used(tmp_path):
     write(folder / "snapshots/abc", "{}", "config.json")
     (folder / "refs").mkdir()
     write(folder / "refs", "abc", "main")
-    said = []
-    assert check_on_hub("org/mine", said.append) is None
-    assert "using the cached copy of org/mine" in said[0]
+    reported = []
+    assert check_on_hub("org/mine", reported.append) is None
+    assert "using the cached copy of org/mine" in reported[0]
     assert constants.HF_HUB_OFFLINE is True, "else the library would retry for a minute"
-    assert check_on_hub("org/mine", said.append) is None and len(said) == 1
-    assert "HF_HUB_OFFLINE is set" in check_on_hub("org/other", said.append)
+    assert check_on_hub("org/mine", reported.append) is None and len(reported) == 1
+    assert "HF_HUB_OFFLINE is set" in check_on_hub("org/other", reported.append)

@@ -40,14 +40,14 @@ def test_an_engine_is_started_and_masks_are_shown(tmp_path, model):
     asked = ("try", config(tmp_path, model, SUMS), "-n", 2, "--task", 7, "--temperature", 0, "--max-new-tokens", 2)
     result = run(*asked, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["unknown"] == [] and [one["task"] for one in told["episodes"]] == ["1+2=", "1+2="]
-    for one in told["episodes"]:
+    described = json.loads(result.stdout)
+    assert described["unknown"] == [] and [one["task"] for one in described["episodes"]] == ["1+2=", "1+2="]
+    for one in described["episodes"]:
         sequence = one["sequences"][0]
         assert sequence["trained"][:4] == [0] * 4 and set(sequence["trained"][4:]) == {1}
         assert [part["turn"] for part in sequence["parts"]] == [None, 0]
         assert len(one["call_seconds"]) == 1 and 0 <= one["reward"] <= 1
-    assert told["episodes"][0]["sequences"] == told["episodes"][1]["sequences"], "greedy"
+    assert described["episodes"][0]["sequences"] == described["episodes"][1]["sequences"], "greedy"
 
 
 def test_a_server_that_runs_and_code_that_fails(tmp_path, model):
@@ -83,14 +83,14 @@ def test_what_a_server_of_text_does_not_tell_is_said(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "described"),
     [
         pytest.param(("--split", "test"), "write train or evaluation", id="split"),
         pytest.param(("--url", "http://127.0.0.1:1/v1"), "name the model", id="no model"),
         pytest.param(("--url", "http://127.0.0.1:1/v1", "--model", "m", "--task", 99), "has tasks 0 to 24", id="task"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path, model, more, told):
+def test_options_that_make_no_sense(tmp_path, model, more, described):
     result = run("try", config(tmp_path, model, SUMS), *more)
     assert result.exit_code != 0
-    assert told in " ".join(result.output.replace("│", " ").split())
+    assert described in " ".join(result.output.replace("│", " ").split())

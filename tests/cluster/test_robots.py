@@ -182,11 +182,11 @@ MISTAKES: list[tuple[str, type[HardwareConfig], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "written", "said"), MISTAKES, ids=[case[0] for case in MISTAKES])
-def test_mistakes(name: str, kind: type[HardwareConfig], written: Any, said: str) -> None:
+@pytest.mark.parametrize(("name", "kind", "written", "reported"), MISTAKES, ids=[case[0] for case in MISTAKES])
+def test_mistakes(name: str, kind: type[HardwareConfig], written: Any, reported: str) -> None:
     problems = parse_config(kind, written)
     assert isinstance(problems, list)
-    assert list(map(str, problems)) == [said]
+    assert list(map(str, problems)) == [reported]
 
 
 def test_all_mistakes_are_found_at_once() -> None:
@@ -350,12 +350,12 @@ NOT_FILLED: list[tuple[str, type[HardwareConfig], int, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "declared", "variables", "said"), NOT_FILLED, ids=[case[0] for case in NOT_FILLED]
+    ("name", "kind", "declared", "variables", "reported"), NOT_FILLED, ids=[case[0] for case in NOT_FILLED]
 )
 def test_fill_mistakes(
-    name: str, kind: type[HardwareConfig], declared: int, variables: dict[str, str], said: str
+    name: str, kind: type[HardwareConfig], declared: int, variables: dict[str, str], reported: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(reported)):
         fill_from_environment(kind, [kind(node_rank=7)] * declared, 7, variables)
 
 

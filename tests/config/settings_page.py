@@ -11,7 +11,7 @@ from pathlib import Path
 from roost.config.job import Notation
 from roost.config.notations import loop_train as training_loop
 from roost.config.notations import roll_train as training_roll
-from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.train import SETTINGS, SETTINGS_OF, Setting, default_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-settings.md"
@@ -84,7 +84,7 @@ def _default(name: str) -> str:
 
 def _native(setting: Setting, notation: Notation) -> str:
     same = [f"`{'.'.join(path)}`" for path in setting.native(notation)]
-    return "<br>".join([*same, *(f"from `{path}`" for path in MADE_OF[notation].get(setting.name, ()))])
+    return "<br>".join([*same, *(f"from `{path}`" for path in DERIVED_FROM[notation].get(setting.name, ()))])
 
 
 INTRODUCTION = """\

@@ -12,7 +12,7 @@ from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
 from roost.config.known_keys.tables import Effect
 from roost.config.known_keys.tree import TABLES
-from roost.config.notations.dialects import MADE_OF, defaults, derived
+from roost.config.notations.dialects import DERIVED_FROM, defaults, derived
 from roost.config.notations.loop import read_loop
 from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf import read_rlinf
@@ -41,7 +41,7 @@ def job_with(notation, key):
 
 
 def covered(job, key):
-    """What becomes of a key: the entry for it, or for the subtree that it is in."""
+    """The entry of a key, or of the subtree that it is in."""
     path = tuple(key.split("."))
     return next((use for use in job.keys if path[: len(use.where.path)] == use.where.path), None)
 
@@ -203,7 +203,7 @@ def keys_read(notation, paths, written):
 def test_every_key_said_to_be_read_is_read(notation):
     entries = [entry for entry in TABLES[notation] if entry.known.effect in (Effect.FOLLOWED, Effect.PLACING)]
     patterns = {path for entry in entries for path in entry.patterns() if not path.endswith(".**")}
-    patterns |= {path for paths in MADE_OF[notation].values() for path in paths}
+    patterns |= {path for paths in DERIVED_FROM[notation].values() for path in paths}
     roles = ("actor_train", "actor_infer") if notation is Notation.ROLL else ("",)
     written = {pattern: [pattern.replace("ROLE", role) for role in roles] for pattern in patterns}
     paths = [path for each in written.values() for path in each]
@@ -215,7 +215,7 @@ def test_every_key_said_to_be_read_is_read(notation):
 def test_a_key_stands_once_in_a_table(notation):
     """And nowhere in it if a reader's own table has it, but for keys that count for placing as well."""
     followed = {".".join(path) for setting in SETTINGS.values() for path in setting.native(notation)}
-    followed |= {path for paths in MADE_OF[notation].values() for path in paths}
+    followed |= {path for paths in DERIVED_FROM[notation].values() for path in paths}
     listed = [(path, entry.known) for entry in TABLES[notation] for path in entry.patterns()]
     paths = [path for path, _ in listed]
     assert not sorted({path for path in paths if paths.count(path) > 1})

@@ -178,6 +178,6 @@ def test_a_composed_job_arrives_as_written(config, overrides, changed):
 
 def test_devices_of_a_composed_job(config):
     actor, rollout = read(config).components
-    assert (actor.asks.devices, rollout.asks.devices) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert (actor.requested.devices, rollout.requested.devices) == ([0, 1, 2, 3], [4, 5, 6, 7])
     assert rollout.parallel.tensor == 4
     assert (actor.model.path, actor.model.lora_rank) == ("some/model", 4)

@@ -131,7 +131,7 @@ def test_an_own_task_is_kept_and_said_to_be():
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "reported"),
     [
         ("train_env_manager.tags", None, "names no environments"),
         ("train_env_manager.tags", ["Lakes"], "[6, 2], which does not share out 8 groups among 1 tags"),
@@ -149,9 +149,9 @@ def test_an_own_task_is_kept_and_said_to_be():
         ("custom_envs.Lake.max_steps", None, "custom_envs.Lake.max_steps: is missing"),
     ],
 )
-def test_what_cannot_be_played_is_an_error_at_its_key(path, value, said):
+def test_what_cannot_be_played_is_an_error_at_its_key(path, value, reported):
     _, findings = read(changed(path, value))
-    assert any(said in str(each) for each in findings.errors), findings.found
+    assert any(reported in str(each) for each in findings.errors), findings.found
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_tools_of_an_agent_loop_are_not_used_beside_a_task():
         "train": {"model": "m", "task": {"_target_": "my.Task"}},
     }
     _, findings = read(config)
-    said = "\n".join(str(each) for each in findings.warnings)
-    assert "agentloop.max_turns: is not followed" in said
-    assert "tools.search.topk: is not followed" in said
-    assert "remove train.task, or the tools" in said
+    reported = "\n".join(str(each) for each in findings.warnings)
+    assert "agentloop.max_turns: is not followed" in reported
+    assert "tools.search.topk: is not followed" in reported
+    assert "remove train.task, or the tools" in reported

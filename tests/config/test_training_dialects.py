@@ -1,11 +1,11 @@
-"""What the three notations say in words and numbers of their own, and what of that Roost does not follow."""
+"""Words and numbers of the three notations, and those that Roost does not follow."""
 
 import re
 
 import pytest
 
 from roost.config.job import Notation
-from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
@@ -1099,7 +1099,7 @@ def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, wha
 
 
 def test_the_table_of_what_settings_are_made_of_knows_only_settings():
-    assert all(set(made) <= set(SETTINGS) for made in MADE_OF.values())
+    assert all(set(made) <= set(SETTINGS) for made in DERIVED_FROM.values())
 
 
 OPD = {

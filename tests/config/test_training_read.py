@@ -80,7 +80,7 @@ def written(value):
 
 
 def beside(key):
-    """What a setting means something with: an adapter its rank, a minibatch the batch that it is part of."""
+    """Settings that need another: an adapter its rank, a minibatch its batch."""
     if key.name == "minibatch_size":
         return {
             "prompts_per_step": RolloutSettings().prompts_per_step,

@@ -52,7 +52,7 @@ class Parameter:
 
     @property
     def argument(self) -> str:
-        """How it stands in the usage line."""
+        """The option in the usage line."""
         is_needed = self.info.default is ... or self.metavar.endswith("]")
         return self.metavar if is_needed else f"[{self.metavar}]"
 

@@ -1,4 +1,4 @@
-"""What the tests of SGLang's client have in common: a client and a stand-in, and a request that runs."""
+"""Shared by the tests of SGLang's client: a client and a stand-in, and a request that runs."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ ENDLESS = Sampling(max_tokens=90_000, temperature=0.0)
 OLD = 3  # the sum of the weights that the stand-in starts with
 
 
-def made_by(*weights):
+def completion_versions(*weights):
     """The tokens that follow the prompt when each is made with the given weight."""
     tokens = list(PROMPT)
     for weight in weights:
@@ -44,5 +44,5 @@ async def until(condition):
 async def started(engine, state, tokens=3, request_id="long"):
     """A request without an end that has made some tokens."""
     task = asyncio.create_task(engine.generate(PROMPT, ENDLESS, request_id))
-    await until(lambda: any(one.rid == request_id and len(one.made) >= tokens for one in state.running))
+    await until(lambda: any(one.rid == request_id and len(one.generated) >= tokens for one in state.running))
     return task

@@ -57,7 +57,7 @@ def logprob_of(weight: int, token: int) -> float:
 class Running:
     rid: str
     prompt: list[int]
-    made: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)  # a version, and how many tokens it had made by its end
     is_aborted: bool = False
@@ -118,12 +118,12 @@ class SglangStandIn:
 
     def version_is(self, version: str) -> None:
         for request in self.running:
-            request.marks.append((self.version, len(request.made)))
+            request.marks.append((self.version, len(request.generated)))
         self.version = version
 
     def spans(self, request: Running) -> list[dict[str, Any]]:
         spans, start = [], 0
-        for version, end in [*request.marks, (self.version, len(request.made))]:
+        for version, end in [*request.marks, (self.version, len(request.generated))]:
             if end > start:
                 spans.append({"version": version, "start": start, "end": end})
                 start = end
@@ -132,15 +132,15 @@ class SglangStandIn:
     async def work(self, request: Running, sampling: dict[str, Any]) -> str:
         """Make tokens until the end; why it ended."""
         stops = set(sampling.get("stop_token_ids", ()))
-        while len(request.made) < sampling["max_new_tokens"]:
+        while len(request.generated) < sampling["max_new_tokens"]:
             await asyncio.sleep(TICK)
             if request.is_aborted:
                 return "abort"
             if not self.may_step():
                 continue
             self.cache_of = self.weight
-            token = next_token(self.weight, request.prompt + request.made)
-            request.made.append(token)
+            token = next_token(self.weight, request.prompt + request.generated)
+            request.generated.append(token)
             self.tokens_made += 1
             request.logprobs.append(logprob_of(self.weight, token))
             if token in stops:
@@ -374,20 +374,20 @@ def app_of(server: SglangStandIn) -> FastAPI:
 
 
 def _answer(server: SglangStandIn, request: Running, body: Generate, reason: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": {"type": reason},
         "weight_version": server.version,
     }
     if server.tells_spans:
-        told["weight_versions"] = server.spans(request)
+        described["weight_versions"] = server.spans(request)
     if body.return_logprob:
-        pairs = zip(request.logprobs, request.made, strict=True)
-        told["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        pairs = zip(request.logprobs, request.generated, strict=True)
+        described["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     if body.logprob_start_len == 0:
         scores = [None, *(logprob_of(server.weight, token) for token in request.prompt[1:])]
-        told["input_token_logprobs"] = [[score, t, None] for score, t in zip(scores, request.prompt, strict=True)]
-    return {"text": "", "output_ids": request.made, "meta_info": told}
+        described["input_token_logprobs"] = [[score, t, None] for score, t in zip(scores, request.prompt, strict=True)]
+    return {"text": "", "output_ids": request.generated, "meta_info": described}
 
 
 @contextlib.contextmanager

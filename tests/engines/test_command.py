@@ -8,9 +8,12 @@ import sys
 import pytest
 
 from roost.engines.command import EngineKind, ServerSpec, server_command
+from roost.engines.connect import connect
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.installed import InstalledVllm, read_installed
 from roost.engines.protocol import EngineError
+from roost.engines.sglang import SglangEngine
+from roost.engines.vllm import VllmEngine
 
 OLD, NEW, CPU = InstalledVllm((0, 22), False), InstalledVllm((0, 32), False), InstalledVllm((0, 32), True)
 
@@ -174,3 +177,15 @@ def test_what_an_engine_cannot_be(kind, vllm, fields, message):
 )
 def test_the_installed_release(answer, installed):
     assert read_installed(answer) == installed
+
+
+@pytest.mark.parametrize(("kind", "client"), [("torch", VllmEngine), ("vllm", VllmEngine), ("sglang", SglangEngine)])
+def test_every_kind_has_its_client(kind, client):
+    assert type(connect(EngineKind(kind), "http://127.0.0.1:8123")) is client
+
+
+def test_an_unknown_kind_is_an_error():
+    with pytest.raises(AssertionError, match="llama"):
+        connect("llama", "http://127.0.0.1:8123")
+    with pytest.raises(AssertionError, match="llama"):
+        server_command(ServerSpec("llama", "m"), 8123, "py")

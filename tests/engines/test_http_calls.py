@@ -67,9 +67,9 @@ def test_each_wait_is_twice_the_last_up_to_a_limit_and_half_of_it_is_chance():
 
 
 def test_a_server_that_says_when_to_come_back_is_obeyed():
-    rule = RetryRule(first_wait_s=1.0, longest_wait_s=3.0, longest_told_s=10.0)
-    told = (None, "0", "7", "600", "Fri, 31 Dec 1999 23:59:59 GMT")
-    assert [rule.wait_s(1, chance=1.0, reply=each) for each in told] == [1.0, 1.0, 8.0, 11.0, 1.0]
+    rule = RetryRule(first_wait_s=1.0, longest_wait_s=3.0, longest_retry_after_s=10.0)
+    described = (None, "0", "7", "600", "Fri, 31 Dec 1999 23:59:59 GMT")
+    assert [rule.wait_s(1, chance=1.0, reply=each) for each in described] == [1.0, 1.0, 8.0, 11.0, 1.0]
 
     async def scenario():
         come_back = [(429, "", "Retry-After: 3"), (503, "", "Retry-After: 4"), OK]
@@ -339,12 +339,12 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("said", "message"), MESSAGES)
-def test_the_servers_own_words_are_in_the_error(said, message):
-    assert server_message(json.dumps(said)) == message
+@pytest.mark.parametrize(("reported", "message"), MESSAGES)
+def test_the_servers_own_words_are_in_the_error(reported, message):
+    assert server_message(json.dumps(reported)) == message
 
     async def scenario():
-        async with ScriptedServer((400, json.dumps(said))) as server, calls_to(server.port) as (calls, _):
+        async with ScriptedServer((400, json.dumps(reported))) as server, calls_to(server.port) as (calls, _):
             with pytest.raises(EngineRefused) as raised:
                 await calls.post("/v1/completions", {}, limit_s=HANG_S, about="a prompt of 9 tokens")
             where = f"POST http://127.0.0.1:{server.port}/v1/completions (a prompt of 9 tokens)"

@@ -1,4 +1,4 @@
-"""What a server is started with each time: a seed of its own, and always the same name for its model."""
+"""Each start of a server: a seed of its own, and always the same name for its model."""
 
 import asyncio
 import functools
@@ -73,10 +73,10 @@ def test_servers_of_an_owner_are_started_so(owner, tmp_path):
     spec = bounded(run())
     logs = [tmp_path / "logs" / f"engine-{number}.log" for number in (1, 2)]
     for number, model, log in zip((1, 2), ("m", "/checkpoints/7"), logs, strict=True):
-        told = f"{log.read_text().splitlines()[0]} "
-        assert f" --model {model} " in told
-        assert " --served-model-name m " in told
-        assert f" --seed {spec_of_start(spec, number).seed} " in told
+        described = f"{log.read_text().splitlines()[0]} "
+        assert f" --model {model} " in described
+        assert " --served-model-name m " in described
+        assert f" --seed {spec_of_start(spec, number).seed} " in described
 
 
 def test_a_server_is_not_started_before_the_last_one_has_ended(owner, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.protocol import EngineError
-from roost.engines.server_process import STARTS, PortTaken, ServerProcess, start_ready, wait_ready
+from roost.engines.server_process import STARTS, PortInUse, ServerProcess, start_ready, wait_ready
 from roost.procs.child import left_keepers
 from roost.procs.server_keeper import Ending
 from tests.limits import HANG_S
@@ -238,13 +238,13 @@ async def test_a_server_that_is_suspended_while_it_starts_is_not_waited_for(spec
 
 async def test_while_a_server_starts_the_end_of_its_log_is_reported(spec, tmp_path):
     process = await ServerProcess.start(spec("never-ready"), tmp_path)
-    said = []
-    waiting = asyncio.create_task(wait_ready(process, HANG_S, said.append, report_every=0.1))
-    while not any("loading a model" in line for line in said) and not waiting.done():
+    reported = []
+    waiting = asyncio.create_task(wait_ready(process, HANG_S, reported.append, report_every=0.1))
+    while not any("loading a model" in line for line in reported) and not waiting.done():
         await asyncio.sleep(0.05)
     waiting.cancel()
     await process.stop()
-    assert "engine: starting for" in said[0]
+    assert "engine: starting for" in reported[0]
 
 
 async def test_an_interpreter_that_is_not_there(tmp_path):
@@ -283,7 +283,7 @@ async def test_another_port_is_tried_where_one_is_taken(spec, tmp_path, taken_po
 
 
 async def test_ports_are_not_tried_for_ever(spec, tmp_path, taken_port):
-    with pytest.raises(PortTaken, match=f"port {taken_port} was taken"):
+    with pytest.raises(PortInUse, match=f"port {taken_port} was taken"):
         await start_ready(
             spec(), tmp_path, HANG_S, start=lambda spec, folder: ServerProcess.start(spec, folder, taken_port)
         )

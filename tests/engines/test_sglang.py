@@ -18,14 +18,14 @@ from roost.engines.protocol import (
     Sampling,
     VersionSpan,
 )
-from tests.engines.sglang_scenarios import OLD, PROMPT, made_by, on_standin, started, until
+from tests.engines.sglang_scenarios import OLD, PROMPT, completion_versions, on_standin, started, until
 from tests.engines.sglang_standin import logprob_of
 
 
 def test_what_is_generated_comes_back_with_log_probabilities_and_versions():
     async def scenario(engine, state):
         done = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
-        assert done.token_ids == made_by(OLD, OLD, OLD, OLD)
+        assert done.token_ids == completion_versions(OLD, OLD, OLD, OLD)
         assert done.logprobs == pytest.approx([logprob_of(OLD, token) for token in done.token_ids])
         assert done.finish is Finish.LENGTH
         assert done.versions == (VersionSpan(0, 0, 4),)
@@ -93,7 +93,7 @@ def test_asleep_with_the_weights_kept():
     async def scenario(engine, state):
         await engine.sleep(1)
         await engine.wake()
-        assert (await engine.generate(PROMPT, Sampling(max_tokens=1))).token_ids == made_by(OLD)
+        assert (await engine.generate(PROMPT, Sampling(max_tokens=1))).token_ids == completion_versions(OLD)
 
     on_standin(scenario, enable_weights_cpu_backup=True)
 

@@ -20,7 +20,7 @@ from roost.engines.weights.payload import (
     TensorInfo,
     WeightPayload,
 )
-from tests.engines.sglang_scenarios import OLD, PROMPT, made_by, on_standin, started, until
+from tests.engines.sglang_scenarios import OLD, PROMPT, completion_versions, on_standin, started, until
 from tests.engines.sglang_standin import read_payload
 
 NEW = 30  # the sum of the weights after an update
@@ -30,7 +30,7 @@ INVITATION = GroupInvitation("127.0.0.1", 29500, 1, 2, "nccl", "learner-to-engin
 
 
 def handle(value, device=3):
-    """What torch's reduction gives for a tensor on a device: 14 values, of which the seventh is the device."""
+    """Result of torch's reduction of a device tensor: 14 values, of which the seventh is the device."""
     return {"GPU-one": (value, None, None, None, None, None, device, *[None] * 7)}
 
 
@@ -59,7 +59,7 @@ def test_time_shared_with_the_learner():
         assert state.waiting == 1 and not state.running  # nothing is worked on before all is there
         await engine.wake([Part.KV_CACHE])
         done = await queued
-        assert done.token_ids == made_by(NEW, NEW)
+        assert done.token_ids == completion_versions(NEW, NEW)
         assert done.versions == (VersionSpan(1, 0, 2),)
         assert await engine.version() == 1
         await engine.wake()  # awake already: nothing is asked of the server, which would die of it
@@ -89,7 +89,7 @@ def test_disjoint_from_the_learner_with_requests_finished_first():
         await engine.resume()
         assert (await running).versions == (VersionSpan(0, 0, 40),)
         assert (await late).versions == (VersionSpan(1, 0, 2),)
-        assert (await late).token_ids == made_by(NEW, NEW)
+        assert (await late).token_ids == completion_versions(NEW, NEW)
         await engine.leave_group()
         assert state.group is None
 
@@ -101,17 +101,17 @@ def test_held_requests_go_on_with_the_new_weights_and_tell_which_tokens_they_mad
         task = await started(engine, state)
         await engine.pause(InFlight.HOLD)
         assert state.paused == "in_place"  # with what it has in its cache
-        made = len(state.running[0].made)
+        generated = len(state.running[0].generated)
         await send(engine)
-        assert len(state.running[0].made) <= made + 1
-        at_change = len(state.running[0].made)
+        assert len(state.running[0].generated) <= generated + 1
+        at_change = len(state.running[0].generated)
         await engine.resume()
-        await until(lambda: len(state.running[0].made) > at_change + 2)
+        await until(lambda: len(state.running[0].generated) > at_change + 2)
         await engine.abort()
         done = await task
         assert done.versions == (VersionSpan(0, 0, at_change), VersionSpan(1, at_change, len(done.token_ids)))
         after = len(done.token_ids) - at_change
-        assert done.token_ids == made_by(*[OLD] * at_change, *[NEW] * after)
+        assert done.token_ids == completion_versions(*[OLD] * at_change, *[NEW] * after)
 
     on_standin(scenario)
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_from_disk(tmp_path):
     async def scenario(engine, state):
         await engine.load_checkpoint(str(tmp_path), version=4)
         done = await engine.generate(PROMPT, Sampling(max_tokens=2))
-        assert (done.token_ids, done.versions) == (made_by(NEW, NEW), (VersionSpan(4, 0, 2),))
+        assert (done.token_ids, done.versions) == (completion_versions(NEW, NEW), (VersionSpan(4, 0, 2),))
         with pytest.raises(UpdateFailed, match="holds no weights"):
             await engine.load_checkpoint(str(tmp_path / "none"), version=5)
         assert await engine.version() == 4
@@ -244,7 +244,7 @@ def test_setting_the_version_ends_no_request():
         task = await started(engine, state)
         await engine.set_version(8)
         at_change = state.running[0].marks[0][1]
-        await until(lambda: len(state.running[0].made) > at_change)
+        await until(lambda: len(state.running[0].generated) > at_change)
         await engine.abort()
         assert [span.version for span in (await task).versions] == [0, 8]
 

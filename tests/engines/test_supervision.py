@@ -35,12 +35,12 @@ EXAMINED = [
 
 @pytest.mark.parametrize(("script", "is_well"), EXAMINED)
 def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
-    said = []
+    reported = []
 
     async def scenario():
         pool = FleetMembers([OwnerOfWhatRuns()])
         (member,) = pool.members.values()
-        supervisor = Supervisor(pool, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=said.append)
+        supervisor = Supervisor(pool, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=reported.append)
         async with ScriptedServer(*script) as server:
             engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
             member._engine, member.standing = engine, EngineState.READY
@@ -50,12 +50,12 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
             await member.disconnect()
 
     bounded(scenario())
-    assert said[:1] == ([] if is_well else ["one is lost: it does not answer"])
+    assert reported[:1] == ([] if is_well else ["one is lost: it does not answer"])
 
 
 def test_a_member_that_is_lost_is_not_lost_again():
     """A check of its weights and the watch may both find it wrong: it is started once."""
-    recovered, said = [], []
+    recovered, reported = [], []
 
     async def recover(member):
         recovered.append(member.name)
@@ -64,7 +64,7 @@ def test_a_member_that_is_lost_is_not_lost_again():
         pool = FleetMembers([OwnerOfWhatRuns()])
         (member,) = pool.members.values()
         member.standing = EngineState.READY
-        supervisor = Supervisor(pool, Watchfulness(), recover, said.append)
+        supervisor = Supervisor(pool, Watchfulness(), recover, reported.append)
         for why in ("its process is gone", "it no longer has its weights"):
             await supervisor.lose(member, why)
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ def test_a_member_that_is_lost_is_not_lost_again():
         return member.last_error, len(member.restarts)
 
     assert bounded(scenario()) == ("its process is gone", 1)
-    assert (recovered, said[:1]) == (["one"], ["one is lost: its process is gone"])
+    assert (recovered, reported[:1]) == (["one"], ["one is lost: its process is gone"])
 
 
 def test_a_check_of_weights_passes_over_a_member_that_was_disconnected():

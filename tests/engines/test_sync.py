@@ -65,8 +65,8 @@ def release_by(route):
 def test_tokens_are_put_down_to_the_release_by_every_route(route, routes, tmp_path):
     # Without the route for tokens no server tells spans, so the client's own count is what tokens are put down to.
     with running_standin(routes, opens_token_route=False) as (url, server):
-        told = [None, {"6": {"logprob": -0.5}}]
-        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": told}]}
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
         plain = type(server).on_v1_completions
         server.on_v1_completions = lambda asked: (
             (200, scored) if "prompt_logprobs" in asked.body else plain(server, asked)
@@ -96,8 +96,8 @@ def test_an_update_that_did_not_take_is_reported_with_what_is_done_instead(tmp_p
     found = brought_by_probe(tmp_path, baseline=0.0)
     assert [text for text in found if "http" not in text] == []
     off = "the probe (log-probabilities of fixed tokens) is off by 1.5, and 0.1 is allowed"
-    told = [text.replace(text[text.index("http") : text.index(" does not")], "URL") for text in found]
-    assert told == [
+    described = [text.replace(text[text.index("http") : text.index(" does not")], "URL") for text in found]
+    assert described == [
         f"one failed to load version 7 by {route}: URL does not answer with the new weights: {off}; {instead}"
         for route, instead in [
             ("shared device", "next: reload from disk"),
@@ -112,11 +112,11 @@ def test_an_update_is_judged_relative_to_the_mismatch_with_equal_weights(tmp_pat
 
 
 def brought_by_probe(tmp_path, baseline):
-    """What is reported when an engine's answers are 1.5 from the learner's, whatever it is sent."""
-    said = []
+    """The report on an engine whose answers are 1.5 from the learner's, whatever it is sent."""
+    reported = []
     with running_standin(NEW, opens_token_route=False) as (url, server):
-        told = [None, {"6": {"logprob": -0.5}}]
-        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": told}]}
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
         server.on_v1_completions = lambda asked: (200, scored)
 
         async def scenario():
@@ -125,13 +125,15 @@ def brought_by_probe(tmp_path, baseline):
             member.standing, member.baseline = EngineState.UPDATING, baseline
             member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
             update = WeightUpdate(7, probe, SentByAnother(WeightRoute.DEVICE), "checkpoint")
-            sync = WeightSync(update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, said.append)
+            sync = WeightSync(
+                update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, reported.append
+            )
             async with asyncio.timeout(HANG_S):
                 await sync.bring([member])
             await member.disconnect()
 
         asyncio.run(scenario())
-    return said
+    return reported
 
 
 ASLEEP = [

@@ -1,4 +1,4 @@
-"""Which version a request is put down to, by what it lived through until its answer came."""
+"""Version of a request, by the updates between its start and its answer."""
 
 import pytest
 

@@ -305,10 +305,10 @@ SLEEPS = [
 ]
 
 
-@pytest.mark.parametrize(("asked_for", "told", "can"), SLEEPS)
-def test_whether_it_sleeps_is_not_read_from_the_route(asked_for, told, can):
+@pytest.mark.parametrize(("asked_for", "described", "can"), SLEEPS)
+def test_whether_it_sleeps_is_not_read_from_the_route(asked_for, described, can):
     async def scenario(engine, state):
-        state.sleeps = told
+        state.sleeps = described
         assert (await engine.capabilities()).can_sleep is can
 
     on_standin(scenario, sleeps=asked_for)

@@ -28,13 +28,13 @@ def test_the_model_plays_what_the_config_says(tmp_path, monkeypatch):
     assert AutoConfig.from_pretrained(tmp_path).vocab_size == len(tokenizer)
     scenario, words = load_scenario(job.training.task, str(tmp_path)), ["Up", "G", "Left", "Down"]
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         assert tokenizer.unk_token_id not in token_ids
         assert max_tokens == 1
         return completion(tokenizer(words[turn]).input_ids, finish=Finish.LENGTH)
 
     async def playing():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         score = await scenario.run_episode(scenario.task(Split.TRAIN, 0), transcript)
         return score, transcript
 

@@ -68,12 +68,12 @@ def test_answers_are_scored_by_the_rule_of_the_notation(name, model, monkeypatch
     right = int(task.data["ground_truth"])
 
     async def scored(number):
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             assert tokenizer.unk_token_id not in token_ids
             return completion(tokenizer(f"Answer:\n\n\\boxed{{{number}}}<end>").input_ids, finish=Finish.STOP)
 
-        said = await scenario.run_episode(task, Transcript(draw))
-        return await reward.score(Answer(task, said.shown))
+        reported = await scenario.run_episode(task, Transcript(sample))
+        return await reward.score(Answer(task, reported.shown))
 
     async def both():
         try:

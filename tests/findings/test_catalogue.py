@@ -138,7 +138,7 @@ class Runs(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs():
-    """What all examples give; one that crashes fails its own test, not those of the others."""
+    """Findings of all examples; one that crashes fails its own test, not those of the others."""
     found, crashed = {}, {}
     with traced() as lines:
         for example in (case.values[0] for case in EXAMPLES):

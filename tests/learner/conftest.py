@@ -4,7 +4,7 @@ import torch
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.heads import POLICY
 from roost.learner.learner import Learner
-from tests.learner.drawn import CPU, settings_of
+from tests.learner.random_samples import CPU, settings_of
 
 
 @pytest.fixture(scope="session", autouse=True)

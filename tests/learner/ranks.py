@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.heads import POLICY
 from roost.learner.learner import Learner
-from tests.learner.drawn import CPU
+from tests.learner.random_samples import CPU
 from tests.limits import HANG_S
 
 
@@ -57,21 +57,27 @@ def learn_and_keep(rank, settings, shares, totals, folder, head=POLICY):
     folder = Path(folder)
     learner = Learner(settings, CPU, head)
     say = learner.score if head is POLICY else learner.values
-    told = []
+    learnt = []
     for number, (share, total) in enumerate(zip(shares, totals, strict=True)):
         say(share[rank])
         learner.offload()
         learner.load()
-        told.append(learner.learn(share[rank], total))
+        learnt.append(learner.learn(share[rank], total))
         if number == len(shares) - 2:
             learner.save(folder / "before last")
-    said = say(shares[0][rank])
+    reported = say(shares[0][rank])
     learner.export(folder / "export")
     learner.wait_saved()
     again = Learner(settings, CPU, head)
     again.restore(folder / "before last")
-    told_again = again.learn(shares[-1][rank], totals[-1])
-    return {"told": told, "told again": told_again, "said": said, "weights": weights(learner), "again": weights(again)}
+    learnt_again = again.learn(shares[-1][rank], totals[-1])
+    return {
+        "learnt": learnt,
+        "learnt again": learnt_again,
+        "said": reported,
+        "weights": weights(learner),
+        "again": weights(again),
+    }
 
 
 def learn_and_read(rank, settings, shares, totals, folder):

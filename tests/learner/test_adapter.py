@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from roost.config.train import AdapterSettings
 from roost.learner.export import whole_bytes
 from roost.learner.learner import Learner
-from tests.learner.drawn import CPU, assert_equal, drawn_samples, settings_of, totals_of
+from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of
 
-SAMPLES = drawn_samples(12, 5, 9, 40)
+SAMPLES = random_samples(12, 5, 9, 40)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_packed_sequences_are_as_each_alone(lengths, window):
 
 
 def _alone(query, key, value, window):
-    """What one sequence attends to: itself and what came before, no further back than the window."""
+    """Positions that a sequence attends to: itself and what came before, no further back than the window."""
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     places = torch.arange(query.shape[2])
     distance = places[:, None] - places[None, :]

@@ -8,16 +8,16 @@ import torch
 from roost.config.train import AdapterSettings
 from roost.learner.checksums import SUMS, check_sums
 from roost.procs.files import UNFINISHED, DiskFull
-from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
 from tests.small_disk import small_disk
 
-BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
 
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=4)], ids=["all weights", "adapter"])
 @pytest.mark.parametrize("done", [0, 2], ids=["before the first step", "later"])
 def test_a_restored_run_is_the_uninterrupted_one(learner, tmp_path, adapter, done):
-    expected, told = trained(learner(adapter=adapter), *BATCHES)
+    expected, described = trained(learner(adapter=adapter), *BATCHES)
     first = learner(adapter=adapter)
     for samples in BATCHES[:done]:
         first.learn(samples, totals_of(samples))
@@ -29,7 +29,7 @@ def test_a_restored_run_is_the_uninterrupted_one(learner, tmp_path, adapter, don
     assert second.step == done
     weights, told_too = trained(second, *BATCHES[done:])
     assert_equal(weights, expected)
-    assert told_too == told
+    assert told_too == described
 
 
 def test_a_checkpoint_of_an_adapter_is_small(learner, tmp_path):

@@ -1,4 +1,4 @@
-"""What is different on a GPU: flash attention, memory that is really free, copies beside the computing."""
+"""Learners on a GPU: flash attention, memory that is really free, copies beside the computing."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,13 @@ import torch
 
 from roost.learner.attention import Segments, _by_length, _can_flash, _flash
 from roost.learner.learner import Learner
-from tests.learner.drawn import assert_equal, drawn_samples, settings_of, totals_of, trained
+from tests.learner.random_samples import assert_equal, random_samples, settings_of, totals_of, trained
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_flash_attention_is_as_each_sequence_alone(device, window):
 def test_a_gpu_learns_as_the_host_does(models, device, compute, compiles):
     settings = settings_of(models(), compute_dtype=compute, compile=compiles)
     _, expected = trained(Learner(settings_of(models()), torch.device("cpu")), *BATCHES)
-    _, told = trained(Learner(settings, device), *BATCHES)
-    assert told == pytest.approx(expected, rel=1e-3 if compute == "float32" else 0.1, abs=1e-2)
+    _, described = trained(Learner(settings, device), *BATCHES)
+    assert described == pytest.approx(expected, rel=1e-3 if compute == "float32" else 0.1, abs=1e-2)
 
 
 def test_offloading_frees_the_device_and_changes_nothing(models, device, tmp_path):

@@ -12,7 +12,7 @@ from roost.config.train import ImportanceSamplingLevel, LossAggregation, LossSet
 from roost.config.train_choices import Divergence
 from roost.learner.learner import Learner
 from roost.learner.losses import distillation_losses
-from tests.learner.drawn import CPU, assert_equal, drawn_samples, settings_of, totals_of, trained
+from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of, trained
 
 
 def softmax(logits):
@@ -101,8 +101,8 @@ def taught(models):
     model = models("qwen2", hidden_size=48)
 
     def samples(top_k):
-        plain = [dataclasses.replace(each, advantages=np.ones_like(each.advantages)) for each in drawn_samples(12, 9)]
-        plain += drawn_samples(3, seed=7)  # a prompt alone: nothing is predicted
+        plain = [dataclasses.replace(each, advantages=np.ones_like(each.advantages)) for each in random_samples(12, 9)]
+        plain += random_samples(3, seed=7)  # a prompt alone: nothing is predicted
         found = Learner(settings_of(model), CPU, learns=False).distributions(plain, top_k, vocabulary=250)
         return [dataclasses.replace(each, distribution=one) for each, one in zip(plain, found, strict=True)]
 
@@ -116,7 +116,7 @@ def test_a_learner_learns_from_the_most_likely_tokens(models, taught, divergence
     distillation = Distillation(weight=0.7, divergence=divergence, top_k=top_k, temperature=1.5)
     loss = dataclasses.replace(SUPERVISED, distillation=distillation)
     learner, rows = Learner(settings_of(models(), loss=loss), CPU), samples(top_k)
-    told = learner.learn(rows, totals_of(rows))
+    described = learner.learn(rows, totals_of(rows))
     apart, nll = [], []
     for sample in rows[:2]:
         own, other = (logits_of(model, sample) for model in (models(), teacher))
@@ -126,12 +126,12 @@ def test_a_learner_learns_from_the_most_likely_tokens(models, taught, divergence
         kept = (np.take_along_axis(each, tokens, -1) for each in (own, other))
         apart += [expected(*kept, distillation)]
     divergence, supervised = np.concatenate(apart).mean(), np.concatenate(nll).mean()
-    assert told["distillation"] == pytest.approx(divergence, rel=1e-3)
-    assert told["policy_loss"] == pytest.approx(supervised, rel=1e-4)
-    assert told["loss"] == pytest.approx(0.3 * supervised + 0.7 * divergence, rel=1e-3)
+    assert described["distillation"] == pytest.approx(divergence, rel=1e-3)
+    assert described["policy_loss"] == pytest.approx(supervised, rel=1e-4)
+    assert described["loss"] == pytest.approx(0.3 * supervised + 0.7 * divergence, rel=1e-3)
     for _ in range(3):
         later = learner.learn(rows, totals_of(rows))
-    assert later["loss"] < told["loss"]
+    assert later["loss"] < described["loss"]
 
 
 @pytest.mark.parametrize("changes", [{"micro_batch_tokens": 1}, {"logit_tokens": 1000}], ids=str)
@@ -140,14 +140,14 @@ def test_how_the_work_is_cut_changes_nothing(models, taught, changes):
     rows = samples(8)
     loss = dataclasses.replace(SUPERVISED, distillation=Distillation())
     settings = settings_of(models(), loss=loss)
-    whole, told = trained(Learner(settings, CPU), rows, rows)
+    whole, described = trained(Learner(settings, CPU), rows, rows)
     cut, told_too = trained(Learner(dataclasses.replace(settings, **changes), CPU), rows, rows)
     assert_equal(cut, whole, 1e-5)
-    assert told_too == pytest.approx(told, rel=1e-4, abs=1e-5)
+    assert told_too == pytest.approx(described, rel=1e-4, abs=1e-5)
 
 
 def test_distillation_needs_the_teachers_distribution(models):
     loss = dataclasses.replace(SUPERVISED, distillation=Distillation())
-    rows = drawn_samples(9)
+    rows = random_samples(9)
     with pytest.raises(ValueError, match="needs the distribution of a teacher"):
         Learner(settings_of(models(), loss=loss), CPU).learn(rows, totals_of(rows))

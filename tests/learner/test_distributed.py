@@ -13,15 +13,15 @@ from roost.learner.checksums import check_sums
 from roost.learner.distributed import close_distributed, init_distributed, most, together
 from roost.learner.heads import POLICY, VALUE, Head
 from roost.learner.learner import Learner
-from tests.learner.drawn import CPU, drawn_samples, settings_of, totals_of
+from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, learn_and_read, moments, on_ranks, weights
 from tests.limits import HANG_S
 
 # For each step the samples of rank 0 and of rank 1: of other numbers and lengths, once none at all.
 SHARES = [
-    (drawn_samples(12, 5, 40, 9, seed=1), drawn_samples(7, seed=2)),
-    (drawn_samples(30, 30, seed=3), []),
-    (drawn_samples(6, seed=4), drawn_samples(31, 5, 17, seed=5)),
+    (random_samples(12, 5, 40, 9, seed=1), random_samples(7, seed=2)),
+    (random_samples(30, 30, seed=3), []),
+    (random_samples(6, seed=4), random_samples(31, 5, 17, seed=5)),
 ]
 TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 
@@ -52,7 +52,7 @@ class Case:
         return Learner(self.settings, CPU, self.head)
 
     @functools.cached_property
-    def told(self):
+    def learnt(self):
         return [
             self.alone.learn([*one, *other], total)
             for (one, other), total in zip(self.shares, self.totals, strict=True)
@@ -81,7 +81,7 @@ def ranks(cases, tmp_path_factory):
     for name, case in cases.items():
         arguments = (case.settings, case.shares, case.totals, str(case.folder))
         if name in CHANGES:
-            assert case.told
+            assert case.learnt
             case.alone.save(case.folder / "of one")
             case.alone.wait_saved()
             works[name] = (learn_and_read, *arguments)
@@ -95,19 +95,19 @@ def ranks(cases, tmp_path_factory):
 @pytest.mark.parametrize("name", CHANGES)
 def test_two_ranks_are_as_one(cases, ranks, name):
     case, ranks = cases[name], ranks[name]
-    settings, folder, alone, told = case.settings, case.folder, case.alone, case.told
+    settings, folder, alone, learnt = case.settings, case.folder, case.alone, case.learnt
     for number, rank in enumerate(ranks):
         near(rank["weights"], weights(alone), 1e-5)
         for one, other in zip(rank["said"], alone.score(case.shares[0][number]), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
-        assert rank["told"] == ranks[0]["told"]
-    for one, other in zip(ranks[0]["told"], told, strict=True):
+        assert rank["learnt"] == ranks[0]["learnt"]
+    for one, other in zip(ranks[0]["learnt"], learnt, strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
         assert one["grad/norm"] == pytest.approx(other["grad/norm"], rel=1e-5)
 
     for rank in ranks:
         near(rank["again"], rank["weights"], 0)
-        assert rank["told again"] == rank["told"][-1]
+        assert rank["learnt again"] == rank["learnt"][-1]
         near(rank["read"]["weights"], weights(alone), 0)
         near(rank["read"]["moments"], moments(alone), 0)
         assert rank["read"]["step"] == len(case.shares)
@@ -127,12 +127,12 @@ def test_two_ranks_are_as_one(cases, ranks, name):
 @pytest.mark.parametrize("name", ["critic in bfloat16", "adapter in bfloat16"])
 def test_two_ranks_in_bfloat16_are_near_one(cases, ranks, name):
     case, (one, other) = cases[name], ranks[name]
-    for told, total, figures in zip(one["told"], case.totals, case.told, strict=True):
-        assert told["skipped"] == 0
+    for learnt, total, figures in zip(one["learnt"], case.totals, case.learnt, strict=True):
+        assert learnt["skipped"] == 0
         for figure, alone in figures.items():
             # Rounding, which depends on the machine, may bring one token to the other side of a bound.
             tolerance = 1.01 / total.tokens if figure.startswith("clipped") else 1e-3
-            assert told[figure] == pytest.approx(alone, rel=0.05, abs=tolerance), figure
+            assert learnt[figure] == pytest.approx(alone, rel=0.05, abs=tolerance), figure
     near(one["again"], other["weights"], 0)
 
 
@@ -166,6 +166,6 @@ def agree_in_file(rank, file):
 
 
 def agree_and_look(rank):
-    """What the ranks agree on, and the addresses at which this rank's process accepts connections."""
+    """Agreement of the ranks, and the addresses at which this rank's process accepts connections."""
     connections = psutil.Process().net_connections("tcp")
     return most(rank), [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]

@@ -10,7 +10,15 @@ from transformers import AutoModelForCausalLM, Lfm2Config
 from roost.config.train import AdapterSettings, LossSettings, OptimizerSettings
 from roost.learner.heads import VALUE
 from roost.learner.learner import Learner
-from tests.learner.drawn import CPU, assert_equal, drawn_sample, drawn_samples, settings_of, totals_of, trained
+from tests.learner.random_samples import (
+    CPU,
+    assert_equal,
+    random_sample,
+    random_samples,
+    settings_of,
+    totals_of,
+    trained,
+)
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 
@@ -25,7 +33,7 @@ def alone(model, sample, temperature):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_score_as_they_do_alone(learner, models, family):
-    samples = drawn_samples(12, 5, 9, 40, 6)
+    samples = random_samples(12, 5, 9, 40, 6)
     scored = learner(family, temperature=0.7).score(samples)
     for sample, logprobs in zip(samples, scored, strict=True):
         np.testing.assert_allclose(logprobs[1:], alone(models(family), sample, 0.7), atol=1e-5)
@@ -35,7 +43,7 @@ def test_packed_samples_score_as_they_do_alone(learner, models, family):
 def test_a_window_is_as_in_transformers(models):
     sizes = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0}
     model = models("qwen2", **sizes)
-    samples = drawn_samples(12, 3, 9)
+    samples = random_samples(12, 3, 9)
     scored = Learner(settings_of(model), CPU).score(samples)
     without = Learner(settings_of(models("qwen2")), CPU).score(samples)
     for sample, logprobs in zip(samples, scored, strict=True):
@@ -53,18 +61,18 @@ def test_a_window_is_as_in_transformers(models):
     ],
 )
 def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
-    samples = drawn_samples(12, 5, 9, 40, 6)
-    expected, told = trained(learner(family), samples, samples)
+    samples = random_samples(12, 5, 9, 40, 6)
+    expected, described = trained(learner(family), samples, samples)
     weights, told_too = trained(learner(family, **changes), samples, samples)
     assert_equal(weights, expected, 1e-5)
-    assert told_too == pytest.approx(told, rel=1e-4, abs=1e-5)
+    assert told_too == pytest.approx(described, rel=1e-4, abs=1e-5)
 
 
 def test_no_more_logits_at_a_time_than_allowed(learner):
     one = learner(logit_tokens=7, micro_batch_tokens=64)
     sizes = []
     one.module.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape[0]))
-    samples = drawn_samples(40, 20)
+    samples = random_samples(40, 20)
     one.learn(samples, totals_of(samples))
     made = sum(sample.num_generated for sample in samples)
     assert max(sizes) == 7
@@ -73,13 +81,13 @@ def test_no_more_logits_at_a_time_than_allowed(learner):
 
 def test_learning_makes_good_samples_likelier(learner):
     one = learner()
-    good = dataclasses.replace(drawn_sample(0, 20), advantages=np.full(20, 1, np.float32))
-    bad = dataclasses.replace(drawn_sample(1, 20), advantages=np.full(20, -1, np.float32))
+    good = dataclasses.replace(random_sample(0, 20), advantages=np.full(20, 1, np.float32))
+    bad = dataclasses.replace(random_sample(1, 20), advantages=np.full(20, -1, np.float32))
     before = one.score([good, bad])
     samples = [dataclasses.replace(sample, old_logprobs=old) for sample, old in zip([good, bad], before, strict=True)]
-    told = one.learn(samples, totals_of(samples))
+    described = one.learn(samples, totals_of(samples))
     after = one.score([good, bad])
-    assert told["ratio"] == pytest.approx(1, abs=1e-5), "what is scored is what is learnt from"
+    assert described["ratio"] == pytest.approx(1, abs=1e-5), "what is scored is what is learnt from"
     assert after[0].sum() > before[0].sum()
     assert after[1].sum() < before[1].sum()
 
@@ -93,32 +101,32 @@ def test_learning_makes_good_samples_likelier(learner):
     ],
 )
 def test_the_norm_is_told_as_it_was_and_clipped_in_the_step(learner, limit, kept):
-    samples = drawn_samples(20, 20)
+    samples = random_samples(20, 20)
     settings = OptimizerSettings(max_grad_norm=limit, warmup_steps=2, learning_rate=1e-3)
     one = learner(optimizer=settings)
-    told = one.learn(samples, totals_of(samples))
-    assert told["grad/norm"] > 0.02
-    assert told["lr"] == 0.5e-3, "the first of two steps of warm-up"
+    described = one.learn(samples, totals_of(samples))
+    assert described["grad/norm"] > 0.02
+    assert described["lr"] == 0.5e-3, "the first of two steps of warm-up"
     # The first moment is a tenth of the first gradient.
     learnt = torch.cat([state["exp_avg"].flatten() for state in one._optimizer.state.values()]).norm() * 10
-    assert float(learnt) == pytest.approx(kept or told["grad/norm"], rel=1e-3)
+    assert float(learnt) == pytest.approx(kept or described["grad/norm"], rel=1e-3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=["nan", "inf"])
 def test_what_is_no_number_is_not_learnt(learner, bad):
     one = learner()
-    samples = drawn_samples(12, 9)
+    samples = random_samples(12, 9)
     spoilt = [dataclasses.replace(samples[0], advantages=samples[0].advantages * bad), samples[1]]
     expected, _ = trained(learner(), samples)
-    told = one.learn(spoilt, totals_of(spoilt))
-    assert (told["skipped"], one.skipped, one.step) == (1, 1, 0)
-    weights, told = trained(one, samples)
-    assert (told["skipped"], one.skipped, one.step) == (0, 1, 1)
+    described = one.learn(spoilt, totals_of(spoilt))
+    assert (described["skipped"], one.skipped, one.step) == (1, 1, 0)
+    weights, described = trained(one, samples)
+    assert (described["skipped"], one.skipped, one.step) == (0, 1, 1)
     assert_equal(weights, expected)
 
 
 def test_a_step_that_failed_half_way_leaves_no_gradients(learner):
-    one, samples = learner(), drawn_samples(31, 30)  # the longer one goes first
+    one, samples = learner(), random_samples(31, 30)  # the longer one goes first
     broken = [samples[0], dataclasses.replace(samples[1], old_logprobs=None)]
     with pytest.raises(ValueError, match="log-probabilities"):
         one.learn(broken, totals_of(broken))
@@ -126,17 +134,17 @@ def test_a_step_that_failed_half_way_leaves_no_gradients(learner):
 
 
 def test_samples_that_nothing_was_made_of(learner):
-    empty = drawn_sample(0, 3)
-    one, expected = learner(), learner().score(drawn_samples(9))[0]
-    scored = one.score([empty, *drawn_samples(9)])
+    empty = random_sample(0, 3)
+    one, expected = learner(), learner().score(random_samples(9))[0]
+    scored = one.score([empty, *random_samples(9)])
     assert scored[0].tolist() == [0, 0, 0]
     assert scored[1].tolist() == expected.tolist()
     assert one.score([]) == []
-    assert one.learn([empty], totals_of(drawn_samples(9)))["tokens"] == 0
+    assert one.learn([empty], totals_of(random_samples(9)))["tokens"] == 0
 
 
 def test_bfloat16_is_near_float32(learner):
-    samples = drawn_samples(12, 5, 9)
+    samples = random_samples(12, 5, 9)
     exact, near = learner().score(samples), learner(compute_dtype="bfloat16").score(samples)
     difference = max(abs(one - other).max() for one, other in zip(exact, near, strict=True))
     assert 0 < difference < 0.1
@@ -146,22 +154,22 @@ def test_bfloat16_is_near_float32(learner):
 
 
 def test_entropy_is_learnt_only_where_asked(learner):
-    samples = drawn_samples(12, 9)
+    samples = random_samples(12, 9)
     plain = learner()
-    told = plain.learn(samples, totals_of(samples))
+    described = plain.learn(samples, totals_of(samples))
     spread = learner(loss=LossSettings(entropy_coef=1.0))
     told_too = spread.learn(samples, totals_of(samples))
-    assert told["entropy"] == told_too["entropy"] > 0
-    assert told_too["loss"] == pytest.approx(told["policy_loss"] - told["entropy"], rel=1e-5)
+    assert described["entropy"] == told_too["entropy"] > 0
+    assert told_too["loss"] == pytest.approx(described["policy_loss"] - described["entropy"], rel=1e-5)
     assert spread.learn(samples, totals_of(samples))["entropy"] > plain.learn(samples, totals_of(samples))["entropy"]
 
 
 def test_a_critic_learns_what_to_expect(learner):
     critic = learner(head=VALUE)
     samples = [
-        dataclasses.replace(sample, values=said, returns=np.full(len(sample), 2, np.float32))
-        for sample in drawn_samples(12, 5, 9)
-        for said in critic.values([sample])
+        dataclasses.replace(sample, values=reported, returns=np.full(len(sample), 2, np.float32))
+        for sample in random_samples(12, 5, 9)
+        for reported in critic.values([sample])
     ]
     errors = [critic.learn(samples, totals_of(samples))["squared_error"] for _ in range(5)]
     assert errors == sorted(errors, reverse=True)
@@ -209,9 +217,9 @@ def test_a_model_that_mixes_packed_sequences_is_refused(tmp_path):
 
 def test_one_that_only_scores_has_no_moments_and_does_not_learn(learner, models):
     scorer = Learner(settings_of(models()), CPU, learns=False)
-    samples = drawn_samples(9, 12)
-    for said, expected in zip(scorer.score(samples), learner().score(samples), strict=True):
-        assert said.tolist() == expected.tolist()
+    samples = random_samples(9, 12)
+    for reported, expected in zip(scorer.score(samples), learner().score(samples), strict=True):
+        assert reported.tolist() == expected.tolist()
     assert not scorer._optimizer.state
     with pytest.raises(ValueError, match="only scores"):
         scorer.learn(samples, totals_of(samples))
@@ -224,7 +232,7 @@ def test_weights_are_at_hand_wherever_they_were(learner):
     with one.at_hand():
         assert_equal(before, dict(one.weights()))
     with pytest.raises(RuntimeError, match="offloaded"):
-        one.score(drawn_samples(9))
+        one.score(random_samples(9))
     one.load()
     assert_equal(before, dict(one.weights()))
 
@@ -243,7 +251,7 @@ def test_compiled_layers_learn_as_others_do(models, monkeypatch, changes):
 
     real = torch.compile
     monkeypatch.setattr(torch, "compile", compile_eagerly)
-    batches = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 7, seed=3)]
+    batches = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 7, seed=3)]
     learners = [Learner(settings_of(models(), compile=compiles, **changes), CPU) for compiles in (False, True)]
     (expected, _), (weights, _) = (trained(each, *batches) for each in learners)
     assert len(compiled) == 1 + learners[0].module.config.num_hidden_layers

@@ -10,9 +10,9 @@ import torch
 from roost.config.train import LossAggregation, LossSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.learner import GradientNorms
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
-from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
 
-BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
 
 def loss_of(log_ratios, sequence, **settings):
@@ -20,9 +20,9 @@ def loss_of(log_ratios, sequence, **settings):
     new = torch.tensor(log_ratios, dtype=torch.float64).requires_grad_()
     old, places = torch.zeros_like(new).detach(), torch.tensor(sequence)
     batch = PolicyBatch(new, old, old, -torch.ones_like(old), places, places)
-    loss, told = policy_loss(batch, LossSettings(**settings), Totals(len(set(sequence)), len(sequence), 4))
+    loss, described = policy_loss(batch, LossSettings(**settings), Totals(len(set(sequence)), len(sequence), 4))
     loss.backward()
-    return {name: float(value) for name, value in told.items()}, new.grad.tolist()
+    return {name: float(value) for name, value in described.items()}, new.grad.tolist()
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def loss_of(log_ratios, sequence, **settings):
 )
 def test_log_ratios_are_clamped_before_they_are_exponentiated(settings, clamped):
     written = [3.0, -3.0, 0.5]
-    told, gradient = loss_of(written, [0, 0, 0], **settings)
-    assert told["ratio"] == pytest.approx(sum(math.exp(each) for each in clamped) / 3)
+    described, gradient = loss_of(written, [0, 0, 0], **settings)
+    assert described["ratio"] == pytest.approx(sum(math.exp(each) for each in clamped) / 3)
     for here, was, slope in zip(clamped, written, gradient, strict=True):
         moves = here == was and math.exp(here) > 0.8  # below the clip range a negative advantage has no gradient
         assert slope == pytest.approx(math.exp(here) / 3 if moves else 0.0)
@@ -45,9 +45,11 @@ def test_log_ratios_are_clamped_before_they_are_exponentiated(settings, clamped)
 
 @pytest.mark.parametrize("aggregation", list(LossAggregation))
 def test_mean_ratio_is_over_tokens_and_kl_over_samples(aggregation):
-    told, _ = loss_of([0.3, -0.2, 0.9], [0, 0, 1], loss_aggregation=aggregation, max_mean_ratio=1.0, early_stop_kl=1.0)
-    assert told["mean_ratio"] == pytest.approx(np.exp([0.3, -0.2, 0.9]).mean())
-    assert told["sequence_kl"] == pytest.approx(-np.mean([0.3 - 0.2, 0.9])), "of sums over the tokens of a sample"
+    described, _ = loss_of(
+        [0.3, -0.2, 0.9], [0, 0, 1], loss_aggregation=aggregation, max_mean_ratio=1.0, early_stop_kl=1.0
+    )
+    assert described["mean_ratio"] == pytest.approx(np.exp([0.3, -0.2, 0.9]).mean())
+    assert described["sequence_kl"] == pytest.approx(-np.mean([0.3 - 0.2, 0.9])), "of sums over the tokens of a sample"
 
 
 @pytest.mark.parametrize(
@@ -57,14 +59,14 @@ def test_mean_ratio_is_over_tokens_and_kl_over_samples(aggregation):
 def test_a_minibatch_beyond_a_limit_takes_no_step(learner, limit, name, figure):
     samples = BATCHES[0]
     free = learner(loss=LossSettings(**{limit: 1e9}))
-    expected, told = trained(free, samples)
-    value = abs(told[name])
-    assert (told[figure], free.step) == (0, 1)
+    expected, described = trained(free, samples)
+    value = abs(described[name])
+    assert (described[figure], free.step) == (0, 1)
     assert_equal(expected, trained(learner(), samples)[0])
     held = learner(loss=LossSettings(**{limit: value / 2}))
     before = {each: weight.clone() for each, weight in held.weights()}
-    weights, told = trained(held, samples)
-    assert (told[figure], told["skipped"], held.step, held.skipped) == (1, 0, 0, 0)
+    weights, described = trained(held, samples)
+    assert (described[figure], described["skipped"], held.step, held.skipped) == (1, 0, 0, 0)
     assert_equal(weights, before)
 
 
@@ -95,8 +97,8 @@ def test_an_outlier_is_skipped_and_not_counted_among_the_norms(learner):
     one, plain = learner(optimizer=SKIPPING), learner(optimizer=SKIPPING)
     for samples in BATCHES:
         assert one.learn(samples, totals_of(samples))["steps/outlier"] == 0
-    told = one.learn(spiked(BATCHES[0]), totals_of(BATCHES[0]))
-    assert (told["steps/outlier"], told["skipped"], one.step) == (1, 0, 3)
+    described = one.learn(spiked(BATCHES[0]), totals_of(BATCHES[0]))
+    assert (described["steps/outlier"], described["skipped"], one.step) == (1, 0, 3)
     assert_equal(trained(one, BATCHES[1])[0], trained(plain, *BATCHES, BATCHES[1])[0])
 
 
@@ -124,8 +126,8 @@ def test_a_restored_run_skips_the_same_gradients(learner, tmp_path):
     second.restore(tmp_path / "step")
     assert torch.equal(second._norms.state, first._norms.state)
     last = spiked(BATCHES[0]), BATCHES[1]
-    (expected, told), (weights, told_too) = trained(first, *last), trained(second, *last)
-    assert told_too == told
+    (expected, described), (weights, told_too) = trained(first, *last), trained(second, *last)
+    assert told_too == described
     assert second.step == first.step == 4
     assert_equal(weights, expected)
 

@@ -30,9 +30,9 @@ def totals_of(some, longest=4):
 
 
 def check(some, settings, loss, gradient, longest=4):
-    found, told = policy_loss(some, settings, totals_of(some, longest))
+    found, described = policy_loss(some, settings, totals_of(some, longest))
     assert found.item() == pytest.approx(loss, rel=1e-6)
-    assert told["loss"].item() == pytest.approx(loss, rel=1e-6)
+    assert described["loss"].item() == pytest.approx(loss, rel=1e-6)
     found.backward()
     assert some.logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
 
@@ -214,9 +214,9 @@ def test_what_is_told():
     settings = LossSettings(
         old_logprobs=OldLogprobs.DECOUPLED, loss_aggregation=LossAggregation.TOKEN_MEAN, dual_clip=1.5
     )
-    _, told = policy_loss(some, settings, totals_of(some))
+    _, described = policy_loss(some, settings, totals_of(some))
     losses = [-1.2 * 2 * 2.0, -0.5 * 2, 1.5]  # the first weighted by the cap
-    assert {name: value.item() for name, value in told.items()} == pytest.approx(
+    assert {name: value.item() for name, value in described.items()} == pytest.approx(
         {
             "loss": sum(losses) / 3,
             "policy_loss": sum(losses) / 3,
@@ -233,7 +233,7 @@ def test_what_is_told():
         },
         rel=1e-6,
     )
-    assert not any(value.requires_grad for value in told.values())
+    assert not any(value.requires_grad for value in described.values())
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_what_is_told():
 )
 def test_clipped_is_what_lost_its_gradient(advantage, low, high):
     some = batch([0.6, 0.2], [0.4, 0.4], [advantage] * 2, [0, 0], [0, 0])
-    _, told = policy_loss(some, LossSettings(), totals_of(some))
-    assert (told["clipped_low"].item(), told["clipped_high"].item()) == (low, high)
+    _, described = policy_loss(some, LossSettings(), totals_of(some))
+    assert (described["clipped_low"].item(), described["clipped_high"].item()) == (low, high)
 
 
 @pytest.mark.parametrize("level", list(ImportanceSamplingLevel))
@@ -259,24 +259,24 @@ def test_huge_log_ratios_stay_finite(level, old_logprobs, far, advantage):
     away = logprobs.detach() - far
     places = torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1])
     some = PolicyBatch(logprobs, away, away - far, torch.full((3,), advantage), *places)
-    loss, told = policy_loss(
+    loss, described = policy_loss(
         some, LossSettings(importance_sampling_level=level, old_logprobs=old_logprobs), totals_of(some)
     )
     loss.backward()
-    assert all(torch.isfinite(value) for value in (loss, *told.values()))
+    assert all(torch.isfinite(value) for value in (loss, *described.values()))
     assert torch.isfinite(logprobs.grad).all()
 
 
 def test_a_rank_may_have_no_tokens():
     floats, places = torch.zeros(0, requires_grad=True), torch.zeros(0, dtype=torch.long)
     nothing = PolicyBatch(floats, floats.detach(), floats.detach(), floats.detach(), places, places)
-    loss, told = policy_loss(
+    loss, described = policy_loss(
         nothing,
         LossSettings(importance_sampling_level=ImportanceSamplingLevel.TURN),
         Totals(sequences=2, tokens=9, longest=9),
     )
     loss.backward()
-    assert {name: value.item() for name, value in told.items()} == dict.fromkeys(told, 0.0)
+    assert {name: value.item() for name, value in described.items()} == dict.fromkeys(described, 0.0)
 
 
 @pytest.mark.parametrize(

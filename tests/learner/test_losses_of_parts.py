@@ -56,7 +56,7 @@ def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
     totals = Totals(sequences=len(shape), tokens=len(whole.turn), longest=20)
 
     whole.logprobs.requires_grad_()
-    expected, told = policy_loss(whole, kind, totals)
+    expected, described = policy_loss(whole, kind, totals)
     expected.backward()
     gradient, whole.logprobs.grad = whole.logprobs.grad, None
 
@@ -65,7 +65,7 @@ def test_any_cut_along_sequences_gives_the_same(shape, kind, seed, data):
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(whole.logprobs.grad, gradient, rtol=1e-6, atol=1e-6)
-    for name, value in told.items():
+    for name, value in described.items():
         values = torch.stack([of_part[name] for _, of_part in parts])
         together = values.max() if name.startswith("max/") else values.sum()
         torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
@@ -80,10 +80,10 @@ def test_any_cut_gives_the_same_to_a_critic(shape, mean, seed, cut):
         values = ValueBatch(some.logprobs, some.old_logprobs, some.engine_logprobs, some.sequence)
         return value_loss(values, LossSettings(loss_aggregation=mean), totals)
 
-    expected, told = of(whole)
+    expected, described = of(whole)
     parts = [of(part(whole, list(sequences))) for sequences in (range(cut), range(cut, len(shape)))]
     torch.testing.assert_close(sum(loss for loss, _ in parts), expected, rtol=1e-6, atol=1e-6)
-    for name, value in told.items():
+    for name, value in described.items():
         torch.testing.assert_close(sum(of_part[name] for _, of_part in parts), value, rtol=1e-6, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""How far engine and learner are apart, against numbers worked by hand."""
+"""Mismatch of engine and learner, against numbers worked by hand."""
 
 import math
 

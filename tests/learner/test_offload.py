@@ -3,9 +3,9 @@
 import pytest
 
 from roost.config.train import AdapterSettings
-from tests.learner.drawn import assert_equal, drawn_samples, totals_of, trained
+from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
 
-BATCHES = [drawn_samples(12, 9, seed=1), drawn_samples(20, 5, seed=2), drawn_samples(7, 30, seed=3)]
+BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
 
 def bytes_held(learner, part):
@@ -17,14 +17,14 @@ def bytes_held(learner, part):
 
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=4)], ids=["all weights", "adapter"])
 def test_learning_goes_on_as_if_never_offloaded(learner, adapter):
-    expected, told = trained(learner(adapter=adapter), *BATCHES)
+    expected, described = trained(learner(adapter=adapter), *BATCHES)
     one = learner(adapter=adapter)
     for samples in BATCHES:
         one.offload()
         one.load()
         weights, told_too = trained(one, samples)
     assert_equal(weights, expected)
-    assert told_too == told
+    assert told_too == described
 
 
 def test_the_memory_of_what_is_offloaded_is_free(learner):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from roost.learner.packing import balanced, pack, picked, predicted, spread
 from roost.learner.sample import NOT_GENERATED, Sample
-from tests.learner.drawn import drawn_samples
+from tests.learner.random_samples import random_samples
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
@@ -61,7 +61,7 @@ def test_without_samples_there_is_a_token_to_run():
 
 
 def test_what_is_picked_is_spread_to_the_same_places():
-    samples = drawn_samples(5, 9, 12)
+    samples = random_samples(5, 9, 12)
     arrays = [np.where(predicted(sample), sample.logprobs, 0).astype(np.float32) for sample in samples]
     back = spread(samples, picked(samples, arrays))
     assert all((one == other).all() for one, other in zip(arrays, back, strict=True))

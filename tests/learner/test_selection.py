@@ -1,10 +1,10 @@
-"""Which samples are learnt from."""
+"""Selection of the samples to learn from."""
 
 import numpy as np
 import pytest
 
 from roost.config.train import AdvantageSettings
-from roost.learner.advantages import kept_of_group, select
+from roost.learner.advantages import downsample_group, select
 
 ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
 
@@ -52,7 +52,7 @@ def rstar2_quotas(positive, others, keep, least_positive, least_others):
 def test_samples_of_a_group_are_kept_in_proportion(positive, keep, least):
     rewards = np.random.default_rng(positive).permutation([1.0] * positive + [0.0] * (16 - positive)).tolist()
     settings = AdvantageSettings(keep_generations=keep, keep_positive=least[0], keep_others=least[1])
-    kept = kept_of_group(rewards, [0.0] * 16, settings)
+    kept = downsample_group(rewards, [0.0] * 16, settings)
     assert len(kept) == len(set(kept)) == keep
     found = [sum(rewards[index] > 0 for index in kept), sum(rewards[index] <= 0 for index in kept)]
     assert found == list(rstar2_quotas(positive, 16 - positive, keep, *least))
@@ -61,10 +61,10 @@ def test_samples_of_a_group_are_kept_in_proportion(positive, keep, least):
 
 
 def test_a_group_that_is_small_enough_is_kept():
-    assert kept_of_group([1.0, 0.0], [0.0, 0.0], AdvantageSettings(keep_generations=2)) == [0, 1]
-    assert kept_of_group([1.0, 0.0], [0.0, 0.0], AdvantageSettings()) == [0, 1]
+    assert downsample_group([1.0, 0.0], [0.0, 0.0], AdvantageSettings(keep_generations=2)) == [0, 1]
+    assert downsample_group([1.0, 0.0], [0.0, 0.0], AdvantageSettings()) == [0, 1]
 
 
 def test_positive_samples_are_kept_by_their_penalty():
     settings = AdvantageSettings(keep_generations=2)
-    assert kept_of_group([1.0, 1.0, 0.0, 0.0], [0.5, 0.0, 0.9, 0.0], settings) == [1, 2]
+    assert downsample_group([1.0, 1.0, 0.0, 0.0], [0.5, 0.0, 0.9, 0.0], settings) == [1, 2]

@@ -1,4 +1,4 @@
-"""What each token counts, against numbers worked by hand."""
+"""Weights of tokens, against numbers worked by hand."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_a_part_counts_as_in_the_whole():
     ],
 )
 def test_what_a_part_adds_to_a_mean(mean, weights, expected):
-    told = {"size": torch.tensor([4.0, 8.0], requires_grad=True)}
-    share = shares_of_means(told, torch.tensor(weights), mean, WHOLE)["size"]
+    described = {"size": torch.tensor([4.0, 8.0], requires_grad=True)}
+    share = shares_of_means(described, torch.tensor(weights), mean, WHOLE)["size"]
     assert share.item() == pytest.approx(expected)
     assert not share.requires_grad

@@ -1,4 +1,4 @@
-"""What a critic minimises, against numbers worked by hand."""
+"""The critic's loss, against numbers worked by hand."""
 
 import pytest
 import torch
@@ -47,9 +47,9 @@ def batch(values):
 )
 def test_loss_and_gradient(settings, loss, gradient):
     values = torch.tensor([1.0, 2.0, -1.0], requires_grad=True)
-    found, told = value_loss(batch(values), settings, TOTALS)
+    found, described = value_loss(batch(values), settings, TOTALS)
     assert found.item() == pytest.approx(loss)
-    assert told["value_loss"].item() == pytest.approx(loss)
+    assert described["value_loss"].item() == pytest.approx(loss)
     found.backward()
     assert values.grad.tolist() == pytest.approx(gradient)
 
@@ -57,11 +57,11 @@ def test_loss_and_gradient(settings, loss, gradient):
 @pytest.mark.parametrize(("clip", "share"), [(0.5, 2 / 3), (1.0, 1 / 3), (0.0, 0.0), (None, 0.0)])
 def test_what_is_told(clip, share):
     values = torch.tensor([1.0, 2.0, -1.0], requires_grad=True)
-    _, told = value_loss(
+    _, described = value_loss(
         batch(values), LossSettings(value_clip=clip, loss_aggregation=LossAggregation.TOKEN_MEAN), TOTALS
     )
-    del told["value_loss"]
-    assert {name: value.item() for name, value in told.items()} == pytest.approx(
+    del described["value_loss"]
+    assert {name: value.item() for name, value in described.items()} == pytest.approx(
         {"value": 2 / 3, "return": 2.0, "squared_error": 10 / 3, "squared_return": 4.0, "value_clipped": share}
     )
 

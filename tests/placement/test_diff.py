@@ -1,4 +1,4 @@
-"""What moves between two plans, and why a process is where it is."""
+"""Differences of two plans, and the reason for a process's place."""
 
 import pytest
 

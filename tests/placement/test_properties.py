@@ -1,4 +1,4 @@
-"""What holds for every plan, on random machines and placements."""
+"""Properties of every plan, on random machines and placements."""
 
 from itertools import groupby
 

@@ -1,4 +1,4 @@
-"""What is resident when: ml-loop's rule, computed figures, offloading, and the rules about whole plans."""
+"""Residency: ml-loop's rule, computed figures, offloading, and the rules about whole plans."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How weights travel: by intersecting devices, whatever the order of ranks."""
+"""Weight routes by intersecting devices, whatever the order of ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a server does not inherit."""
+"""Environment variables that a server does not inherit."""
 
 import pytest
 

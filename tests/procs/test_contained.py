@@ -24,7 +24,7 @@ def ignoring_ctrl_c():
 
 
 def ran(work):
-    """What the work comes to in a loop that has contained tasks, and whether the loop still ran afterwards."""
+    """Result of the work in a loop with contained tasks, and whether the loop still ran afterwards."""
 
     async def main():
         contain_tasks(asyncio.get_running_loop())

@@ -10,7 +10,7 @@ from tests.limits import HANG_S
 
 
 class Reports:
-    """What was reported, for threads that wait for it."""
+    """Reports, for threads that wait for them."""
 
     def __init__(self):
         self.texts = []

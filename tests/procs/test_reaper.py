@@ -1,4 +1,4 @@
-"""Who belongs to a driver's Ray, also where nothing in its environment says so any more."""
+"""Processes of a driver's Ray, also where nothing in their environment says so any more."""
 
 import os
 import signal

@@ -93,10 +93,10 @@ def test_who_watches_one_process_twice_is_told_by_both_once(way):
 def test_a_process_nobody_watches_any_more_is_not_told(way):
     async def case():
         before = watched_descriptors()
-        told = []
+        described = []
         processes = ProcessWatch()
         process, other = sleeper(), sleeper()
-        processes.watch(process.pid, told.append)
+        processes.watch(process.pid, described.append)
         processes.stop(process.pid)
         processes.stop(process.pid)
         ended = asyncio.Queue()
@@ -106,7 +106,7 @@ def test_a_process_nobody_watches_any_more_is_not_told(way):
         end(other, "kill")
         other.wait()
         assert await asyncio.wait_for(ended.get(), HANG_S) == other.pid
-        assert told == []
+        assert described == []
         assert watched_descriptors() <= before
 
     asyncio.run(case())

@@ -14,10 +14,10 @@ def completion(token_ids, version=0, finish=Finish.STOP):
 
 
 class Script:
-    """A scenario: `plays(number, episode, attempt)` is awaited, and gives the reward."""
+    """A scenario: `reward_of(number, episode, attempt)` is awaited, and gives the reward."""
 
-    def __init__(self, plays, size=1000, is_truncated=False):
-        self._plays, self._size, self._goes_on = plays, size, is_truncated
+    def __init__(self, reward_of, size=1000, is_truncated=False):
+        self._reward, self._size, self._goes_on = reward_of, size, is_truncated
         self.version = 0  # of the engines
 
     def size(self, split):
@@ -28,7 +28,7 @@ class Script:
 
     async def run_episode(self, task, transcript):
         transcript.give([7])
-        reward = await self._plays(*await transcript.take())
+        reward = await self._reward(*await transcript.take())
         if self._goes_on:
             transcript.branch().give([8, 9])
         return EpisodeReward(reward, is_truncated=self._goes_on)
@@ -37,14 +37,14 @@ class Script:
         return LocalEpisodeRunner(self, self.open_policy, settings.episode_timeout_s)
 
     def open_policy(self, number, episode, attempt):
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             return completion((number, episode, attempt), self.version)
 
-        return draw
+        return sample
 
 
 def ran(coroutine):
-    """What a coroutine comes to, in an event loop of its own."""
+    """Result of a coroutine, in an event loop of its own."""
 
     async def bounded():
         async with asyncio.timeout(HANG_S):

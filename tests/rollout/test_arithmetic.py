@@ -30,7 +30,7 @@ def test_all_sums_are_there_once():
 
 
 @pytest.mark.parametrize(
-    ("said", "reward", "shown"),
+    ("reported", "reward", "shown"),
     [
         pytest.param("16.", 1.0, "16", id="right"),
         pytest.param("17.", 2 / 3, "17", id="one digit wrong"),
@@ -41,14 +41,14 @@ def test_all_sums_are_there_once():
         pytest.param("=71", 0.0, "=71", id="all wrong"),
     ],
 )
-def test_answers_are_scored_character_by_character(said, reward, shown):
+def test_answers_are_scored_character_by_character(reported, reward, shown):
     asked = []
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         asked.append((token_ids, max_tokens))
-        return completion([EOS if character == "." else CHARACTERS.index(character) for character in said])
+        return completion([EOS if character == "." else CHARACTERS.index(character) for character in reported])
 
     scenario = Arithmetic(Characters(), largest=9)
-    score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 79), Transcript(draw)))
+    score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 79), Transcript(sample)))
     assert (score.reward, score.shown) == (pytest.approx(reward), shown)
     assert asked == [(tuple(CHARACTERS.index(character) for character in "7+9="), 3)]

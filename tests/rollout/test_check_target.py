@@ -131,9 +131,9 @@ def test_modules_that_cannot_be_imported(text, why, tmp_path, monkeypatch):
     (tmp_path / "broken_agent.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken_agent", raising=False)
-    [(path, _, told, _)] = found({"_target_": "broken_agent.Agent"})
+    [(path, _, described, _)] = found({"_target_": "broken_agent.Agent"})
     assert path == ("_target_",)
-    assert why in told
+    assert why in described
 
 
 def test_several_mistakes_are_told_at_once():
@@ -323,8 +323,8 @@ def test_everything_that_a_scenario_names(changed, finding):
     ],
 )
 def test_ml_loop_s_runner(config, finding):
-    told = found({"_target_": RUNNER, "appworld_config": config}, SCENARIO)
-    assert [(path, fix) for path, _, _, fix in told] == ([finding] if finding else [])
+    described = found({"_target_": RUNNER, "appworld_config": config}, SCENARIO)
+    assert [(path, fix) for path, _, _, fix in described] == ([finding] if finding else [])
 
 
 def test_a_finding_is_where_its_key_stands():

@@ -1,4 +1,4 @@
-"""What a host of environments does with calls that are cancelled, given up or left behind; in this process."""
+"""Calls of an environment host that are cancelled, given up or left behind; in this process."""
 
 import asyncio
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ class Worlds:
 
 def hosting(**keys):
     worker = Hosting({"_target_": f"{HERE}.Worlds", **keys}, idle_s=1000.0)
-    return worker, worker._made()
+    return worker, worker._built()
 
 
 @pytest.mark.parametrize("wrong", ["", "no robot answers"])

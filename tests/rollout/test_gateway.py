@@ -5,12 +5,12 @@ import pytest
 
 from roost.engines.protocol import ContextFull, EngineLost, EngineRefused
 from roost.rollout.episode import Transcript
-from roost.rollout.gateway import PATH, Contact, Gateway, GatewayDraws
+from roost.rollout.gateway import PATH, Contact, Gateway, GatewaySamplers
 from tests.limits import HANG_S
 from tests.rollout.script import completion, for_ever, ran, settled
 
 
-class Draws:
+class Samplers:
     """Answers with who asked for what; `does` may go wrong first."""
 
     def __init__(self, does=None):
@@ -18,7 +18,7 @@ class Draws:
         self.asked, self.cancelled = [], 0
 
     def open(self, number, episode, attempt):
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             self.asked.append((list(token_ids), turn, max_tokens))
             try:
                 if self.does is not None:
@@ -28,17 +28,17 @@ class Draws:
                 raise
             return completion((number, episode, attempt), version=7)
 
-        return draw
+        return sample
 
 
-def through_gateway(draws, ask):
-    """What `ask(contact, client)` comes to while the gateway serves."""
+def through_gateway(samplers, ask):
+    """Result of `ask(contact, client)` while the gateway serves."""
 
     async def run():
         gateway = Gateway()
-        gateway.serve("group", draws.open)
+        gateway.serve("group", samplers.open)
         async with gateway.serving() as contact:
-            client = GatewayDraws(contact)
+            client = GatewaySamplers(contact)
             try:
                 return await ask(contact, client)
             finally:
@@ -48,7 +48,7 @@ def through_gateway(draws, ask):
 
 
 def test_a_turn_is_drawn_for_the_attempt_that_asks_and_comes_back_whole():
-    draws = Draws()
+    samplers = Samplers()
 
     async def ask(contact, client):
         transcript = Transcript(client.opener("group")(3, 1, 2))
@@ -57,18 +57,18 @@ def test_a_turn_is_drawn_for_the_attempt_that_asks_and_comes_back_whole():
         await transcript.take()
         return transcript.tokens()
 
-    tokens = through_gateway(draws, ask)
+    tokens = through_gateway(samplers, ask)
     assert tokens.token_ids.tolist() == [5, 6, 3, 1, 2, 3, 1, 2]
-    assert tokens.made_by.tolist() == [7] * 6
-    assert draws.asked == [([5, 6], 0, 4), ([5, 6, 3, 1, 2], 1, None)]
+    assert tokens.completion_versions.tolist() == [7] * 6
+    assert samplers.asked == [([5, 6], 0, 4), ([5, 6, 3, 1, 2], 1, None)]
 
 
 def test_many_turns_at_a_time():
     async def ask(contact, client):
         opened = [client.opener("group")(number, 0, 0) for number in range(200)]
-        return [made.token_ids[0] for made in await asyncio.gather(*(draw([1], 0, None) for draw in opened))]
+        return [made.token_ids[0] for made in await asyncio.gather(*(sample([1], 0, None) for sample in opened))]
 
-    assert through_gateway(Draws(), ask) == list(range(200))
+    assert through_gateway(Samplers(), ask) == list(range(200))
 
 
 @pytest.mark.parametrize(
@@ -87,22 +87,22 @@ def test_what_engines_say_is_said_to_the_player(error, raised):
         await client.opener("group")(0, 0, 0)([1], 0, None)
 
     with pytest.raises(raised, match=f"episode 0 of group 0.*{error}"):
-        through_gateway(Draws(fails), ask)
+        through_gateway(Samplers(fails), ask)
 
 
 def test_a_turn_that_nobody_waits_for_any_more_is_cancelled():
-    draws = Draws(for_ever)
+    samplers = Samplers(for_ever)
 
     async def ask(contact, client):
         asking = asyncio.create_task(client.opener("group")(0, 0, 0)([1], 0, None))
-        while not draws.asked:
+        while not samplers.asked:
             await asyncio.sleep(0.01)
         asking.cancel()
-        while not draws.cancelled:
+        while not samplers.cancelled:
             await asyncio.sleep(0.01)
 
-    through_gateway(draws, ask)
-    assert draws.cancelled == 1
+    through_gateway(samplers, ask)
+    assert samplers.cancelled == 1
 
 
 @pytest.mark.parametrize(
@@ -117,27 +117,27 @@ def test_a_turn_that_nobody_waits_for_any_more_is_cancelled():
     ],
 )
 def test_what_is_refused(key, path, body, status):
-    draws = Draws()
+    samplers = Samplers()
 
     async def ask(contact, client):
         header = {} if key == "" else {"Authorization": f"Bearer {key or contact.key}"}
         async with httpx.AsyncClient(timeout=HANG_S, trust_env=False) as http:
             return (await http.post(contact.url + path, content=body, headers=header)).status_code
 
-    assert through_gateway(draws, ask) == status
-    assert not draws.asked
+    assert through_gateway(samplers, ask) == status
+    assert not samplers.asked
 
 
 def test_one_that_ends_leaves_nobody_waiting():
-    draws = Draws(for_ever)
+    samplers = Samplers(for_ever)
 
     async def run():
         gateway = Gateway()
-        gateway.serve("group", draws.open)
+        gateway.serve("group", samplers.open)
         async with gateway.serving() as contact:
-            client = GatewayDraws(contact)
+            client = GatewaySamplers(contact)
             asking = asyncio.create_task(client.opener("group")(0, 0, 0)([1], 0, None))
-            while not draws.asked:
+            while not samplers.asked:
                 await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -146,4 +146,4 @@ def test_one_that_ends_leaves_nobody_waiting():
         return isinstance(contact, Contact)
 
     assert ran(run())
-    assert draws.cancelled == 1
+    assert samplers.cancelled == 1

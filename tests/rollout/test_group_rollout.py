@@ -279,7 +279,7 @@ def test_a_scenario_that_cancels_itself_has_failed():
 @pytest.mark.parametrize("ended_by", ["limit", "cut off"])
 def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_by, monkeypatch):
     monkeypatch.setattr(bounded, "GRACE_S", 0.01)
-    told = []
+    described = []
 
     async def run_episode():
         may_end = asyncio.Event()
@@ -294,9 +294,9 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
                     try:
                         await may_end.wait()
                     except asyncio.CancelledError:
-                        told.append("cancelled")
+                        described.append("cancelled")
                 await transcript.take()
-                told.append("had another turn")
+                described.append("had another turn")
                 return EpisodeReward(0.0)
 
         limit = 0.5 if ended_by == "limit" else 3600
@@ -314,7 +314,7 @@ def test_a_scenario_that_does_not_hear_of_being_cancelled_is_left_behind(ended_b
     assert (left_behind, at_the_end) == (1, 0)
     assert who(group) == [0]
     assert (group.failed, group.cancelled) == ((1, 0) if ended_by == "limit" else (0, 1))
-    assert told == ["cancelled"]
+    assert described == ["cancelled"]
 
 
 def test_what_is_cut_off_may_put_its_things_in_order():
@@ -377,12 +377,12 @@ class Unending:
 
 
 def test_an_episode_that_was_cut_off_keeps_what_it_would_have_gone_on_from():
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         return completion((5,))
 
     def played(shown):
         return ran(
-            LocalEpisodeRunner(Unending(shown), lambda *_: draw, 30.0).run_episode(EpisodeRequest(Task("one"), 0, 0))
+            LocalEpisodeRunner(Unending(shown), lambda *_: sample, 30.0).run_episode(EpisodeRequest(Task("one"), 0, 0))
         )
 
     episode = played([8, 9])

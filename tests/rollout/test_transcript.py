@@ -11,19 +11,19 @@ def drawing(*completions):
     """Draws these one after the other, and notes what was asked."""
     left, asked = list(completions), []
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         asked.append((token_ids, turn, max_tokens))
         return left.pop(0)
 
-    return draw, asked
+    return sample, asked
 
 
 def test_turns_observations_and_versions_are_kept_token_by_token():
     first = Completion((11, 12, 13), (-0.1, -0.2, -0.3), Finish.STOP, (VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)))
-    draw, asked = drawing(first, completion((21,), version=5, finish=Finish.LENGTH))
+    sample, asked = drawing(first, completion((21,), version=5, finish=Finish.LENGTH))
 
     async def run_episode():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.give([1, 2])
         assert await transcript.take() == (11, 12, 13)
         assert transcript.finish is Finish.STOP
@@ -37,20 +37,20 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     assert tokens.turns.tolist() == [NOT_GENERATED, NOT_GENERATED, 0, 0, 0, NOT_GENERATED, 1]
     assert tokens.versions.tolist() == [NOT_GENERATED, NOT_GENERATED, 4, 5, 5, NOT_GENERATED, 5]
     assert tokens.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, -0.3, 0, -0.5])
-    assert tokens.made_by.tolist() == [4, 5, 5, 5]
+    assert tokens.completion_versions.tolist() == [4, 5, 5, 5]
     assert transcript.finish is Finish.LENGTH
     # The second turn is asked for with the very ids of the first, which nobody has tokenised again.
     assert asked == [((1, 2), 0, None), ((1, 2, 11, 12, 13, 3), 1, 1)]
 
 
 def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         if turn:
             raise ContextFull("the context length is 3")
         return completion((5,))
 
     async def run_episode():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.give([1])
         await transcript.take()
         transcript.give([2])
@@ -64,10 +64,10 @@ def test_a_turn_for_which_there_is_no_room_ends_for_its_length():
 
 
 def test_a_turn_without_tokens_is_a_turn():
-    draw, asked = drawing(completion(()), completion((5,)))
+    sample, asked = drawing(completion(()), completion((5,)))
 
     async def run_episode():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.give([1])
         assert await transcript.take() == ()
         await transcript.take()
@@ -86,8 +86,8 @@ def test_a_turn_without_tokens_is_a_turn():
     ],
 )
 def test_tokens_whose_version_is_not_told_are_refused(versions):
-    draw, _ = drawing(Completion((8, 9), (0.0, 0.0), Finish.STOP, versions))
-    transcript = Transcript(draw)
+    sample, _ = drawing(Completion((8, 9), (0.0, 0.0), Finish.STOP, versions))
+    transcript = Transcript(sample)
     transcript.give([1])
     with pytest.raises(ValueError, match="the versions of 2 tokens"):
         ran(transcript.take())
@@ -99,8 +99,8 @@ def test_a_policy_that_was_shown_nothing_has_no_turn():
 
 
 def test_an_episode_that_is_over_draws_nothing_more():
-    draw, asked = drawing(completion((8,)))
-    transcript = Transcript(draw)
+    sample, asked = drawing(completion((8,)))
+    transcript = Transcript(sample)
     transcript.give([1])
     transcript.close()
     with pytest.raises(asyncio.CancelledError, match="is over"):
@@ -113,11 +113,11 @@ def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
     async def run_episode():
         gate = asyncio.Event()
 
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             await gate.wait()
             return completion((8,))
 
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.give([1])
         turn = asyncio.create_task(transcript.take())
         await asyncio.sleep(0)
@@ -133,10 +133,10 @@ def test_a_turn_that_the_engine_saw_otherwise_is_refused(meanwhile):
 
 
 def test_branches_are_sequences_of_one_episode_whose_turns_are_numbered_through():
-    draw, asked = drawing(completion((11,)), completion((21,)), completion((12,)))
+    sample, asked = drawing(completion((11,)), completion((21,)), completion((12,)))
 
     async def run_episode():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.give([1])
         await transcript.take()
         other = transcript.branch()
@@ -173,10 +173,10 @@ def test_no_branch_of_an_episode_that_is_over_draws():
 
 
 def test_room_for_the_response_is_shared_by_the_sequences_of_an_episode():
-    draw, asked = drawing(completion((5, 6, 7, 8)), completion((9,)))
+    sample, asked = drawing(completion((5, 6, 7, 8)), completion((9,)))
 
     async def run_episode():
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.max_response = 10
         transcript.give([1, 2])
         await transcript.take()

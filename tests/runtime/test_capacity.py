@@ -1,4 +1,4 @@
-"""What a plan needs on each node, and what is said where a node cannot give it, ever or at the moment."""
+"""Needs of a plan on each node, and errors where a node cannot meet them, ever or at the moment."""
 
 import pytest
 from hypothesis import given

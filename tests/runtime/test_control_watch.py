@@ -17,10 +17,10 @@ def until(condition):
 
 
 def test_a_service_that_no_longer_answers_is_lost():
-    said = []
+    reported = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        watch = ControlWatch(address, said.append, {SETTING: "1.5"})
+        watch = ControlWatch(address, reported.append, {SETTING: "1.5"})
         watch.raise_if_lost()
     assert until(lambda: watch.is_lost)
     with pytest.raises(ControlLost, match=rf"\(GCS\) at {address} has not answered for 1 s; check the head node"):

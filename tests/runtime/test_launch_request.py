@@ -1,4 +1,4 @@
-"""What is asked to be launched, before anything is: which mistakes are found, and what is filled in."""
+"""Launch requests before anything is launched: mistakes, and defaults."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each process of a component is told before it starts."""
+"""Environment of each process of a component before it starts."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ REPORT = NodeReport(
 )
 
 
-def told(options, placement="2-3", isolate=True, report=REPORT):
+def described(options, placement="2-3", isolate=True, report=REPORT):
     """The setups of a component on a node of which the job holds accelerators 2 to 4."""
     job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": placement}}}
     component = roost.plan(job, MACHINES, isolate_accelerator=isolate)["actor"]
@@ -46,7 +46,7 @@ def told(options, placement="2-3", isolate=True, report=REPORT):
     ],
 )
 def test_what_a_launch_says_of_visible_accelerators_holds_before_the_plan(planned, asked, expected):
-    setups = told(LaunchOptions(isolate_accelerator=asked), isolate=planned)
+    setups = described(LaunchOptions(isolate_accelerator=asked), isolate=planned)
     assert [setup.env["ROOST_VISIBLE_DEVICES"] for setup in setups] == expected
     assert {setup.placement.isolate_accelerator for setup in setups} == {planned if asked is None else asked}
 
@@ -60,5 +60,5 @@ def test_what_a_launch_says_of_visible_accelerators_holds_before_the_plan(planne
     ],
 )
 def test_simulated_devices_are_shown_as_far_as_they_are_visible(kind, asked, expected):
-    setups = told(LaunchOptions(isolate_accelerator=asked), report=replace(REPORT, accelerator_type=kind))
+    setups = described(LaunchOptions(isolate_accelerator=asked), report=replace(REPORT, accelerator_type=kind))
     assert [setup.simulated for setup in setups] == [expected] * 2

@@ -1,4 +1,4 @@
-"""What a live cluster takes from a config: the machines that it describes, whether or not it places anything there."""
+"""A live cluster with a config: the machines that it describes, whether or not it places anything there."""
 
 import pytest
 from omegaconf import OmegaConf

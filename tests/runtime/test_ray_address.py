@@ -45,35 +45,35 @@ def write(shared, port, mode=0o644):
 
 def test_an_address_of_ones_own_is_used(shared, listening):
     write(shared, listening)
-    said = []
-    assert running_here(said.append) == f"127.0.0.1:{listening}"
-    assert said == []
+    reported = []
+    assert running_here(reported.append) == f"127.0.0.1:{listening}"
+    assert reported == []
 
 
 def test_no_file_and_no_answer_are_no_cluster(shared, listening):
-    said = []
-    assert running_here(said.append) is None
+    reported = []
+    assert running_here(reported.append) is None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     write(shared, port)
-    assert running_here(said.append) is None
-    assert said == []
+    assert running_here(reported.append) is None
+    assert reported == []
 
 
 def test_an_address_that_others_can_write_is_ignored(shared, listening):
     write(shared, listening, mode=0o666)
-    said = []
-    assert running_here(said.append) is None
-    assert "other users can write to it (mode 666)" in said[0]
+    reported = []
+    assert running_here(reported.append) is None
+    assert "other users can write to it (mode 666)" in reported[0]
 
 
 def test_a_link_is_ignored(shared, listening, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text(f"127.0.0.1:{listening}")
     (shared / "ray_current_cluster").symlink_to(elsewhere)
-    said = []
-    assert running_here(said.append) is None
-    assert len(said) == 1
+    reported = []
+    assert running_here(reported.append) is None
+    assert len(reported) == 1
 
 
 @needs_root
@@ -81,9 +81,9 @@ def test_a_link_is_ignored(shared, listening, tmp_path):
 def test_an_address_that_another_user_planted_is_ignored(shared, listening, planted, monkeypatch):
     file = write(shared, listening)
     os.chown(file if planted == "file" else shared, NOBODY, NOBODY)
-    said = []
-    assert running_here(said.append) is None
-    assert "belongs to user nobody, not to you" in said[0]
+    reported = []
+    assert running_here(reported.append) is None
+    assert "belongs to user nobody, not to you" in reported[0]
 
 
 @needs_root
@@ -93,9 +93,9 @@ def test_a_port_that_another_user_serves_is_ignored(shared):
         port = int(server.stdout.readline())
         write(shared, port)
         assert listening_users(port) == {NOBODY}
-        said = []
-        assert running_here(said.append) is None
-        assert f"the process that listens on port {port} belongs to user nobody" in said[0]
+        reported = []
+        assert running_here(reported.append) is None
+        assert f"the process that listens on port {port} belongs to user nobody" in reported[0]
         server.stdin.close()
 
 

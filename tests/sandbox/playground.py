@@ -21,7 +21,7 @@ def ran(coroutine):
 
 
 def executed(*codes, limits=PATIENT, call=None, folder=None):
-    """What pieces of code come to, one after another in one sandbox."""
+    """Results of pieces of code, one after another in one sandbox."""
 
     async def run():
         async with await Sandbox.start(limits, call, folder) as sandbox:
@@ -31,6 +31,6 @@ def executed(*codes, limits=PATIENT, call=None, folder=None):
 
 
 def outside(code, **options):
-    """What the code prints where nothing holds it."""
+    """Output of the code without a sandbox."""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, **options)
     return ended.stdout + ended.stderr

@@ -196,8 +196,8 @@ def test_one_sandbox_cannot_reach_another():
     async def run():
         one, other = await asyncio.gather(Sandbox.start(), Sandbox.start())
         async with one, other:
-            told = await one.execute("import os\nopen('a', 'w').write('mine')\nprint(os.getcwd(), os.getpid())")
-            folder, pid = told.output.split()
+            described = await one.execute("import os\nopen('a', 'w').write('mine')\nprint(os.getcwd(), os.getpid())")
+            folder, pid = described.output.split()
             tries = [f"open('{folder}/a').read()", f"import os; os.kill({pid}, 9)", f"open('/proc/{pid}/environ')"]
             return [(await other.execute(code)).error for code in tries], await one.execute("print('alive')")
 
@@ -239,8 +239,8 @@ def test_two_sandboxes_that_race_to_spoil_each_other_do_not():
         one, other = await asyncio.gather(Sandbox.start(PATIENT), Sandbox.start(PATIENT))
         async with one, other:
             begin = "import os\nmark = {!r}\nopen('mine', 'w').write(mark)\nprint(os.getcwd(), os.getpid())"
-            told = await asyncio.gather(one.execute(begin.format("one")), other.execute(begin.format("other")))
-            places = [execution.output.split() for execution in told]
+            described = await asyncio.gather(one.execute(begin.format("one")), other.execute(begin.format("other")))
+            places = [execution.output.split() for execution in described]
             attacks = [RACE.format(folder=folder, pid=pid) for folder, pid in reversed(places)]
             return await asyncio.gather(one.execute(attacks[0]), other.execute(attacks[1]))
 

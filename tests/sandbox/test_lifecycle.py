@@ -257,7 +257,7 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}.get(os.uname().machine, 0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="filters are Linux's")
 @pytest.mark.parametrize(
-    ("lacking", "allowed", "told"),
+    ("lacking", "allowed", "described"),
     [
         pytest.param(LANDLOCK, "strict", "would not keep code from the user's files", id="no Landlock"),
         pytest.param(LANDLOCK, "weak", "landlock=0, seccomp=True, namespace=True) runs", id="no Landlock, allowed"),
@@ -265,11 +265,11 @@ UNSHARE = {"x86_64": 272, "aarch64": 97}.get(os.uname().machine, 0)
         pytest.param((), "strict", "seccomp=True, namespace=True) runs", id="all there is"),
     ],
 )
-def test_what_a_kernel_lacks_is_found_out(lacking, allowed, told, tmp_path):
+def test_what_a_kernel_lacks_is_found_out(lacking, allowed, described, tmp_path):
     command = [sys.executable, "-c", OLD_KERNEL, repr(lacking), allowed]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
-    assert told in ended.stdout + ended.stderr
+    assert described in ended.stdout + ended.stderr
     assert not list(tmp_path.iterdir())
 
 

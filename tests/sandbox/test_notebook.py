@@ -1,4 +1,4 @@
-"""What an agent sees of its sandbox."""
+"""An agent's view of its sandbox."""
 
 import asyncio
 

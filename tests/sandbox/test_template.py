@@ -1,4 +1,4 @@
-"""What sandboxes are forked from: it comes and goes unseen, and they share nothing by it."""
+"""The process that sandboxes are forked from: it comes and goes unseen, and they share nothing by it."""
 
 import asyncio
 import errno
@@ -53,7 +53,7 @@ def test_the_template_is_told_nothing_of_its_owner(monkeypatch):
 
 
 async def in_new_thread(work):
-    """What comes of work in a thread, which has a template of its own."""
+    """Result of work in a thread, which has a template of its own."""
     return await asyncio.to_thread(lambda: asyncio.run(work()))
 
 

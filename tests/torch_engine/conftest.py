@@ -19,7 +19,7 @@ from tests.limits import HANG_S
 
 @dataclass
 class Answer:
-    """What came back for one request, step by step."""
+    """Progress of one request, step by step."""
 
     steps: queue.SimpleQueue[Progress] = field(default_factory=queue.SimpleQueue)
     taken: list[Progress] = field(default_factory=list)

@@ -62,9 +62,9 @@ def test_a_seed_gives_the_same_tokens_alone_among_others_and_continued(start: An
 
 def test_without_a_seed_no_two_are_alike_unless_the_engine_has_one(start: Any) -> None:
     free = Sampling(max_tokens=16, temperature=2.0, ignore_eos=True)
-    drawn = [driver.ask(PROMPT, free).all().token_ids for driver in (start(), start(), start(seed=1), start(seed=1))]
-    assert drawn[0] != drawn[1]
-    assert drawn[2] == drawn[3]
+    sampled = [driver.ask(PROMPT, free).all().token_ids for driver in (start(), start(), start(seed=1), start(seed=1))]
+    assert sampled[0] != sampled[1]
+    assert sampled[2] == sampled[3]
 
 
 BAD = {

@@ -66,16 +66,16 @@ def distribution(values: NDArray[np.float32], sampling: Sampling) -> NDArray[np.
 def test_frequencies(sampling: Sampling) -> None:
     count = 20_000
     numbers = uniforms([11] * count, list(range(count)))
-    drawn = sampled_tokens(torch.from_numpy(np.tile(logits(), (count, 1))), [sampling] * count, numbers)
+    sampled = sampled_tokens(torch.from_numpy(np.tile(logits(), (count, 1))), [sampling] * count, numbers)
     expected = distribution(logits(), sampling)
-    observed = np.bincount(drawn.token_ids, minlength=VOCABULARY)
+    observed = np.bincount(sampled.token_ids, minlength=VOCABULARY)
     assert not observed[expected == 0].any()
     possible = expected > 0
     degrees = int(possible.sum()) - 1
     if degrees:
         mean = expected[possible] * count
         assert ((observed[possible] - mean) ** 2 / mean).sum() < quantile(degrees)
-    assert np.array(drawn.logprobs) == pytest.approx(np.log(expected[drawn.token_ids]), abs=1e-5)
+    assert np.array(sampled.logprobs) == pytest.approx(np.log(expected[sampled.token_ids]), abs=1e-5)
 
 
 def test_rows_of_a_batch_do_not_change_one_another() -> None:
@@ -91,10 +91,10 @@ def test_rows_of_a_batch_do_not_change_one_another() -> None:
 
 def test_greedy_takes_the_likeliest_at_the_models_own_probability() -> None:
     row = torch.from_numpy(logits())[None]
-    drawn = sampled_tokens(row, [Sampling(temperature=0.0, top_k=1)], np.array([0.9]))
+    sampled = sampled_tokens(row, [Sampling(temperature=0.0, top_k=1)], np.array([0.9]))
     best = int(row.argmax())
-    assert drawn.token_ids == [best]
-    assert drawn.logprobs == pytest.approx([float(row.log_softmax(-1)[0, best])], abs=1e-6)
+    assert sampled.token_ids == [best]
+    assert sampled.logprobs == pytest.approx([float(row.log_softmax(-1)[0, best])], abs=1e-6)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2.0**-53], ids=["least", "middle", "greatest"])
@@ -103,8 +103,8 @@ def test_what_is_impossible_is_never_drawn(number: float, impossible: str) -> No
     row = torch.zeros(1, 200_000)
     edges = {"first": slice(0, 1000), "last": slice(-1000, None), "most": slice(7, 199_990)}
     row[0, edges[impossible]] = -torch.inf
-    drawn = sampled_tokens(row, [Sampling()], np.array([number]))
-    assert row[0, drawn.token_ids[0]] == 0
+    sampled = sampled_tokens(row, [Sampling()], np.array([number]))
+    assert row[0, sampled.token_ids[0]] == 0
 
 
 def test_numbers_depend_on_seed_and_index_alone_and_are_even() -> None:

@@ -1,4 +1,4 @@
-"""What is computed next, decided without a model."""
+"""Scheduling decisions, without a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sequence(name: str, length: int, first: int = 0, scored: bool = False, adapt
 
 
 def done(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    """What was planned, after it was computed: sequences at their end get one more token."""
+    """The scheduled work after it was computed: sequences at their end get one more token."""
     for chunk in chunks:
         chunk.tracked.computed = chunk.end
         if chunk.makes_token:

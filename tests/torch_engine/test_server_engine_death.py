@@ -1,4 +1,4 @@
-"""What a server says when its engine's thread has died, or does not come back from a step."""
+"""Answers of a server whose engine thread has died, or does not come back from a step."""
 
 import asyncio
 import threading
@@ -51,8 +51,8 @@ def test_everybody_hears_that_the_engine_died(engine, caplog):
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == REASON
     assert version.status_code == 200
-    told = [record.getMessage() for record in caplog.records if record.name == "roost.engine"]
-    assert told == [
+    described = [record.getMessage() for record in caplog.records if record.name == "roost.engine"]
+    assert described == [
         f"POST /inference/v1/generate: {REASON}",
         f"GET /load: {REASON}",
         f"POST /inference/v1/generate: {REASON}",

@@ -94,12 +94,14 @@ def test_an_answer_has_all_that_a_learner_needs(http):
 
 def test_scoring_gives_the_log_probabilities_that_generating_gave(http):
     [choice] = choices(http)
-    drawn = choice["token_ids"]
-    scored = generate(http, PROMPT + drawn, sampling={"max_tokens": 1, "prompt_logprobs": 0}).json()["prompt_logprobs"]
+    sampled = choice["token_ids"]
+    scored = generate(http, PROMPT + sampled, sampling={"max_tokens": 1, "prompt_logprobs": 0}).json()[
+        "prompt_logprobs"
+    ]
     assert scored[0] is None
-    assert len(scored) == len(PROMPT + drawn)
-    told = [scored[len(PROMPT) + place][str(token_id)]["logprob"] for place, token_id in enumerate(drawn)]
-    assert told == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]], abs=1e-4)
+    assert len(scored) == len(PROMPT + sampled)
+    described = [scored[len(PROMPT) + place][str(token_id)]["logprob"] for place, token_id in enumerate(sampled)]
+    assert described == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]], abs=1e-4)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score(http):
@@ -162,11 +164,11 @@ def test_text_mode_adds_text(http):
 
 
 def test_seeds_repeat_and_samples_of_one_seed_differ(http):
-    drawn = {"temperature": 1.0, "max_tokens": 12, "seed": 5}
-    four = [choice["token_ids"] for choice in choices(http, sampling={**drawn, "n": 4})]
+    sampled = {"temperature": 1.0, "max_tokens": 12, "seed": 5}
+    four = [choice["token_ids"] for choice in choices(http, sampling={**sampled, "n": 4})]
     assert len({tuple(tokens) for tokens in four}) == 4
-    assert [choice["token_ids"] for choice in choices(http, sampling={**drawn, "n": 4})] == four
-    assert choices(http, sampling=drawn)[0]["token_ids"] == four[0]
+    assert [choice["token_ids"] for choice in choices(http, sampling={**sampled, "n": 4})] == four
+    assert choices(http, sampling=sampled)[0]["token_ids"] == four[0]
 
 
 def test_versions_are_told_as_they_are_set(http):

@@ -94,11 +94,13 @@ def test_samples_of_one_seed_differ_and_repeat(client):
 
 def test_logprobs_of_completions(client):
     [choice] = complete(client, logprobs=1, **with_extra(return_tokens_as_token_ids=True)).choices
-    told = choice.logprobs
-    assert told.tokens == [f"token_id:{token_id}" for token_id in choice.token_ids]
-    assert told.top_logprobs == [{token: value} for token, value in zip(told.tokens, told.token_logprobs, strict=True)]
-    assert all(value <= 0 for value in told.token_logprobs)
-    assert told.text_offset[:2] == [0, len(told.tokens[0])]
+    described = choice.logprobs
+    assert described.tokens == [f"token_id:{token_id}" for token_id in choice.token_ids]
+    assert described.top_logprobs == [
+        {token: value} for token, value in zip(described.tokens, described.token_logprobs, strict=True)
+    ]
+    assert all(value <= 0 for value in described.token_logprobs)
+    assert described.text_offset[:2] == [0, len(described.tokens[0])]
 
 
 def test_the_prompt_is_scored_for_each_of_its_samples(client):

@@ -1,4 +1,4 @@
-"""How a server starts and ends, who may use it, and what it does without a tokenizer."""
+"""Start and end of a server, its keys, and a server without a tokenizer."""
 
 import asyncio
 import shutil

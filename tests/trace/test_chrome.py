@@ -57,7 +57,7 @@ def nanoseconds(value):
 
 
 def check(events):
-    """What readers require: fields by phase, order in a lane, and spans of a lane that follow or nest."""
+    """Rules of trace viewers: fields by phase, order in a lane, and spans of a lane that follow or nest."""
     named = {"process": {}, "thread": {}}
     placed = {"process": {}, "thread": {}}
     lanes = {}

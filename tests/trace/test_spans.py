@@ -188,7 +188,7 @@ def test_tasks_that_start_each_other_do_not_keep_each_others_spans():
 
 
 def chain_length(span):
-    """How many spans a span keeps alive."""
+    """Number of spans that a span keeps alive."""
     length = 0
     while span is not None:
         span, length = span._parent, length + 1

@@ -1,4 +1,4 @@
-"""How busy devices were: the arithmetic of intervals, what counts as busy, and sums that are exact."""
+"""Utilization of devices: the arithmetic of intervals, busy time, and sums that are exact."""
 
 from itertools import pairwise
 

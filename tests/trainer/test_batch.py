@@ -273,8 +273,8 @@ def taught(estimator, *teachers, tags=("", ""), **settings):
     batch = replace(
         batch, sources=tuple(replace(each, task_tag=tag) for each, tag in zip(batch.sources, tags, strict=True))
     )
-    said = [np.array([0, 0, -0.5, -4], np.float32)] * 2
-    scores = {one: [said[0] for tag in tags if not one.tags or tag in one.tags] for one in teachers}
+    reported = [np.array([0, 0, -0.5, -4], np.float32)] * 2
+    scores = {one: [reported[0] for tag in tags if not one.tags or tag in one.tags] for one in teachers}
     selected, _, _ = with_advantages(with_teachers(batch, scores), AdvantageSettings(estimator, **settings))
     return [sample.advantages[2:].tolist() for sample in selected.samples]
 

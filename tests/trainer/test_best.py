@@ -49,8 +49,8 @@ def test_the_summary_shows_answers_of_the_first_and_the_last_step(tmp_path, eval
             run.add_samples([{"step": step, "kind": kind, "task": f"task {kind} {step}", **answer}])
     console = Console(file=io.StringIO(), width=200)
     print_summary(run, console)
-    said = console.file.getvalue()
-    lines = [[part.strip() for part in line.split("  ") if part] for line in said.splitlines()]
+    reported = console.file.getvalue()
+    lines = [[part.strip() for part in line.split("  ") if part] for line in reported.splitlines()]
     assert [line[2] for line in lines] == ["answer", "train 1", "train 25", *shown], "a table for each kind"
     assert [line[0] for line in lines if line[2] == "answer"] == ["training", *(["evaluation"] if shown else [])]
 

@@ -41,8 +41,8 @@ def test_the_likely_cause(settings, figures, cause):
 
 
 def test_a_step_of_the_critic_counts_as_well():
-    told = {"skipped": 0.0, "critic/skipped": 1.0}
-    assert SkippedSteps().after(told, 1).in_row == 1
+    described = {"skipped": 0.0, "critic/skipped": 1.0}
+    assert SkippedSteps().after(described, 1).in_row == 1
 
 
 @pytest.mark.parametrize(("in_row", "stops"), [(2, False), (3, True), (9, True)])

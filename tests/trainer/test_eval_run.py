@@ -69,7 +69,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "options", "hint", "told"),
+    ("model", "data", "options", "hint", "described"),
     [
         pytest.param("./nowhere", None, {}, "MODEL", "./nowhere does not exist", id="missing path"),
         pytest.param("runs/mth", None, {}, "MODEL", "runs/mth is no folder here", id="missing run"),
@@ -85,7 +85,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         pytest.param("made", "job.yaml", {"chat_template": False}, "--chat-template", "for data files", id="template"),
     ],
 )
-def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, told, tmp_path, monkeypatch):
+def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, described, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -95,7 +95,7 @@ def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, 
     (tmp_path / "made" / "config.json").write_text("{}")
     (tmp_path / "job.yaml").touch()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "sum": 2}\n')
-    with pytest.raises(typer.BadParameter, match=told) as caught:
+    with pytest.raises(typer.BadParameter, match=described) as caught:
         eval_command(model, data=[data] if isinstance(data, str) else data, samples=1, **options)
     assert caught.value.param_hint == hint
     assert not (tmp_path / "eval").exists()
@@ -115,12 +115,12 @@ def test_text_of_data_files_is_sent_as_the_model_takes_it(template, options, sen
     tokenizer.chat_template = template
     tokenizer.save_pretrained(model)
     rows.write_text('{"prompt": "1+1=", "answer": 2}\n')
-    told = []
+    described = []
     job = _job(str(rows), str(model), "exact", options, ())
-    _, scenario, _ = _loaded(job, job.training, told.append)
+    _, scenario, _ = _loaded(job, job.training, described.append)
     data = scenario.task(Split.EVALUATION, 0).data
     assert (data["prompt_text"], data["is_rendered"]) == sent
-    assert ("in the model's chat template" in told[0]) is sent[1]
+    assert ("in the model's chat template" in described[0]) is sent[1]
 
 
 def test_a_column_may_be_missing_in_the_first_row(tmp_path):

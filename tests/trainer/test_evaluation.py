@@ -58,9 +58,9 @@ def settings_of(rollout=None, **evaluation):
 
 
 async def evaluated(fleet, exam, settings, version):
-    draws = samplers_of(fleet, settings, None)[EVALUATION]
-    runner = LocalEpisodeRunner(exam, draws.open, settings.rollout.episode_timeout_s)
-    return await evaluate(exam, runner, settings, version, draws.close)
+    samplers = samplers_of(fleet, settings, None)[EVALUATION]
+    runner = LocalEpisodeRunner(exam, samplers.open, settings.rollout.episode_timeout_s)
+    return await evaluate(exam, runner, settings, version, samplers.close)
 
 
 def test_evaluations_have_a_sampling_of_their_own():
@@ -74,19 +74,19 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
     found = ran(evaluated(fleet, Exam(), settings_of(eval_samples=2), version=4))
     assert found.version == 4
     assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
-    told = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
-    assert found.figures | told == found.figures
+    described = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
+    assert found.figures | described == found.figures
     assert found.figures["length/completion/max"] == 2.0 and found.figures["length/truncated"] == 0.0
     assert {(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in fleet.samplings} == {(0.0, 1.0, 0)}
     assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
     assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))
 
 
-@pytest.mark.parametrize(("asked", "played"), [(3, 3), (10, 10), (99, 10)])
-def test_no_more_tasks_than_asked_for_or_than_there_are(asked, played):
-    found = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=asked), version=4))
-    assert len(found.groups) == played
-    again = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=asked), version=4))
+@pytest.mark.parametrize(("limit", "expected"), [(3, 3), (10, 10), (99, 10)])
+def test_no_more_tasks_than_asked_for_or_than_there_are(limit, expected):
+    found = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=limit), version=4))
+    assert len(found.groups) == expected
+    again = ran(evaluated(Engines(), Exam(), settings_of(eval_tasks=limit), version=4))
     assert [group.task for group in again.groups] == [group.task for group in found.groups]
 
 

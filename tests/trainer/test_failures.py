@@ -49,7 +49,7 @@ def test_a_failure_is_kept_with_what_led_to_it(files, tmp_path, notes):
 
 
 @pytest.mark.parametrize(
-    ("reasons", "told"),
+    ("reasons", "described"),
     [
         pytest.param([f"ValueError: {n} is odd" for n in range(5)], ["4 times"], id="again and again"),
         pytest.param(["A: x (a.py:1)", "A: x (a.py:2)"], ["1 time", "1 time"], id="another line"),
@@ -57,12 +57,12 @@ def test_a_failure_is_kept_with_what_led_to_it(files, tmp_path, notes):
         pytest.param(["", "../../x: y"], ["1 time", "1 time"], id="odd ones"),
     ],
 )
-def test_each_reason_has_a_file(reasons, told, files, tmp_path, notes):
+def test_each_reason_has_a_file(reasons, described, files, tmp_path, notes):
     for reason in reasons:
         files.add(reason, "", ASKED)
     found = texts(tmp_path)
-    assert sorted(text.split("\n\n")[1].split(" so far")[0] for text in found) == sorted(told)
-    assert len(notes) == len(told), "each is told once"
+    assert sorted(text.split("\n\n")[1].split(" so far")[0] for text in found) == sorted(described)
+    assert len(notes) == len(described), "each is told once"
 
 
 def test_there_are_not_too_many(files, tmp_path, notes, monkeypatch):
@@ -86,8 +86,8 @@ def test_the_summary_says_where_they_are(tmp_path, notes):
     assert "failed" not in paper.file.getvalue()
     FailureFiles(run.failures, notes.append).add("A: x", "", ASKED)
     print_summary(run, paper)
-    told = f"failed   3 episodes after all attempts; 1 reason, with tracebacks, in {run.failures}"
-    assert told in paper.file.getvalue()
+    described = f"failed   3 episodes after all attempts; 1 reason, with tracebacks, in {run.failures}"
+    assert described in paper.file.getvalue()
 
 
 def test_one_reason_for_all_tasks():

@@ -98,7 +98,7 @@ def test_nothing_collected_is_told_without_an_error():
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("described", "expected"),
     [
         pytest.param([], {}, id="no optimizer step"),
         pytest.param(
@@ -113,8 +113,8 @@ def test_nothing_collected_is_told_without_an_error():
         pytest.param([{"critic/loss": 4.0, "clipped": 0.5}], {"critic/loss": 4.0, "loss/clipped": 0.5}, id="rooms"),
     ],
 )
-def test_what_was_learnt(told, expected):
-    assert of_learning(told) == expected
+def test_what_was_learnt(described, expected):
+    assert of_learning(described) == expected
 
 
 def test_the_parts_of_a_step_are_told_together():
@@ -125,8 +125,10 @@ def test_the_parts_of_a_step_are_told_together():
     counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0} | NONE_CUT
     assert of_all(parts) == {"loss/total": 1.5, **counts}
     apart = with_scores(batch_of([made_group(0, [1.0])]), old=[np.zeros(len(samples[0]), np.float32)]).samples
-    told = of_all([Learnt(apart, some, 0, [])], are_same_weights=False)
-    assert {name.split("/")[0] for name in told} == {"samples", "drift"}, "engines are not blamed for older weights"
+    described = of_all([Learnt(apart, some, 0, [])], are_same_weights=False)
+    assert {name.split("/")[0] for name in described} == {"samples", "drift"}, (
+        "engines are not blamed for older weights"
+    )
     assert of_all([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0} | NONE_CUT
 
 

@@ -18,16 +18,18 @@ def under_way(number, began_at):
 @pytest.mark.parametrize(
     ("case", "begin"),
     [
-        pytest.param({"taken": 0, "in_play": 0, "version": 0, "max_staleness": 0}, 4, id="no staleness: one step"),
+        pytest.param({"consumed": 0, "in_flight": 0, "version": 0, "max_staleness": 0}, 4, id="no staleness: one step"),
         pytest.param(
-            {"taken": 0, "in_play": 0, "version": 0, "max_staleness": 2}, 12, id="staleness of 2: three steps"
+            {"consumed": 0, "in_flight": 0, "version": 0, "max_staleness": 2}, 12, id="staleness of 2: three steps"
         ),
         pytest.param(
-            {"taken": 4, "in_play": 8, "version": 1, "max_staleness": 2}, 4, id="each version begins one more"
+            {"consumed": 4, "in_flight": 8, "version": 1, "max_staleness": 2}, 4, id="each version begins one more"
         ),
-        pytest.param({"taken": 4, "in_play": 12, "version": 1, "max_staleness": 2}, 0, id="asked twice"),
-        pytest.param({"taken": 0, "in_play": 0, "version": 7, "max_staleness": 1, "first_version": 7}, 8, id="resumed"),
-        pytest.param({"taken": 9, "in_play": 9, "version": 0, "max_staleness": 0}, 0, id="never less than none"),
+        pytest.param({"consumed": 4, "in_flight": 12, "version": 1, "max_staleness": 2}, 0, id="asked twice"),
+        pytest.param(
+            {"consumed": 0, "in_flight": 0, "version": 7, "max_staleness": 1, "first_version": 7}, 8, id="resumed"
+        ),
+        pytest.param({"consumed": 9, "in_flight": 9, "version": 0, "max_staleness": 0}, 0, id="never less than none"),
     ],
 )
 def test_how_many_may_begin(case, begin):
@@ -35,7 +37,7 @@ def test_how_many_may_begin(case, begin):
 
 
 @pytest.mark.parametrize(
-    ("in_play", "case", "chosen"),
+    ("in_flight", "case", "chosen"),
     [
         pytest.param([over(1, 0), over(0, 0)], {}, (0, 1), id="all of a step, in order"),
         pytest.param([over(0, 0), under_way(1, 0)], {}, None, id="without staleness all are waited for"),
@@ -65,8 +67,8 @@ def test_how_many_may_begin(case, begin):
         pytest.param([under_way(0, 0), under_way(1, 0), over(2, 0)], {"count": 1}, None, id="the last part of one"),
     ],
 )
-def test_which_are_taken(in_play, case, chosen):
-    assert choose(in_play, **{"count": 2, "version": 0, "max_staleness": 0, "groups": 2, **case}) == chosen
+def test_which_are_taken(in_flight, case, chosen):
+    assert choose(in_flight, **{"count": 2, "version": 0, "max_staleness": 0, "groups": 2, **case}) == chosen
 
 
 @settings(max_examples=300)
@@ -79,36 +81,36 @@ def test_which_are_taken(in_play, case, chosen):
 )
 def test_no_group_is_ever_too_old_whatever_the_order_they_finish_in(groups, max_staleness, first, parts, seed):
     chance = random.Random(seed)
-    in_play, taken, begun = {}, [], 0
+    in_flight, consumed, begun = {}, [], 0
 
     def begin(count, version):
         nonlocal begun
         for _ in range(count):
-            in_play[begun] = under_way(begun, version)
+            in_flight[begun] = under_way(begun, version)
             begun += 1
 
     for version in range(first, first + 8):
-        begin(may_begin(len(taken), len(in_play), version, groups, max_staleness, first), version)
+        begin(may_begin(len(consumed), len(in_flight), version, groups, max_staleness, first), version)
         left = groups
         while left:
-            assert sum(group.began_at <= version - max_staleness for group in in_play.values()) <= left
+            assert sum(group.began_at <= version - max_staleness for group in in_flight.values()) <= left
             count = min(left, -(-groups // parts))
-            chosen = choose(list(in_play.values()), count, version, max_staleness, groups, left - count)
+            chosen = choose(list(in_flight.values()), count, version, max_staleness, groups, left - count)
             if chosen is None:
-                playing = [group for group in in_play.values() if not group.is_over]
+                playing = [group for group in in_flight.values() if not group.is_over]
                 assert playing, "all are over, and still none is taken"
                 one = chance.choice(playing)
                 if chance.random() < 0.2:
-                    del in_play[one.number]
+                    del in_flight[one.number]
                     begin(1, version)  # it was lost or taught nothing: another takes its place
                 else:
-                    in_play[one.number] = over(one.number, one.began_at)
+                    in_flight[one.number] = over(one.number, one.began_at)
                 continue
             assert len(set(chosen)) == count
             for number in chosen:
-                group = in_play.pop(number)
+                group = in_flight.pop(number)
                 assert group.is_over
                 assert version - max_staleness <= group.began_at <= version
-                taken.append(number)
+                consumed.append(number)
                 left -= 1
-    assert len(taken) == len(set(taken)) == 8 * groups
+    assert len(consumed) == len(set(consumed)) == 8 * groups

@@ -61,7 +61,7 @@ def test_what_ranks_answer_comes_back_in_the_order_of_the_samples(ranks):
 def test_all_ranks_learn_with_the_size_of_the_whole():
     samples = batch_of([made_group(0, [0.0] * 5, versions=(0, 0))]).samples
     group = Ranks(2)
-    told = ran(Learners(group, None, None).learn(samples, totals_of(samples, 9), 7))
+    described = ran(Learners(group, None, None).learn(samples, totals_of(samples, 9), 7))
     assert sum(count for count, *_ in group.asked.values()) == 5
-    assert {told[1:] for told in group.asked.values()} == {(10, 7)}
-    assert told == {"loss": 0.0}
+    assert {described[1:] for described in group.asked.values()} == {(10, 7)}
+    assert described == {"loss": 0.0}

@@ -130,11 +130,11 @@ class Run:
     mismatches: list = field(default_factory=list)  # of the log-probabilities that the policy scores with, likewise
     over_kl: tuple = ()  # optimizer steps of the policy, from 1, that exceed early_stop_kl
     events: list = field(default_factory=list)
-    told: list = field(default_factory=list)
+    recorded: list = field(default_factory=list)
     after: list = field(default_factory=list)
 
     async def go(self):
-        self.scenario = Script(self._play, is_truncated=self.is_truncated)
+        self.scenario = Script(self._run_turns, is_truncated=self.is_truncated)
         self.scenario.version = self.state.version
         self.policy, self.critic = Model("policy", self.events), Model("critic", self.events)
         self.policy.mismatches, self.policy.over_kl = self.mismatches, self.over_kl
@@ -168,7 +168,7 @@ class Run:
             self.state,
             self._after_learning,
             self._after_step,
-            lambda: len(self.told) >= self.stops_after,
+            lambda: len(self.recorded) >= self.stops_after,
         )
         try:
             self.state = await loop.run()
@@ -176,7 +176,7 @@ class Run:
             await self.feed.close()
         return self
 
-    async def _play(self, number, episode, attempt):
+    async def _run_turns(self, number, episode, attempt):
         self.events.append(f"play {number}")
         if self.plays is not None:
             await self.plays(self, number)
@@ -193,7 +193,7 @@ class Run:
         self.events.append(f"{name} {total}" if total is not None else name)
 
     def step_done(self, state, figures, groups):
-        self.told.append((state, dict(figures), [group.number for group in groups]))
+        self.recorded.append((state, dict(figures), [group.number for group in groups]))
 
 
 def settings_of(max_steps=1, prompts_per_step=2, num_generations=2, loss=None, **more):
@@ -235,7 +235,7 @@ def test_a_step_from_beginning_to_end():
     ]
     assert run.state == TrainerState(step=1, version=1, position=Position(next=2))
     assert run.after == [(run.state, 1)], "the engines have the new policy before anything else is done with it"
-    (_, figures, groups) = run.told[0]
+    (_, figures, groups) = run.recorded[0]
     assert groups == [0, 1]
     assert figures["samples/finished"] == figures["samples/learnt"] == figures["loss/total"] == 4
     assert figures["staleness/max"] == 0
@@ -244,7 +244,7 @@ def test_a_step_from_beginning_to_end():
 def test_phases_are_timed_and_recorded():
     run = trained(settings_of(max_steps=2))
     phases = ["generate", "switch", "score", "learn", "sync"]
-    for _, figures, _ in run.told:
+    for _, figures, _ in run.recorded:
         assert all(figures[f"time/{name}"] > 0 for name in phases)
         assert sum(figures[f"time/{name}"] for name in phases) <= figures["time/step"]
     assert [(span.name, span.args["step"]) for span in run.recorder.drain()] == [
@@ -276,7 +276,7 @@ def test_a_step_that_leaves_everything_out_goes_on_without_learning():
     run = trained(settings_of(max_steps=2, advantage=AdvantageSettings(min_abs_advantage=99.0)))
     assert not run.policy.learnt
     assert (run.state.step, run.state.version, run.scenario.version) == (2, 2, 2)
-    for _, figures, _ in run.told:
+    for _, figures, _ in run.recorded:
         assert (figures["samples/learnt"], figures["samples/left_out"]) == (0, 4)
         assert "loss/total" not in figures
 
@@ -286,11 +286,11 @@ def test_tokens_that_are_too_old_end_the_run(allowed, is_error):
     """Engines that say they took an update, and go on with what they had: nobody but the tokens tells."""
     run = Run(settings_of(max_steps=3, max_staleness=allowed), engines_take_updates=False)
     if not is_error:
-        assert ran(run.go()).told[-1][1]["staleness/max"] == 2
+        assert ran(run.go()).recorded[-1][1]["staleness/max"] == 2
         return
     with pytest.raises(StalenessExceeded, match=f"a token is {allowed + 1} versions old; the run allows {allowed}"):
         ran(run.go())
-    assert len(run.told) == allowed + 1
+    assert len(run.recorded) == allowed + 1
 
 
 def test_stopping_ends_after_the_step():
@@ -302,7 +302,7 @@ def test_stopping_ends_after_the_step():
 def test_a_run_goes_on_from_where_it_was():
     state = TrainerState(step=3, version=5, position=Position(next=10, waiting=(7,)))
     run = trained(settings_of(max_steps=5), state=state)
-    assert [groups for _, _, groups in run.told] == [[7, 10], [11, 12]]
+    assert [groups for _, _, groups in run.recorded] == [[7, 10], [11, 12]]
     assert run.state == TrainerState(step=5, version=7, position=Position(next=13))
 
 
@@ -323,7 +323,7 @@ def reports(run):
 def test_groups_of_an_engine_with_wrong_weights_are_generated_again(staleness):
     wrong = [[], [WrongWeights("rollout-1", "the probe is off by 4")]]
     run = trained(settings_of(max_steps=3, max_staleness=staleness), wrong_weights=wrong)
-    assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3], [4, 5]]
+    assert [groups for _, _, groups in run.recorded] == [[0, 1], [2, 3], [4, 5]]
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert sorted(learnt) == samples_of(range(6)), "each is learnt from once"
     assert run.events.count("play 2") == 4, "two episodes, twice"
@@ -332,7 +332,7 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(staleness):
         "step 2 is discarded and generated again: rollout-1: the probe is off by 4. The engine is started again "
         "with its weights"
     ]
-    assert [figures["groups/discarded"] for _, figures, _ in run.told] == [0, 2 + 2 * staleness, 0]
+    assert [figures["groups/discarded"] for _, figures, _ in run.recorded] == [0, 2 + 2 * staleness, 0]
 
 
 STREAMED = [
@@ -346,37 +346,37 @@ STREAMED = [
 def test_every_part_of_a_streamed_step_is_checked_before_it_is_learnt_from(loss, models):
     wrong = [[], [], [WrongWeights("rollout-0", "the probe is off by 4")]]
     run = trained(settings_of(prompts_per_step=4, minibatches=4, **loss), wrong_weights=wrong, **models)
-    assert [groups for _, _, groups in run.told] == [[0, 1, 2, 3]]
+    assert [groups for _, _, groups in run.recorded] == [[0, 1, 2, 3]]
     assert run.policy.learnt == [samples_of([number]) for number in range(4)], "each is learnt from once"
     assert [run.events.count(f"play {number}") for number in range(4)] == [2, 2, 4, 4]
     assert reports(run) == [
         "the rest of step 1 is discarded and generated again: rollout-0: the probe is off by 4. The engine is started "
         "again with its weights"
     ]
-    assert run.told[0][1]["groups/discarded"] == 2
+    assert run.recorded[0][1]["groups/discarded"] == 2
 
 
 @pytest.mark.parametrize("decision", [Decision.KEEP, Decision.SLEEP])
 def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
     run = trained(settings_of(max_steps=2), decision, mismatches=[0.01, 4.0, 0.01])
-    assert [groups for _, _, groups in run.told] == [[0, 1], [2, 3]]
+    assert [groups for _, _, groups in run.recorded] == [[0, 1], [2, 3]]
     assert sum(map(len, run.policy.learnt)) == 8
     assert reports(run) == [
         "step 2 is discarded and generated again: the mean mismatch of log-probabilities jumped from 0.01 to 4. "
         "The engines get their weights again"
     ]
     assert run.events.count("version 1") == 2, "the weight update of version 1 is sent again"
-    assert run.told[1][1]["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
+    assert run.recorded[1][1]["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_mismatch_that_is_large_from_the_start_is_the_usual_one():
     run = trained(settings_of(max_steps=3), mismatches=[1.4, 1.1, 2.0])
-    assert not reports(run) and len(run.told) == 3
+    assert not reports(run) and len(run.recorded) == 3
 
 
 def test_a_mismatch_that_stays_after_the_weights_were_sent_again_is_accepted():
     run = trained(settings_of(max_steps=5), mismatches=[0.01, 0.01, 0.01, 4.0, 4.0, 4.0])
-    assert len(run.told) == 5
+    assert len(run.recorded) == 5
     assert len(reports(run)) == 2 and "it counts as usual now" in reports(run)[1]
 
 
@@ -407,7 +407,7 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
         "policy learnt",
         "version 1",
     ]
-    assert [figures["staleness/max"] for _, figures, _ in run.told] == [0, 1]
+    assert [figures["staleness/max"] for _, figures, _ in run.recorded] == [0, 1]
     assert run.state.position == Position(next=3, waiting=(2,)), "what nobody learnt from is played again"
 
 
@@ -418,7 +418,7 @@ def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_s
             await asyncio.sleep(0)
 
     run = trained(settings_of(max_steps=8, prompts_per_step=3, max_staleness=max_staleness), plays=plays)
-    assert all(figures["staleness/max"] <= max_staleness for _, figures, _ in run.told)
+    assert all(figures["staleness/max"] <= max_staleness for _, figures, _ in run.recorded)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
 
@@ -430,8 +430,8 @@ def test_minibatches_are_learnt_from_while_others_are_still_generated():
 
     run = trained(settings_of(minibatches=2, loss={"old_logprobs": OldLogprobs.DECOUPLED}), plays=plays)
     assert run.policy.learnt == [samples_of([1]), samples_of([0])]
-    assert run.told[0][2] == [1, 0]
-    assert run.told[0][1]["samples/learnt"] == 4
+    assert run.recorded[0][2] == [1, 0]
+    assert run.recorded[0][1]["samples/learnt"] == 4
 
 
 def test_a_minibatch_is_scored_while_the_one_before_is_learnt_from_where_somebody_else_scores():
@@ -529,7 +529,7 @@ def test_teachers_score_and_their_kl_is_a_figure():
         "teacher.math scores",
         "teacher.code scores",
     ]
-    figures = run.told[0][1]
+    figures = run.recorded[0][1]
     assert figures["teacher.math/kl"] == 0 and "teacher.code/kl" not in figures, "no task has the tag"
 
 
@@ -560,7 +560,7 @@ def test_a_critic_learns_from_the_same_samples():
     run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(AdvantageEstimator.GAE)), has_critic=True)
     assert "critic values" in run.events
     assert run.critic.learnt == run.policy.learnt
-    figures = run.told[0][1]
+    figures = run.recorded[0][1]
     assert figures["critic/loss"] == figures["loss/total"] == 2
 
 
@@ -570,9 +570,9 @@ class Breaking(Model):
     skips: ClassVar = set()
 
     async def learn(self, samples, totals, position):
-        told = await super().learn(samples, totals, position)
+        recorded = await super().learn(samples, totals, position)
         is_skipped = len(self.learnt) in self.skips
-        return told | {"skipped": float(is_skipped), "loss": math.nan if is_skipped else 0.5, "grad/norm": 1.0}
+        return recorded | {"skipped": float(is_skipped), "loss": math.nan if is_skipped else 0.5, "grad/norm": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -592,7 +592,7 @@ def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most,
     run = Run(settings_of(max_steps=4, minibatches=2, max_skipped_steps=most, max_staleness=0, ppo_epochs=1))
     with pytest.raises(Diverged, match=message) if message else contextlib.nullcontext():
         ran(run.go())
-    assert [figures.get("steps/skipped") for _, figures, _ in run.told] == rows
+    assert [figures.get("steps/skipped") for _, figures, _ in run.recorded] == rows
     assert run.events.count("after learning") == len(rows) - bool(message), "no checkpoint of the last step"
 
 
@@ -604,5 +604,5 @@ def test_a_policy_that_gives_no_numbers_ends_the_run_with_its_step_on_file(monke
     run = Run(settings_of(max_steps=4))
     with pytest.raises(Diverged, match=r"diverged in step 1 \(.*\): the weights of policy version 1 .* Likely cause"):
         ran(run.go())
-    assert [state.step for state, _, _ in run.told] == [1]
+    assert [state.step for state, _, _ in run.recorded] == [1]
     assert "after step" not in run.events, "its checkpoint never becomes whole"

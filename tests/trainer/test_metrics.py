@@ -36,8 +36,8 @@ class Failing:
 
 
 def test_the_file_is_always_written(run):
-    told = []
-    metrics = open_metrics(run, tell=told.append)
+    described = []
+    metrics = open_metrics(run, tell=described.append)
     metrics.write(1, VALUES)
     metrics.write(2, {"time": 12.5})
     metrics.close()
@@ -45,35 +45,37 @@ def test_the_file_is_always_written(run):
     assert {key: first[key] for key in VALUES} == {**VALUES, "loss/policy": None}
     assert first["time"] > 1e9, "the end of the step, since the epoch"
     assert second == {"step": 2, "time": 12.5}
-    assert told == []
+    assert described == []
 
 
 def test_a_sink_that_fails_is_told_once_and_left_out():
-    told, good, bad = [], Failing(9), Failing(1)
-    metrics = FanOut({"bad": bad, "good": good}, told.append)
+    described, good, bad = [], Failing(9), Failing(1)
+    metrics = FanOut({"bad": bad, "good": good}, described.append)
     for step in range(1, 5):
         metrics.write(step, VALUES)
     assert good.taken == [1, 2, 3, 4]
     assert bad.taken == [1]
-    assert len(told) == 1 and "bad" in told[0] and "step 2" in told[0] and "server is gone" in told[0]
+    assert (
+        len(described) == 1 and "bad" in described[0] and "step 2" in described[0] and "server is gone" in described[0]
+    )
     assert metrics.names == ("good",)
 
 
 def test_closing_goes_on_where_one_fails():
-    told, good, bad = [], Failing(), Failing(breaks_closing=True)
-    metrics = FanOut({"bad": bad, "good": good}, told.append)
+    described, good, bad = [], Failing(), Failing(breaks_closing=True)
+    metrics = FanOut({"bad": bad, "good": good}, described.append)
     metrics.close()
     metrics.close()
-    assert good.is_closed and len(told) == 1 and "disk is full" in told[0]
+    assert good.is_closed and len(described) == 1 and "disk is full" in described[0]
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_run(run):
-    told = []
-    metrics = open_metrics(run, tell=told.append)
+    described = []
+    metrics = open_metrics(run, tell=described.append)
     run.metrics.path.mkdir()
     metrics.write(1, VALUES)
     metrics.write(2, VALUES)
-    assert len(told) == 1 and "metrics.jsonl" in told[0]
+    assert len(described) == 1 and "metrics.jsonl" in described[0]
 
 
 class OnFullDisk:
@@ -101,10 +103,10 @@ def test_an_unknown_sink_is_a_mistake(name, words):
 
 def test_a_sink_that_is_not_installed_is_left_out(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "trackio", None)
-    told = []
-    metrics = open_metrics(run, MetricSettings(sinks=("trackio",)), told.append)
+    described = []
+    metrics = open_metrics(run, MetricSettings(sinks=("trackio",)), described.append)
     assert metrics.names == ("metrics.jsonl",)
-    assert told == ["metrics do not go to trackio: trackio is missing; pip install trackio"]
+    assert described == ["metrics do not go to trackio: trackio is missing; pip install trackio"]
 
 
 class TestPrometheus:
@@ -113,9 +115,9 @@ class TestPrometheus:
             return answer.read().decode().splitlines()
 
     def test_scraped_while_it_runs_and_gone_afterwards(self, run):
-        told = []
-        metrics = open_metrics(run, MetricSettings(sinks=("prometheus",)), told.append)
-        url = told[0].split()[-1]
+        described = []
+        metrics = open_metrics(run, MetricSettings(sinks=("prometheus",)), described.append)
+        url = described[0].split()[-1]
         assert url.startswith("http://127.0.0.1:")
         metrics.write(6, {"reward/mean": 0.1})
         metrics.write(7, VALUES)
@@ -141,11 +143,11 @@ class TestPrometheus:
         other.close()
 
     def test_a_port_that_is_taken_is_told(self, run):
-        told, taken = [], PrometheusEndpoint("other")
+        described, taken = [], PrometheusEndpoint("other")
         port = int(taken.url.rsplit(":", 1)[1].split("/")[0])
-        metrics = open_metrics(run, MetricSettings(sinks=("prometheus",), prometheus_port=port), told.append)
+        metrics = open_metrics(run, MetricSettings(sinks=("prometheus",), prometheus_port=port), described.append)
         assert metrics.names == ("metrics.jsonl",)
-        assert len(told) == 1 and "prometheus" in told[0]
+        assert len(described) == 1 and "prometheus" in described[0]
         taken.close()
 
     @pytest.mark.parametrize(
@@ -176,16 +178,16 @@ def test_tensorboard_reads_back_what_was_written(run):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = []
+    described = []
     for first_step, steps in ((0, (1, 2, 3)), (1, (2,))):  # the second start does steps 2 and 3 again, up to 2
-        metrics = open_metrics(run, MetricSettings(sinks=("tensorboard",)), told.append, first_step)
+        metrics = open_metrics(run, MetricSettings(sinks=("tensorboard",)), described.append, first_step)
         for step in steps:
             metrics.write(step, {"reward/mean": step / 4 + first_step})
             metrics.evaluated(step, {"reward/mean": 1.0 + step})
         metrics.close()
     events = EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
-    assert told == []
+    assert described == []
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 1.5)]
     assert [(event.step, event.value) for event in events.Scalars("evaluation/reward/mean")] == [(1, 2.0), (2, 3.0)]
     assert not any("evaluation" in key for record in run.metrics for key in record), "it has a file of its own"
@@ -196,10 +198,10 @@ def test_a_tracker_takes_a_run(run, name, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(run.path / "trackio"))  # read as it is imported
     pytest.importorskip(name)
-    told = []
-    metrics = open_metrics(run, MetricSettings(sinks=(name,)), told.append)
+    described = []
+    metrics = open_metrics(run, MetricSettings(sinks=(name,)), described.append)
     metrics.write(1, VALUES)
     assert metrics.names == ("metrics.jsonl", name)
     metrics.close()
-    assert told == []
+    assert described == []
     assert [file for file in (run.path / name).rglob("*") if file.is_file()]

@@ -1,4 +1,4 @@
-"""What a report is made from: the trace made small, the rollouts chosen, the pictures, the command."""
+"""Parts of a report: the folded trace, the chosen rollouts, the pictures, the command."""
 
 import json
 import random

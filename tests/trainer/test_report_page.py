@@ -47,7 +47,10 @@ def show(browser):
         page = context.new_page()
         page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.resolve().as_uri() else None)
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda reported: troubles.append(reported.text) if reported.type in ("error", "warning") else None,
+        )
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.goto(file.resolve().as_uri())
         page.wait_for_selector("#rollouts h2")
@@ -65,7 +68,7 @@ def run(tmp_path_factory):
 
 
 def points(page, selector):
-    """How many points the line has that a selector finds."""
+    """Number of points of the line that a selector finds."""
     return len(re.findall(r"[ML]", page.locator(selector).get_attribute("d")))
 
 
@@ -175,8 +178,8 @@ class TestTimeline:
         page = show(run)
         shown_window(page)
         assert int(page.locator("#timeline canvas").get_attribute("data-drawn")) > 100
-        said = page.inner_text("#timeline .said")
-        assert "105,600 spans" in said and "are drawn together" in said
+        reported = page.inner_text("#timeline .said")
+        assert "105,600 spans" in reported and "are drawn together" in reported
         assert run.report_file.stat().st_size < 2_000_000
 
 
@@ -247,7 +250,7 @@ class TestRollouts:
 
     def test_the_whole_conversation_is_one_click_away(self, show, tmp_path):
         run = make_run(tmp_path, steps=1)
-        said = [
+        reported = [
             {"role": "user", "content": "add 2 and 2 <img src=x onerror=alert(1)>", "generated": False},
             {"role": "assistant", "content": "thinking\nfour", "generated": True, "finish": "length", "tokens": 7},
         ]
@@ -260,7 +263,7 @@ class TestRollouts:
             "truncated": True,
             "tokens": 7,
         }
-        run.add_samples([{**sample, "messages": said}])
+        run.add_samples([{**sample, "messages": reported}])
         page = show(run)
         page.fill("#rollout-search", "thinking")
         assert page.inner_text("#rollout-count") == "1 rollout", "it is found by what the policy said"

@@ -1,4 +1,4 @@
-"""Which attempts are followed by another, and what is looked at before a run goes on."""
+"""Attempts that are followed by another, and checks before a run is resumed."""
 
 import asyncio
 import contextlib
@@ -163,8 +163,8 @@ def job(tmp_path):
     return job_of(config(tmp_path / "model", {"actor": "0", "rollout": "1"}))
 
 
-def resumed(job, folder, said):
-    return train(job, RunOptions(folder, resumes=True), said.append, None, None)
+def resumed(job, folder, reported):
+    return train(job, RunOptions(folder, resumes=True), reported.append, None, None)
 
 
 def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_path):
@@ -179,10 +179,10 @@ def test_a_config_that_changed_is_told(job, tmp_path):
     values = json.loads(json.dumps(dict(job.source.values), default=dict))
     values["train"]["prompts_per_step"] = 99
     RunFolder.create(tmp_path / "run", json.dumps(values), "{}")
-    said = []
+    reported = []
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
-        resumed(job, tmp_path / "run", said)
-    assert "the config is not the one that the run began with; changed: train.prompts_per_step" in said
+        resumed(job, tmp_path / "run", reported)
+    assert "the config is not the one that the run began with; changed: train.prompts_per_step" in reported
 
 
 HOLDS = "from roost.procs.files import FolderLock as L; import sys; h = L.take(sys.argv[1]); input('held')"
@@ -227,8 +227,8 @@ def run_with(folder, *steps):
     return run
 
 
-def launch_of(job, folder, said, **options):
-    return Launch(job, job.training, None, None, None, RunOptions(folder, **options), said.append, None, None)
+def launch_of(job, folder, reported, **options):
+    return Launch(job, job.training, None, None, None, RunOptions(folder, **options), reported.append, None, None)
 
 
 def losing_ray(patch, before=lambda address: None):
@@ -244,16 +244,16 @@ def losing_ray(patch, before=lambda address: None):
 
 
 def test_the_step_to_resume_from_is_kept_until_the_folder_is_reopened(job, tmp_path, monkeypatch):
-    run, said = run_with(tmp_path / "run", 1, 2), []
+    run, reported = run_with(tmp_path / "run", 1, 2), []
     losing_ray(monkeypatch)
     with pytest.raises(ControlLost):
-        attempts(launch_of(job, run.path, said), TrainerState(1, 1))
-    assert [line.splitlines()[-1] for line in said] == ["continuing from step 1"] * RESTARTS
+        attempts(launch_of(job, run.path, reported), TrainerState(1, 1))
+    assert [line.splitlines()[-1] for line in reported] == ["continuing from step 1"] * RESTARTS
     assert [one.step for one in Checkpoints(run.checkpoints, 1).found()] == [1, 2]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_path, monkeypatch):
-    run, said = run_with(tmp_path / "run", 1, 2), []
+    run, reported = run_with(tmp_path / "run", 1, 2), []
     for step in (1, 2):
         (Checkpoints(run.checkpoints, 1).at(step).folder / "trainer.json").write_text("{}")
 
@@ -262,8 +262,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_pa
 
     monkeypatch.setattr(train_module, "_attempt", breaks)
     with pytest.raises(Damaged, match=r"step-000002.*step-000001.*no other checkpoint is there: .*--resume 0"):
-        attempts(launch_of(job, run.path, said), TrainerState(2, 2))
-    assert said == [str(failed(DIED))]
+        attempts(launch_of(job, run.path, reported), TrainerState(2, 2))
+    assert reported == [str(failed(DIED))]
     assert len(list(run.checkpoints.iterdir())) == 2
 
 
@@ -300,10 +300,10 @@ def test_a_finished_run_is_not_launched_again(job, tmp_path, keys, decides):
     values = config(job.training.learner.model, {"actor": "0", "rollout": "1"}, **keys["train"])
     run = run_with(tmp_path / "run", 3)
     run.finish(3)
-    said = []
-    assert resumed(job_of({**keys, **values}), tmp_path / "run", said).state.step == 3
-    assert said[-1] == f"{tmp_path / 'run'} is finished: 3 steps done; raise {decides} to train on"
-    assert not [text for text in said if "continuing" in text]
+    reported = []
+    assert resumed(job_of({**keys, **values}), tmp_path / "run", reported).state.step == 3
+    assert reported[-1] == f"{tmp_path / 'run'} is finished: 3 steps done; raise {decides} to train on"
+    assert not [text for text in reported if "continuing" in text]
 
 
 class Sized:
@@ -323,17 +323,17 @@ class Sized:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "reported"),
     [
         (None, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
         (31, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
         (1, "1 step: max_steps 1 ends the run; max_epochs 5 over 25 tasks, 4 of them a step, would be 30"),
     ],
 )
-def test_the_setting_that_ends_the_run_is_named(job, steps, said):
+def test_the_setting_that_ends_the_run_is_named(job, steps, reported):
     lines = []
     setup.with_step_count(replace(job.training, max_steps=steps, max_epochs=5), Sized(None, 25), lines.append)
-    assert lines == [said]
+    assert lines == [reported]
 
 
 @pytest.mark.parametrize(

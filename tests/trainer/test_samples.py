@@ -7,7 +7,7 @@ import pytest
 
 from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
-from roost.rollout.agents.chat_format import said
+from roost.rollout.agents.chat_format import parse_reply
 from roost.rollout.conversation import token_numbers
 from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
 from roost.trainer.records import samples
@@ -23,12 +23,12 @@ def letters(token_ids, has_special):
 class Letters:
     """A chat format in which a token is a character."""
 
-    said = staticmethod(said)
+    parse = staticmethod(parse_reply)
 
     def opening(self, messages, tools=None):
         return tuple(map(ord, self._written(messages)))
 
-    def continuation(self, known, made, ending, new, tools=None):
+    def continuation(self, known, generated, ending, new, tools=None):
         return tuple(map(ord, self._written(new)))
 
     def text(self, token_ids):
@@ -42,14 +42,14 @@ def engine(*replies):
     """Draws these texts, one for each turn."""
     left = list(replies)
 
-    async def draw(token_ids, turn, max_tokens):
-        said = left.pop(0)
-        if said is None:
+    async def sample(token_ids, turn, max_tokens):
+        scripted = left.pop(0)
+        if scripted is None:
             raise ContextFull("no room")
-        text, version, finish = said
+        text, version, finish = scripted
         return completion(tuple(map(ord, text)), version, finish)
 
-    return draw
+    return sample
 
 
 def episode_of(transcript, **score):
@@ -81,8 +81,8 @@ def talked(*turns, **score):
 
 def test_a_conversation_has_every_message_and_what_was_generated():
     sample = sample_of(talked(("hm$", 4, Finish.STOP), ("four", 5, Finish.LENGTH), shown="", answer="four"))
-    said = [(one["role"], one["content"], one["generated"]) for one in sample["messages"]]
-    assert said == [
+    messages = [(one["role"], one["content"], one["generated"]) for one in sample["messages"]]
+    assert messages == [
         ("system", "be brief", False),
         ("user", "2+2?", False),
         ("assistant", "hm", True),
@@ -131,8 +131,10 @@ def test_scenarios_without_messages_show_the_text_of_their_tokens():
         await other.take()
         return episode_of(transcript)
 
-    said = [(one["role"], one["content"], one["sequence"]) for one in conversation(asyncio.run(run_episode()), letters)]
-    assert said == [("prompt", "$3+4=", 0), ("assistant", "7", 0), ("prompt", "4+4=", 1), ("assistant", "8", 1)]
+    messages = [
+        (one["role"], one["content"], one["sequence"]) for one in conversation(asyncio.run(run_episode()), letters)
+    ]
+    assert messages == [("prompt", "$3+4=", 0), ("assistant", "7", 0), ("prompt", "4+4=", 1), ("assistant", "8", 1)]
 
 
 def test_episodes_that_were_stored_without_parts_are_told_by_turns():

@@ -198,8 +198,8 @@ def test_supervised_settings_are_a_plain_likelihood_whatever_the_other_keys_say(
     assert settings.learner.loss.loss_aggregation is LossAggregation.TOKEN_MEAN
     assert (settings.learner.loss.kl_coef, settings.learner.temperature) == (0.0, 1.0)
     assert (settings.rollout.prompts_per_step, settings.samples_per_step, settings.minibatches) == (24, 24, 1)
-    told = [finding.what for finding in findings.found if finding.code == "RST-T043"]
-    assert len(told) == 1 and "algorithm.kl_beta" in told[0]
+    described = [finding.what for finding in findings.found if finding.code == "RST-T043"]
+    assert len(described) == 1 and "algorithm.kl_beta" in described[0]
     assert not findings.has_errors
 
 
@@ -268,8 +268,8 @@ def test_rolls_role_for_supervised_training_is_followed():
         "drop_last": True,
         "eval": "held.json",
     }
-    told = [finding.what for finding in findings.found if finding.code == "RST-T014"]
-    assert not told, "every key is followed"
+    described = [finding.what for finding in findings.found if finding.code == "RST-T014"]
+    assert not described, "every key is followed"
 
 
 STUDENT = {

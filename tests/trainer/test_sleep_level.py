@@ -1,4 +1,4 @@
-"""What engines keep when they sleep for a learner."""
+"""Memory that engines keep when they sleep for a learner."""
 
 import pytest
 

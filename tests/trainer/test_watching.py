@@ -1,4 +1,4 @@
-"""What is written and shown of rewards while a run goes on."""
+"""Rewards as written and shown during a run."""
 
 import io
 from dataclasses import replace
@@ -30,7 +30,7 @@ class Watched:
         self.watching.step_done(TrainerState(number, number), measured, groups)
 
     @property
-    def said(self):
+    def reported(self):
         return self.console.file.getvalue().splitlines()
 
 
@@ -48,7 +48,7 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
     watched.watching.watch_rewards(routing)
     for step in (1, 2):
         watched.step(step, [tagged(made_group(0, [1.0]), "math"), made_group(1, [0.0])])
-    notes = [line for line in watched.said if line.startswith("reward ")]
+    notes = [line for line in watched.reported if line.startswith("reward ")]
     assert notes == [
         "reward exact scores nothing in this step: its tags are maths, and the tasks have math (1), no tag (1)"
     ]
@@ -57,13 +57,13 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
 def test_a_step_says_how_many_failed(watched):
     watched.step(1, [made_group(0, [1.0])], samples__failed=0.0)
     watched.step(2, [made_group(1, [1.0])], samples__failed=3.0)
-    assert ["failed" in line for line in watched.said] == [False, True]
-    assert "failed 3" in watched.said[1]
+    assert ["failed" in line for line in watched.reported] == [False, True]
+    assert "failed 3" in watched.reported[1]
 
 
 def test_an_evaluation_says_how_many_failed(watched):
     watched.watching.evaluated(1, Evaluation(1, (made_group(0, [1.0], failed=2),)))
-    assert watched.said == ["evaluation of version 1: mean reward 1.000, 2 failed"]
+    assert watched.reported == ["evaluation of version 1: mean reward 1.000, 2 failed"]
 
 
 def test_rollouts_have_what_each_reward_gave(watched):

@@ -1,4 +1,4 @@
-"""What daemons do for their workers: messages, memory, locks and ports, on one node and between nodes."""
+"""Daemons at work for their workers: messages, memory, locks and ports, on one node and between nodes."""
 
 import asyncio
 

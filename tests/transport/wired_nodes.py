@@ -1,4 +1,4 @@
-"""What daemons do for their workers: exchanges wired to each other stand for nodes.
+"""Daemons without sockets: exchanges wired to each other stand for nodes.
 
 Every test that runs among them ends with all shared memory given back on all nodes.
 """
@@ -39,7 +39,7 @@ class Nodes:
         return pickle.dumps([tuple(piece) for piece in freight])
 
     async def on_the_way(self, node, op, freight):
-        """What happens between nodes; tests put something in its place."""
+        """Transfer between nodes; tests put something in its place."""
 
     async def look_up(self, method, *args):
         if method in ("group", "channel"):
@@ -78,7 +78,7 @@ class Nodes:
 
 
 class Worker:
-    """What a worker's process does, without the socket between it and the exchange."""
+    """A worker's process, without the socket between it and the exchange."""
 
     def __init__(self, who, exchange):
         self.who, self.exchange = who, exchange

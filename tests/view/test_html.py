@@ -51,7 +51,10 @@ def show(browser, tmp_path):
         page = context.new_page()
         page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.as_uri() else None)
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda reported: troubles.append(reported.text) if reported.type in ("error", "warning") else None,
+        )
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.goto(file.as_uri())
         page.wait_for_selector("#grid .rows .row")

@@ -27,7 +27,7 @@ def terminal(plan):
 
 
 def page(plan):
-    """What the page shows; how it is drawn is tested in a browser."""
+    """Content of the page; its drawing is tested in a browser."""
     return json.dumps(page_data(plan), indent=1) + "\n"
 
 

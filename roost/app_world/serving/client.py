@@ -82,7 +82,7 @@ class PooledServer:
     def __init__(self, host: Host, answer_limit_s: float, most_worlds: int | None = None) -> None:
         self.host = host
         self.name = f"roost_{secrets.token_hex(4)}"  # name for anything the server writes
-        self.taken = 0
+        self.in_use = 0
         self.places = 1
         self.takes_episodes = False
         self._answer_limit_s, self._most_worlds = answer_limit_s, most_worlds
@@ -156,13 +156,13 @@ class ServerPool:
         free = await self._places()
         await free.acquire()
         try:
-            return await self._taken()
+            return await self._acquire()
         except BaseException:
             free.release()
             raise
 
     def give_back(self, server: PooledServer) -> None:
-        server.taken -= 1
+        server.in_use -= 1
         if self._free is not None:
             self._free.release()
 
@@ -179,20 +179,20 @@ class ServerPool:
                 self._free = asyncio.Semaphore(sum(server.places for server in self._servers))
             return self._free
 
-    async def _taken(self) -> tuple[PooledServer, Connection]:
+    async def _acquire(self) -> tuple[PooledServer, Connection]:
         """Take a place on the emptiest server; try the next if it is lost, as a lost one is always the emptiest."""
         lost: ServerLost | None = None
-        for server in sorted(self._servers, key=lambda server: server.taken / server.places):
-            if server.taken >= server.places:
+        for server in sorted(self._servers, key=lambda server: server.in_use / server.places):
+            if server.in_use >= server.places:
                 continue
-            server.taken += 1
+            server.in_use += 1
             try:
                 return server, await server.ready()
             except ServerLost as error:
                 lost = error
-                server.taken -= 1
+                server.in_use -= 1
             except BaseException:
-                server.taken -= 1
+                server.in_use -= 1
                 raise
         raise lost or ServerLost("no server has a place left")
 

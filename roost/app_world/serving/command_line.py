@@ -45,7 +45,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="there is no key: keep it on this machine, or on a network of your own")
-    add("--port", type=int, default=8000, help="0: any that is free; the line printed when it is ready tells it")
+    add("--port", type=int, default=8000, help="0: any that is free; the line printed when it is ready has it")
     add("--worlds", type=int, help=f"at a time; {ServingLimits().worlds} if not given")
     add("--idle-s", type=float, help="a world that was not used for so long is closed")
     add("--code-chars", type=int, help="of one execution")

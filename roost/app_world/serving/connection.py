@@ -28,7 +28,7 @@ class Connection:
 
     def __init__(self, url: str, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._client = HttpClient(url, asks_proxy=True)  # a user's own server may be anywhere
+        self._client = HttpClient(url, trust_env=True)  # a user's own server may be anywhere
 
     @property
     def url(self) -> str:
@@ -36,31 +36,31 @@ class Connection:
 
     async def about(self) -> Mapping[str, Any]:
         """Information that the server gives about itself."""
-        said = await self._answer("GET", "/", None, min(self._limit_s, ABOUT_LIMIT_S))
-        return said if isinstance(said, Mapping) else {}
+        reply = await self._answer("GET", "/", None, min(self._limit_s, ABOUT_LIMIT_S))
+        return reply if isinstance(reply, Mapping) else {}
 
     async def ask(self, route: str, body: Mapping[str, Any]) -> Any:
         """The output of a route."""
-        said = await self._answer("POST", route, body, self._limit_s)
-        if not isinstance(said, Mapping) or "output" not in said:
+        reply = await self._answer("POST", route, body, self._limit_s)
+        if not isinstance(reply, Mapping) or "output" not in reply:
             raise ServerRefused(200, f"the server at {self.url} answered {route} without an output; is it AppWorld's?")
-        return said["output"]
+        return reply["output"]
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _answer(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Any:
-        answer = await self._asked(method, route, body, limit_s)
+        answer = await self._request(method, route, body, limit_s)
         if not answer.is_success:
-            told = server_message(answer.text)
-            message = f"the server at {self.url} answered {route} with {answer.status}: {told}"
+            why = server_message(answer.text)
+            message = f"the server at {self.url} answered {route} with {answer.status}: {why}"
             raise ServerRefused(answer.status, message)
         try:
             return answer.json()
         except ValueError:
             return None  # some other server
 
-    async def _asked(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Answer:
+    async def _request(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Answer:
         try:
             async with asyncio.timeout(limit_s):
                 return await self._client.request(method, route, body)

@@ -17,7 +17,7 @@ from typing import Protocol
 from roost.app_world.serving.command_line import ServingLimits, options_of
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
 from roost.net.addresses import PortLeases
-from roost.procs.child import start_kept
+from roost.procs.child import start_supervised
 from roost.procs.child_env import child_env
 from roost.procs.logs import last_lines
 from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
@@ -26,10 +26,10 @@ from roost.sandbox.limits import remove
 GRACE_S = 3.0
 MARGIN_S = 5.0  # that a keeper may take longer than its own limits
 LOOK_EVERY_S = 0.05
-LINES_TOLD = 15
+LINES_SHOWN = 15
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A program with a keeper process, which ends it when this process ends or drops the object."""
 
     def __init__(self, name: str, link: Link, pid: int, log: Path) -> None:
@@ -38,7 +38,7 @@ class KeptProcess:
         self._is_over = False
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
+    async def start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> SupervisedProcess:
         """Start a program; its output goes to the log."""
         starting = asyncio.ensure_future(asyncio.to_thread(cls._start, name, command, env, log))
         try:
@@ -48,19 +48,19 @@ class KeptProcess:
             raise
 
     @classmethod
-    def _start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> KeptProcess:
-        return cls(name, *start_kept(name, command, env, log), log)
+    def _start(cls, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> SupervisedProcess:
+        return cls(name, *start_supervised(name, command, env, log), log)
 
     @property
     def is_alive(self) -> bool:
         self._look()
         return self._exit_code is None and not self._is_over and not self._link.is_closed
 
-    def told_end(self) -> str:
+    def describe_end(self) -> str:
         """Describe how the process ended, with its last output."""
         self._look()
         how = "ended" if self._exit_code is None else f"ended with exit code {self._exit_code}"
-        printed = last_lines(self._log, LINES_TOLD).strip()
+        printed = last_lines(self._log, LINES_SHOWN).strip()
         return f"{self._name} {how}" + (f"; the last it said:\n{printed}" if printed else "")
 
     async def stop(self) -> None:
@@ -74,7 +74,7 @@ class KeptProcess:
 
     def _look(self) -> None:
         """Read messages of the keeper."""
-        for message in self._link.heard(wait=0.0):
+        for message in self._link.receive(wait=0.0):
             self._exit_code = message["ended"]
             self._is_over = self._is_over or "ending" in message
 
@@ -139,7 +139,7 @@ class ServerChild:
 
     def __init__(self, name: str, command: Command, env: Mapping[str, str], start_limit_s: float) -> None:
         self._name, self._command, self._env, self._limit_s = name, command, dict(env), start_limit_s
-        self._process: KeptProcess | None = None
+        self._process: SupervisedProcess | None = None
         self._ports = PortLeases()
         self._folder: Path | None = None
         self._at_exit: weakref.finalize[..., ServerChild] | None = None
@@ -176,7 +176,7 @@ class ServerChild:
         self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # if not closed
         port = self._ports.lease()
         env = child_env(os.environ, {**self._env, "TMPDIR": str(self._folder)})
-        process = await KeptProcess.start(self._name, self._command(port), env, self._folder / "log")
+        process = await SupervisedProcess.start(self._name, self._command(port), env, self._folder / "log")
         self._process = process
         url = f"http://127.0.0.1:{port}"
         await _answering(url, process, self._limit_s)
@@ -197,7 +197,7 @@ def appworld_server(number: int, python: str, root: Path, start_limit_s: float) 
     return ServerChild(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
 
 
-async def _answering(url: str, process: KeptProcess, limit_s: float) -> None:
+async def _answering(url: str, process: SupervisedProcess, limit_s: float) -> None:
     """Wait until the server of this process answers."""
     connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_PAUSE_S
     try:
@@ -207,7 +207,7 @@ async def _answering(url: str, process: KeptProcess, limit_s: float) -> None:
                 return
             except (ServerLost, ServerRefused):
                 if not process.is_alive:
-                    raise ServerLost(process.told_end()) from None
+                    raise ServerLost(process.describe_end()) from None
                 if time.monotonic() > deadline:
                     raise ServerLost(f"the server at {url} did not answer within {limit_s:g} s of its start") from None
             await asyncio.sleep(pause)

@@ -119,7 +119,7 @@ class AppWorldScenarioRunner(AgentScenario):
         if not isinstance(keys, Mapping):
             return
         if keys.get("agent") is None:
-            findings.error("RST-A014", place, "has no agent", "an episode is played by one", MOUNT)
+            findings.error("RST-A014", place, "has no agent", "an episode is run by one", MOUNT)
         check_call(Call("runner", CONFIG, place), _keys, Kind(()), {"agent": None, **keys}, place, findings)
 
 

@@ -44,10 +44,10 @@ class AppWorldTasks:
         return len(self._tasks[split])
 
     def task(self, split: Split, index: int) -> Task:
-        return told(self._tasks[split][index])
+        return to_task(self._tasks[split][index])
 
 
-def told(task: AppTask) -> Task:
+def to_task(task: AppTask) -> Task:
     """Return a task without its solution."""
     data = {
         "task_id": task.id,

@@ -34,8 +34,8 @@ def tell_phone(draft: Draft) -> Plan:
 
 
 def add_contact(draft: Draft) -> Plan:
-    taken = {row["name"].split()[0] for row in draft.state.rows("contacts")}
-    first = draft.pick([name for name in words.FIRST_NAMES if name not in taken])
+    used = {row["name"].split()[0] for row in draft.state.rows("contacts")}
+    first = draft.pick([name for name in words.FIRST_NAMES if name not in used])
     result = person(draft.random, first, draft.pick(words.LAST_NAMES))
     new = {name: result[name] for name in ("name", "email", "phone", "relation")}
     after = draft.state.copy()

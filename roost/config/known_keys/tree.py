@@ -9,7 +9,7 @@ from functools import cache
 from roost.config.job import Notation
 from roost.config.known_keys import loop, rlinf, roll
 from roost.config.known_keys.tables import Effect, Entry, Known
-from roost.config.notations.dialects import MADE_OF, UNLIKE
+from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.train import SETTINGS
 
 ROLE = "ROLE"  # the child of the root that stands for every role of ROLL's
@@ -44,7 +44,7 @@ def known_tree(notation: Notation) -> Node:
     for name, setting in SETTINGS.items():
         for path in setting.native(notation):
             _at(root, ".".join(path)).known = Known(Effect.FOLLOWED, f"{name} in train")
-    for name, paths in MADE_OF[notation].items():
+    for name, paths in DERIVED_FROM[notation].items():
         for written in paths:
             _at(root, written).known = Known(Effect.FOLLOWED, f"{name} in train")
     for unlike in UNLIKE[notation]:

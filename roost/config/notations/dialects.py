@@ -20,8 +20,8 @@ _DIALECTS: Mapping[Notation, ModuleType] = {
     Notation.LOOP: training_loop,
 }
 # The keys that each setting follows from: where a finding points to, and docs/training-settings.md.
-MADE_OF: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
-    notation: dialect.MADE_OF for notation, dialect in _DIALECTS.items()
+DERIVED_FROM: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
+    notation: dialect.DERIVED_FROM for notation, dialect in _DIALECTS.items()
 }
 
 

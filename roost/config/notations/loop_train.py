@@ -41,7 +41,7 @@ DEFAULTS: Mapping[str, Any] = {
     "keep_checkpoints": 10,
 }
 
-MADE_OF: Mapping[str, tuple[str, ...]] = {
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "task": ("rl.scenario_runner",),
     "max_staleness": ("rl.async_rollouts",),
     "minibatch_size": ("rl.params.strictly_on_policy",),
@@ -109,7 +109,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task(root: Section) -> dict[str, Any]:
-    """The scenario runner is what plays, where the section `train` names nobody else."""
+    """The scenario runner is the task, unless the section `train` names another."""
     runner = root.below("rl").values.get("scenario_runner")
     is_named = isinstance(runner, Mapping) and isinstance(runner.get("_target_"), str)
     return {"task": runner} if is_named else {}
@@ -170,9 +170,9 @@ def _schedule(scheduler: Section, params: Section) -> dict[str, Any]:
 def _concurrency(rl: Section, job: Job) -> int | None:
     """ml-loop counts runners for each learner process."""
     runners, actor = rl.whole_number("num_scenario_runners", 1), actor_of(job)
-    if runners is None or actor is None or not isinstance(actor.asks, DeviceList):
+    if runners is None or actor is None or not isinstance(actor.requested, DeviceList):
         return runners
-    return runners * len(actor.asks.devices)
+    return runners * len(actor.requested.devices)
 
 
 def _evaluation(root: Section) -> dict[str, Any]:

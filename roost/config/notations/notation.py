@@ -1,4 +1,4 @@
-"""Which notation a config is written in, and reading it into a job."""
+"""Recognise the notation of a config, and read it into a job."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_job(
     training, resolved = read_training(root, job, trains)
     if notation is Notation.RLINF and training is not None:
         job = with_reference(job, training)
-    lag = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
+    staleness = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
     if not needs_components:
         uses = ()  # only the machines matter
@@ -76,7 +76,7 @@ def read_job(
         training=training,
         resolved=resolved,
         keys=uses,
-        settings={**job.settings, **lag},
+        settings={**job.settings, **staleness},
         warnings=findings.warnings,
         notes=findings.notes,
     )

@@ -142,9 +142,9 @@ def roll_rewards(root: Section) -> Keys | None:
         return None  # ROLL's environments give the rewards
     found: Keys = {}
     for name in rewards.values:
-        made = _roll_reward(root, rewards.below(str(name)), str(name))
-        if made is not None:
-            found[str(name)] = made
+        reward = _roll_reward(root, rewards.below(str(name)), str(name))
+        if reward is not None:
+            found[str(name)] = reward
     if not rewards.values:
         model = roles[0].below("model_args").text("model_name_or_path") or root.text("reward_pretrain")
         if model is None:

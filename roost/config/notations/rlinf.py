@@ -144,7 +144,7 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
         return ()
     components: dict[str, Component] = {}
     for key in placements.values:
-        asks = _read_rank_map(placements, key)
+        requested = _read_rank_map(placements, key)
         for name in str(key).split(","):
             name = name.strip()
             where = placements.where(str(key))
@@ -160,13 +160,13 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
                     f"the first is at {components[name].where}",
                     "keep one placement for each component",
                 )
-            elif asks is not None:
+            elif requested is not None:
                 _warn_misspelt(placements, str(key), name)
                 components[name] = Component(
                     name,
                     name,
                     where,
-                    asks,
+                    requested,
                     _parallel_sizes(root, name),
                     role=role_by_name(name),
                     model=_model(root, name),

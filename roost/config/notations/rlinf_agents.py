@@ -20,7 +20,7 @@ MAX_TURNS, MAX_CALLS, MAX_CHARACTERS = 5, 3, 500  # RLinf's defaults
 UNLIMITED = 10_000  # turns; the length of a response ends episodes before
 OF_CHAT = ("max_tool_response_length", "tool_response_truncate_side", "max_parallel_calls")
 
-MADE_OF = (
+DERIVED_FROM = (
     "agentloop.toolcall_parser",
     "agentloop.max_turns",
     "agentloop.max_assistant_turns",
@@ -75,7 +75,7 @@ def _warn_unused(root: Section, names: list[str]) -> None:
     """Warn of keys that only an agent with tools follows."""
     why = "train.task runs the episodes" if names else "only agents with tools follow it, and no tools are named"
     fix = "remove train.task, or the tools" if names else "remove it, or name the tools"
-    for path in MADE_OF:
+    for path in DERIVED_FROM:
         *above, key = path.split(".")
         section = root.below(*above)
         if section.values.get(key) not in (None, False, []):

@@ -10,7 +10,7 @@ from roost.config.findings import shown
 from roost.config.job import Job
 from roost.config.model_files import first_number
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
-from roost.config.notations.rlinf_agents import MADE_OF as OF_AGENTS
+from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS
 from roost.config.notations.rlinf_agents import tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
@@ -61,7 +61,7 @@ DOWN_SAMPLED = {
     "drop_equal_groups": "reject_equal_reward",
 }
 
-MADE_OF: Mapping[str, tuple[str, ...]] = {
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "rewards": tuple(RLINF_KEYS.split()),
     "max_steps": ("runner.max_steps", "runner.max_epochs"),
     "max_epochs": ("runner.max_epochs",),
@@ -160,7 +160,7 @@ def is_fsdp(actor: Section) -> bool:
 
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What RLinf does where nothing else is said, and Roost would do otherwise."""
+    """RLinf's defaults, where Roost's differ."""
     found = engine_of(root.below("rollout"), "rollout_backend")
     data = _data(root.below("data"), root.below("rollout").text("custom_chat_template"))
     found |= tool_task(root)

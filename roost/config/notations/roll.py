@@ -220,15 +220,15 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
             "RST-N040", section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
         )
     if section.values.get("device_mapping") is not None and role not in ENV_MANAGERS:
-        asks: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
+        requested: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
     else:
-        asks = _read_cpu_workers(role, section)
-    if asks is None:
+        requested = _read_cpu_workers(role, section)
+    if requested is None:
         return None
     kind = role_by_strategy(strategy, name)
-    place = section.where("device_mapping") if isinstance(asks, DeviceList) else section.where()
+    place = section.where("device_mapping") if isinstance(requested, DeviceList) else section.where()
     return Component(
-        name, role, place, asks, parallel, tuple(env.items()), kind, model_of_role(root, section, name, strategy)
+        name, role, place, requested, parallel, tuple(env.items()), kind, model_of_role(root, section, name, strategy)
     )
 
 
@@ -456,7 +456,7 @@ def _refuse_misspelt_keys(section: Section) -> None:
 
 
 def _settings(root: Section) -> dict[str, object]:
-    """What decides between synchronous and asynchronous generation, carried into the plan."""
+    """Setting that chooses synchronous or asynchronous generation, carried into the plan."""
     value = root.get("async_generation_ratio")
     if value is None:
         return {}

@@ -45,7 +45,7 @@ FIELDS = {
     "step": ("env_instruction", *OF_STEPS),
     "step_concat": ("env_instruction", *OF_STEPS),
 }
-MADE_OF: Mapping[str, tuple[str, ...]] = {
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "task": (
         "custom_envs",
         "train_env_manager.tags",

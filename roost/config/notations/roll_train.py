@@ -11,7 +11,7 @@ from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
 from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
-from roost.config.notations.roll_games import MADE_OF as GAMES_MADE_OF
+from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.words import (
     AGGREGATIONS,
@@ -270,7 +270,7 @@ def of_engine(path: str) -> tuple[str, ...]:
     return tuple(f"{role}.{path}" for role in ENGINES)
 
 
-MADE_OF: Mapping[str, tuple[str, ...]] = {
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "teacher": (
         *("opd_kl_coef", "use_opd", "is_pure_opd", "teacher.opd_kl_coef", "teacher.tag_included", "kl_penalty"),
         *(*DISTILLED.values(), "logits_topk", "kd_objective", "distill_on_prompt"),
@@ -328,7 +328,7 @@ MADE_OF: Mapping[str, tuple[str, ...]] = {
     "lora_target_modules": (*of_policy("model_args.lora_target"), f"{STUDENT}.model_args.lora_target"),
     "compute_dtype": of_learner("model_args.dtype"),
     "engine": of_engine("strategy_args.strategy_name"),
-    **GAMES_MADE_OF,
+    **GAMES_DERIVED_FROM,
     "data": (
         *of_learner("data_args.file_name"),
         "validation.data_args.file_name",
@@ -382,7 +382,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What ROLL does where nothing else is said."""
+    """ROLL's defaults."""
     found: dict[str, Any] = dict(DEFAULTS) | engine_of(root.below(_engine_role(root), "strategy_args"), "strategy_name")
     role = learner_role(root)
     if role in (SFT_ROLE, STUDENT):
@@ -526,10 +526,10 @@ def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:
 
 
 def _minibatch(arguments: Section, job: Job) -> int | None:
-    """What each copy of the model learns from between two steps of the optimizer, times the copies."""
+    """Samples of each model replica between two optimizer steps, times the replicas."""
     each = arguments.whole_number("per_device_train_batch_size", 1)
     rounds = arguments.whole_number("gradient_accumulation_steps", 1, 1)
     actor = next((part for part in job.components if part.name in ("actor", SFT_ROLE)), None)
-    if each is None or rounds is None or actor is None or not isinstance(actor.asks, DeviceList):
+    if each is None or rounds is None or actor is None or not isinstance(actor.requested, DeviceList):
         return None
-    return each * rounds * max(1, len(actor.asks.devices) // actor.parallel.model)
+    return each * rounds * max(1, len(actor.requested.devices) // actor.parallel.model)

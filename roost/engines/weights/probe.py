@@ -104,7 +104,7 @@ CLEARLY = 0.02  # a log-prob change larger than rounding
 MARGIN = 2.0  # times the difference with equal weights, as rounding differs between weights
 
 
-class NotTaken(UpdateFailed):
+class NotLoaded(UpdateFailed):
     """Every call succeeded, but the engine does not have the new weights."""
 
 
@@ -114,7 +114,7 @@ async def verify_by_fingerprints(engine: Engine, sent: Mapping[str, str]) -> boo
     if differing is None:
         return False
     if differing:
-        raise NotTaken(
+        raise NotLoaded(
             f"{engine.url} has other weights than were sent: {len(differing)} of {len(sent)} tensors differ, such as "
             f"{differing[0]}"
         )
@@ -165,7 +165,7 @@ async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | Non
     """Raise NotTaken if the engine's answers to the probe do not match the new weights."""
     wrong = judge_answers(expected, await engine.score(expected.probe.token_ids, adapter))
     if wrong:
-        raise NotTaken(f"{engine.url} does not answer with the new weights: {wrong}")
+        raise NotLoaded(f"{engine.url} does not answer with the new weights: {wrong}")
 
 
 def judge_answers(expected: Expected, answers: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.members import EngineState, FleetMembers, Member
+from roost.engines.planned import BACKENDS
 from roost.engines.protocol import (
     Capabilities,
     Engine,
@@ -22,7 +23,7 @@ from roost.engines.protocol import (
 )
 from roost.engines.weights.probe import (
     Expected,
-    NotTaken,
+    NotLoaded,
     Probe,
     judge_answers,
     verify_by_fingerprints,
@@ -209,9 +210,8 @@ def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> boo
         return False
     if route is WeightRoute.SHARED_MEMORY:
         return abilities.takes_shared_memory
-    # The built-in engine supports every route; vLLM must have been started for one.
-    backend = "ipc" if route is WeightRoute.DEVICE else "nccl"
-    return spec.kind is not EngineKind.VLLM or spec.weight_transfer == backend
+    # The built-in engine and SGLang support both routes; vLLM must have been started for one.
+    return spec.kind is not EngineKind.VLLM or spec.weight_transfer == BACKENDS[route]
 
 
 class WeightSync:
@@ -246,7 +246,7 @@ class WeightSync:
         errors: dict[Member, EngineError] = {
             member: UpdateFailed(f"{member.name} has no route to load version {update.version}") for member in left
         }
-        not_taken: dict[Member, set[WeightRoute]] = {member: set() for member in left}
+        not_loaded: dict[Member, set[WeightRoute]] = {member: set() for member in left}
         tried: set[Member] = set()  # members for which a route failed
         began = asyncio.get_running_loop().time()
         while left := {member: routes for member, routes in left.items() if routes}:
@@ -258,12 +258,12 @@ class WeightSync:
                         seconds = asyncio.get_running_loop().time() - began
                         self._report(f"{member.name} loaded version {update.version} by {route}, after {seconds:.0f} s")
                     member.version, member.probe = update.version, update.probe
-                    member.useless_routes |= not_taken[member]  # another route worked, so these were at fault
+                    member.useless_routes |= not_loaded[member]  # another route worked, so these were at fault
                     continue
                 errors[member] = error
                 member.last_error = str(error)
-                if isinstance(error, NotTaken):
-                    not_taken[member].add(route)
+                if isinstance(error, NotLoaded):
+                    not_loaded[member].add(route)
                 elif member.abilities.undoes_updates and (
                     isinstance(error, WeightsRefused) or route is WeightRoute.RELOAD
                 ):
@@ -327,9 +327,9 @@ class WeightSync:
                 outcomes |= {member: sent.failed.get(member.engine.url) for member in able}
             except EngineError as error:
                 outcomes |= dict.fromkeys(able, error)
-        taken = [member for member in members if outcomes[member] is None]
-        ended = await outcomes_of(self._after_sending(member, sent) for member in taken)
-        return outcomes | dict(zip(taken, ended, strict=True))
+        loaded = [member for member in members if outcomes[member] is None]
+        ended = await outcomes_of(self._after_sending(member, sent) for member in loaded)
+        return outcomes | dict(zip(loaded, ended, strict=True))
 
     async def _after_sending(self, member: Member, sent: Sent) -> None:
         # Compared before it resumes, so that held requests do not continue with wrong weights.

@@ -133,8 +133,8 @@ def engine_memory(
     The KV cache is negative if the weights alone are too large.
     """
     weights = shape.parameters * weight_bytes / (sizes.tensor * sizes.pipeline) / GIB
-    taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
-    return EngineMemory(weights, taken - weights - ENGINE_OVERHEAD_GIB)
+    reserved = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
+    return EngineMemory(weights, reserved - weights - ENGINE_OVERHEAD_GIB)
 
 
 def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, value_bytes: int = 2) -> int:
@@ -386,10 +386,10 @@ def _split_by_offload(memory: LearnerMemory, offloads: tuple[str, ...]) -> tuple
 
 
 def _engine(component: ComponentPlan, shape: ModelShape | None, device_gib: float, fraction: float | None) -> Footprint:
-    taken = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
+    reserved = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
     if shape is None:
         # The KV cache is allocated after the weights arrive, but its size is unknown here.
-        return Footprint(taken, taken, None, taken, SLEEPING_ENGINE_GIB, None)
+        return Footprint(reserved, reserved, None, reserved, SLEEPING_ENGINE_GIB, None)
     memory = engine_memory(shape, engine_sizes(component), device_gib, fraction, component.model.weight_bytes)
     syncing = memory.weights + ENGINE_OVERHEAD_GIB
-    return Footprint(taken, taken, syncing, taken, SLEEPING_ENGINE_GIB, memory.weights)
+    return Footprint(reserved, reserved, syncing, reserved, SLEEPING_ENGINE_GIB, memory.weights)

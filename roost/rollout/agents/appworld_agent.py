@@ -31,8 +31,8 @@ def appworld_task(task: Task, first: Observation) -> AppworldTask:
     """Build the task from Roost's task and the info of the first observation.
 
     >>> task = Task("7_1: call Ann", {"task_id": "7_1", "instruction": "call Ann"})
-    >>> told = appworld_task(task, Observation("", info={"supervisor": {"first_name": "Bo"}}))
-    >>> told.id, told.instruction, told.supervisor.first_name
+    >>> shown = appworld_task(task, Observation("", info={"supervisor": {"first_name": "Bo"}}))
+    >>> shown.id, shown.instruction, shown.supervisor.first_name
     ('7_1', 'call Ann', 'Bo')
     """
     known = {**task.data, **first.info}
@@ -64,7 +64,7 @@ class MaxSeqLenExceeded(Exception):
 
 
 @dataclass(frozen=True)
-class SaidMessage:
+class ChatMessage:
     """A message of a conversation."""
 
     role: ClassVar[str]
@@ -72,25 +72,25 @@ class SaidMessage:
 
 
 @dataclass(frozen=True)
-class SystemMessage(SaidMessage):
+class SystemMessage(ChatMessage):
     role: ClassVar[str] = "system"
     today_date: str | None = None  # kept for agents that have it; chat templates are not given it
 
 
 @dataclass(frozen=True)
-class UserMessage(SaidMessage):
+class UserMessage(ChatMessage):
     role: ClassVar[str] = "user"
 
 
 @dataclass(frozen=True)
-class IPythonMessage(SaidMessage):
+class IPythonMessage(ChatMessage):
     """Output of code. Templates without this role show it as a user message."""
 
     role: ClassVar[str] = "ipython"
 
 
 @dataclass(frozen=True)
-class AssistantMessage(SaidMessage):
+class AssistantMessage(ChatMessage):
     role: ClassVar[str] = "assistant"
 
 
@@ -113,7 +113,7 @@ class PolicyMessage(AssistantMessage):
 class LLM(Protocol):
     """The policy as these agents see it."""
 
-    def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
+    def generate(self, messages: Sequence[ChatMessage]) -> PolicyMessage:
         """Sample the next turn. Raise MaxSeqLenExceeded, or RolloutCancelled when the episode is over."""
         ...
 
@@ -138,7 +138,7 @@ class AppworldAgent(abc.ABC):
         """Return the code to run next, given the last output (None at first); "" if there is none."""
 
     @abc.abstractmethod
-    def history_as_messages(self, last_execution_output: str) -> list[SaidMessage]:
+    def history_as_messages(self, last_execution_output: str) -> list[ChatMessage]:
         """Return the whole conversation, ending with this output."""
 
 
@@ -154,12 +154,12 @@ class AppworldAdapter:
         llm = _BlockingPolicy(bridge, policy)
         try:
             task = appworld_task(self._task, first)
-            kept = await in_thread(lambda: self._play(task, llm, world, max_turns), bridge.close)
+            conversation = await in_thread(lambda: self._run(task, llm, world, max_turns), bridge.close)
         except RolloutCancelled as error:
             raise asyncio.CancelledError(str(error)) from error
-        llm.keep(kept)
+        llm.keep(conversation)
 
-    def _play(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> Sequence[SaidMessage]:
+    def _run(self, task: AppworldTask, llm: LLM, world: AppWorldInterface, max_turns: int) -> Sequence[ChatMessage]:
         """Run the agent and return its conversation."""
         agent = self._make(task=task, llm=llm, **self._keys)
         output: str | None = None
@@ -190,24 +190,24 @@ class _World:
 class _BlockingPolicy:
     def __init__(self, bridge: Bridge, policy: Policy) -> None:
         self._bridge, self._policy = bridge, policy
-        self._said: list[tuple[PolicyMessage, RecordedReply]] = []
+        self._sent: list[tuple[PolicyMessage, RecordedReply]] = []
 
-    def keep(self, conversation: Sequence[SaidMessage]) -> None:
+    def keep(self, conversation: Sequence[ChatMessage]) -> None:
         """Learn only from replies in the conversation: an agent may sample several and drop some.
 
         If none of them is in it, the agent built its own messages, and all replies are kept.
         """
-        is_kept = [any(message == each for each in conversation) for message, _ in self._said]
-        for (_, reply), stays in zip(self._said, is_kept, strict=True):
+        is_kept = [any(message == each for each in conversation) for message, _ in self._sent]
+        for (_, reply), stays in zip(self._sent, is_kept, strict=True):
             if any(is_kept) and not stays:
                 reply.leave_out()
 
-    def generate(self, messages: Sequence[SaidMessage]) -> PolicyMessage:
-        asked = [{"role": message.role, "content": message.content} for message in messages]
+    def generate(self, messages: Sequence[ChatMessage]) -> PolicyMessage:
+        chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            reply = self._bridge.wait(lambda: self._policy.chat(asked))
+            reply = self._bridge.wait(lambda: self._policy.chat(chat))
         except ContextFull as error:
-            if not self._said:
+            if not self._sent:
                 raise  # there is nothing to learn from
             raise MaxSeqLenExceeded(str(error)) from error
         if not isinstance(reply, RecordedReply):
@@ -219,5 +219,5 @@ class _BlockingPolicy:
             generated_token_logprobs=reply.logprobs,
             stopped_by_max_tokens_limit=reply.is_cut,
         )
-        self._said.append((message, reply))
+        self._sent.append((message, reply))
         return message

@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.engines.protocol import Finish
 from roost.rollout.agents.agent import Message, Reply
-from roost.rollout.agents.chat_format import ChatFormat, Parser, ToolCall, Tools, said, tool_call
+from roost.rollout.agents.chat_format import ChatFormat, Parser, ToolCall, Tools, parse_reply, tool_call
 from roost.rollout.episode import Transcript, TurnForm
 
 
@@ -65,7 +65,7 @@ def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
     return message["role"], "\n".join(filter(None, [text_of(message.get("content")), *calls]))
 
 
-def key_of(message: Mapping[str, Any], read: Parser = said, tools: Tools = None) -> Key:
+def key_of(message: Mapping[str, Any], read: Parser = parse_reply, tools: Tools = None) -> Key:
     """Return the key of a message. For an assistant's, the spelling of tool calls, whitespace around the text and
     reasoning, which clients do not send back, are ignored.
 
@@ -122,8 +122,8 @@ class RecordedReply(Reply):
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Log-prob of each generated token."""
-        made = self.transcript.tokens().logprobs[self.start : self.start + len(self.token_ids)]
-        return tuple(float(logprob) for logprob in made)
+        generated = self.transcript.tokens().logprobs[self.start : self.start + len(self.token_ids)]
+        return tuple(float(logprob) for logprob in generated)
 
 
 async def recorded_turn(
@@ -190,7 +190,7 @@ class _Conversation:
     is_at_turn: bool = False  # the policy has not answered the last messages yet
 
     @property
-    def made(self) -> list[int]:
+    def generated(self) -> list[int]:
         """Indices of the messages that the policy generated."""
         return [turn.messages - 1 for turn in self.turns]
 
@@ -246,26 +246,26 @@ class ChatPolicy:
         if not messages:
             raise ValueError("a conversation has at least one message")
         read = [for_template(message) for message in messages]
-        asked = (tuple(self._key(message, tools) for message in read), _spelt(tools))
-        if asked in self._under_way:
+        key = (tuple(self._key(message, tools) for message in read), _spelt(tools))
+        if key in self._under_way:
             raise TurnUnderWay("the policy is at its turn in this conversation; wait for its reply before the next")
-        self._under_way.add(asked)
+        self._under_way.add(key)
         try:
             shown: list[_Conversation] = []
             for _ in range(count):
-                shown.append(self._shown(read, *asked, tools, shown))
+                shown.append(self._shown(read, *key, tools, shown))
             replies = await all_or_none(
                 [recorded_turn(self.format, each.transcript, max_tokens, form) for each in shown]
             )
         finally:
-            self._under_way.remove(asked)
+            self._under_way.remove(key)
         for conversation, reply in zip(shown, replies, strict=True):
             conversation.answered(reply, self._key({"role": "assistant", "content": reply.text}, tools))
         self.last_reply = replies[-1]
         return replies
 
     def _key(self, message: Mapping[str, Any], tools: Tools) -> Key:
-        return key_of(message, self.format.said, tools)
+        return key_of(message, self.format.parse, tools)
 
     def open_sequence(self) -> Transcript:
         """Return an empty sequence of the episode."""
@@ -305,8 +305,8 @@ class ChatPolicy:
             return None
         turn = source.turns[count - 1]
         new = messages[turn.messages :]
-        made = source.made[:count]
-        added = self.format.continuation(source.messages[: turn.messages], made, turn.ending, new, tools)
+        generated = source.generated[:count]
+        added = self.format.continuation(source.messages[: turn.messages], generated, turn.ending, new, tools)
         if added is None:
             return None
         if not _is_open(count, source):

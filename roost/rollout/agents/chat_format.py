@@ -23,7 +23,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedReply:
     """An assistant's turn: text, tool calls, and the reasoning before them."""
 
     text: str
@@ -34,25 +34,25 @@ class Said:
 class Parser(Protocol):
     """Splits a turn. `tools` are those that were offered; a parser may need them to read the arguments of a call."""
 
-    def __call__(self, text: str, tools: Tools = None) -> Said: ...
+    def __call__(self, text: str, tools: Tools = None) -> ParsedReply: ...
 
 
-def said(text: str, tools: Tools = None) -> Said:
+def parse_reply(text: str, tools: Tools = None) -> ParsedReply:
     r"""Split a turn as Hermes and Qwen write it; if any call is malformed, all of them are text.
 
-    >>> said('I look.\n<tool_call>\n{"name": "find", "arguments": {"word": "sun"}}\n</tool_call>')
-    Said(text='I look.', calls=(ToolCall(name='find', arguments='{"word": "sun"}'),), reasoning='')
-    >>> said('<tool_call>find sun</tool_call>').text
+    >>> parse_reply('I look.\n<tool_call>\n{"name": "find", "arguments": {"word": "sun"}}\n</tool_call>')
+    ParsedReply(text='I look.', calls=(ToolCall(name='find', arguments='{"word": "sun"}'),), reasoning='')
+    >>> parse_reply('<tool_call>find sun</tool_call>').text
     '<tool_call>find sun</tool_call>'
-    >>> said('<think>\nIs it?\n</think>\n\nYes.')
-    Said(text='Yes.', calls=(), reasoning='Is it?')
+    >>> parse_reply('<think>\nIs it?\n</think>\n\nYes.')
+    ParsedReply(text='Yes.', calls=(), reasoning='Is it?')
     """
     reasoning, text = split_reasoning(text)
     calls = [_call(block) for block in BLOCK.findall(text)]
     known = tuple(call for call in calls if call is not None)
     if not known or len(known) != len(calls):
-        return Said(text.strip(), (), reasoning)
-    return Said(BLOCK.sub("", text).strip(), known, reasoning)
+        return ParsedReply(text.strip(), (), reasoning)
+    return ParsedReply(BLOCK.sub("", text).strip(), known, reasoning)
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
@@ -116,7 +116,7 @@ class ChatFormat:
     """A tokenizer with its chat template, or with a plain one where it has none.
 
     `template` replaces the tokenizer's. `arguments` go to it, such as `enable_thinking`. `keeps_reasoning` keeps the
-    reasoning of earlier turns in the prompt, even if the template drops it. `said` splits turns into text, tool calls
+    reasoning of earlier turns in the prompt, even if the template drops it. `parser` splits turns into text, tool calls
     and reasoning.
     """
 
@@ -125,10 +125,10 @@ class ChatFormat:
         tokenizer: Any,
         keeps_reasoning: bool = False,
         arguments: Mapping[str, Any] | None = None,
-        parser: Parser = said,
+        parser: Parser = parse_reply,
         template: str | None = None,
     ) -> None:
-        self.said = parser
+        self.parse = parser
         self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
         self._template = template or tokenizer.chat_template or PLAIN
 
@@ -138,7 +138,7 @@ class ChatFormat:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode tokens without special tokens, unless an engine's parser looks for them."""
-        skips = self.said is said
+        skips = self.parse is parse_reply
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=skips, clean_up_tokenization_spaces=False)
         )
@@ -182,9 +182,9 @@ class ChatFormat:
         pieces: list[tuple[Ids, bool]] = []
         before, place = "", 0
         for start, end in spans:
-            said = self._ended_turn(self.ids_after(text[:start], text[start:end]))
+            ended = self._ended_turn(self.ids_after(text[:start], text[start:end]))
             pieces += [(self.ids_after(before, text[place:start]) if before else self.ids(text[:start]), False)]
-            pieces += [(said[0], True), (said[1], False)]
+            pieces += [(ended[0], True), (ended[1], False)]
             before, place = text[:end], end
         return [piece for piece in pieces if piece[0]]
 
@@ -196,26 +196,26 @@ class ChatFormat:
         return token_ids[:cut], token_ids[cut:]
 
     def continuation(
-        self, known: Messages, made: Sequence[int], ending: int | None, new: Messages, tools: Tools = None
+        self, known: Messages, generated: Sequence[int], ending: int | None, new: Messages, tools: Tools = None
     ) -> Ids | None:
-        """Token IDs that follow the policy's last turn, which ends `known`; `made` has the indices of its turns.
+        """Token IDs that follow the policy's last turn, which ends `known`; `generated` has the indices of its turns.
 
         `ending` is the end-of-turn token that the policy generated. Return None if the template renders earlier
         messages differently now that there are new ones.
         """
         real = self._written([*known, *new], tools)
         self._expect_shown([*known, *new], len(known), real, tools)
-        if not self._keeps_reasoning and not _in_order([known[index]["content"] for index in made], real):
+        if not self._keeps_reasoning and not _in_order([known[index]["content"] for index in generated], real):
             return None
-        stand_ins = _stand_ins(made, real)
+        stand_ins = _stand_ins(generated, real)
         standing = [_replaced(message, stand_ins.get(index)) for index, message in enumerate([*known, *new])]
-        written, last = self._written(standing, tools), stand_ins[made[-1]]
+        written, last = self._written(standing, tools), stand_ins[generated[-1]]
         if written.count(last) != 1:
             raise TemplateRefused(
-                f"the chat template writes an assistant's text {written.count(last)} times; what follows a turn cannot "
-                "be told. Use a template that writes it once, or start each conversation anew"
+                f"the chat template writes an assistant's text {written.count(last)} times; what follows a turn is "
+                "unknown. Use a template that writes it once, or start each conversation anew"
             )
-        if not self._begins_with(standing[: made[-1]], written, tools):
+        if not self._begins_with(standing[: generated[-1]], written, tools):
             return None
         return self._after(last, written.split(last)[1], ending)
 
@@ -279,12 +279,12 @@ class ChatFormat:
         return {**message, "role": STAND_FOR[role]} if is_unknown else dict(message)
 
 
-def _stand_ins(made: Sequence[int], real: str) -> dict[int, str]:
+def _stand_ins(generated: Sequence[int], real: str) -> dict[int, str]:
     """Return a unique placeholder text for each turn."""
     name = "policy-turn"
     while name in real:
         name += "-"
-    return {index: f"{name}{index}." for index in made}
+    return {index: f"{name}{index}." for index in generated}
 
 
 def _replaced(message: Mapping[str, Any], stand_in: str | None) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import inspect
 import logging
 from typing import Any
 
-from roost.rollout.agents.chat_format import Parser, Said, Tools, said, split_reasoning, tool_call
+from roost.rollout.agents.chat_format import ParsedReply, Parser, Tools, parse_reply, split_reasoning, tool_call
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +18,15 @@ PACKAGES = ("vllm", "sglang")
 def parser_of(tokenizer: Any, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Parser:
     """Return the parser of turns: Hermes and Qwen style where no name is given."""
     if tool_parser is None and reasoning_parser is None:
-        return said
+        return parse_reply
     package = next((name for name in PACKAGES if importlib.util.find_spec(name) is not None), None)
     if package is None:
         raise ValueError(
             f"{tool_parser or reasoning_parser} is a parser of vLLM or SGLang, and neither is installed here; install "
             "one where agents run, or leave tool_parser and reasoning_parser out, for Hermes and Qwen"
         )
-    made = VllmParser if package == "vllm" else SglangParser
-    return made(tokenizer, tool_parser, reasoning_parser)
+    parser = VllmParser if package == "vllm" else SglangParser
+    return parser(tokenizer, tool_parser, reasoning_parser)
 
 
 class EngineParser:
@@ -36,17 +36,17 @@ class EngineParser:
         self._tokenizer, self._tool_parser, self._reasoning_parser = tokenizer, tool_parser, reasoning_parser
         self._prepare()
 
-    def __call__(self, text: str, tools: Tools = None) -> Said:
+    def __call__(self, text: str, tools: Tools = None) -> ParsedReply:
         try:
             reasoning, rest = split_reasoning(text) if self._reasoning_parser is None else self._reasoning(text)
             if self._tool_parser is None:
-                spoken = said(rest)
-                return Said(spoken.text, spoken.calls, reasoning.strip())
+                spoken = parse_reply(rest)
+                return ParsedReply(spoken.text, spoken.calls, reasoning.strip())
             content, calls = self._calls(rest, tools) if tools else (rest, [])
         except Exception as error:  # a parser must not fail a turn that was generated
             logger.warning("a turn could not be parsed: %s: %s", type(error).__name__, error)
-            return said(text)
-        return Said(content.strip(), tuple(tool_call(*call) for call in calls), reasoning.strip())
+            return parse_reply(text)
+        return ParsedReply(content.strip(), tuple(tool_call(*call) for call in calls), reasoning.strip())
 
     def _prepare(self) -> None:
         """Find the parsers; raise if there is none of a name."""

@@ -130,8 +130,8 @@ def recording_app(recorder: Recorder) -> FastAPI:
     @app.exception_handler(ContextFull)
     async def full(request: Request, error: ContextFull) -> JSONResponse:
         message = f"{TOO_LONG}: {error}" if _is_anthropic(request) else str(error)
-        told = {"message": message, "type": "invalid_request_error", "param": None, "code": CONTEXT_FULL}
-        return JSONResponse({"error": told}, 400)
+        details = {"message": message, "type": "invalid_request_error", "param": None, "code": CONTEXT_FULL}
+        return JSONResponse({"error": details}, 400)
 
     for kind, handler in list(app.exception_handlers.items()):
         app.add_exception_handler(kind, _in_dialect(handler))
@@ -142,17 +142,19 @@ def recording_app(recorder: Recorder) -> FastAPI:
             raise Refused("there is no such episode, or it is over", GONE)
         return episode
 
-    def asked_of(body: ChatBody | MessagesBody | ResponsesBody, episode: RecordedEpisode) -> TurnRequest:
+    def turn_request(body: ChatBody | MessagesBody | ResponsesBody, episode: RecordedEpisode) -> TurnRequest:
         with refusing():
             return body.request(rules, episode.stored)
 
     async def turns_of(
         body: ChatBody | MessagesBody | ResponsesBody, episode: RecordedEpisode, request: Request
     ) -> list[Turn]:
-        policy, asked = episode.policy, asked_of(body, episode)
-        work = policy.samples(asked.messages, asked.max_tokens, asked.tools, asked.count, asked.form)
-        replies = await _unless_gone(episode.take(work, asked.count), request)
-        return [read_turn(reply, policy.format, asked.tools) for reply in replies]
+        policy, requested = episode.policy, turn_request(body, episode)
+        work = policy.samples(
+            requested.messages, requested.max_tokens, requested.tools, requested.count, requested.form
+        )
+        replies = await _unless_gone(episode.take(work, requested.count), request)
+        return [read_turn(reply, policy.format, requested.tools) for reply in replies]
 
     @router.get("/models")
     async def models(key: str) -> Json:
@@ -175,9 +177,9 @@ def recording_app(recorder: Recorder) -> FastAPI:
     @router.post("/messages/count_tokens")
     async def count_tokens(key: str, body: MessagesBody) -> Json:
         episode = episode_of(key)
-        asked = asked_of(body, episode)
+        requested = turn_request(body, episode)
         with refusing():
-            shown = episode.policy.format.opening([for_template(each) for each in asked.messages], asked.tools)
+            shown = episode.policy.format.opening([for_template(each) for each in requested.messages], requested.tools)
         return {"input_tokens": len(shown)}
 
     @router.post("/responses")

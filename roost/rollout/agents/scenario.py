@@ -37,8 +37,8 @@ class WatchedEnvironment:
         self._rewards: list[tuple[int, float]] = []  # (turns so far, reward)
         self._seen: Any = None  # last observation
         self._states: dict[int, str] = {}  # by turn
-        self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment tells them
-        self.answer: str | None = None  # what rewards score, where the environment tells it
+        self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment reports them
+        self.answer: str | None = None  # what rewards score, where the environment gives it
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         first = await self._environment.reset(task, seed)
@@ -173,7 +173,7 @@ class AgentScenario:
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns is {max_turns}; an episode has at least 1")
-        self._tasks: TaskSource = _made(tasks)
+        self._tasks: TaskSource = _built(tasks)
         self._agent, self._environment, self._max_turns = dict(agent), environment, max_turns
         parser = parser_of(tokenizer, tool_parser, reasoning_parser)
         self._format = ChatFormat(tokenizer, keeps_reasoning, template, parser, chat_template)
@@ -213,7 +213,7 @@ class AgentScenario:
     def use_environments(self, environments: Environments) -> None:
         """Use these environments instead of creating them here. Call it before the first episode."""
         if self._environments is not None:
-            raise RuntimeError("episodes were played already; say which environments to use before the first")
+            raise RuntimeError("episodes have run already; call use_environments before the first")
         self._environments = environments
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
@@ -238,25 +238,25 @@ class AgentScenario:
         transcript.max_length, transcript.max_response = self._max_length, self._max_response
         first = await environment.reset(task, seed_of(task))
         agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
-        playing: Any = agent.run_episode(policy, environment, first, self._max_turns)
-        if not inspect.isawaitable(playing):
+        running: Any = agent.run_episode(policy, environment, first, self._max_turns)
+        if not inspect.isawaitable(running):
             name = f"{type(agent).__name__}.run_episode"
             raise TypeError(f"{name} is not asynchronous; write async def, or next_code_block")
         try:
-            await playing
+            await running
         except ContextFull:
-            if not any(len(each.made_by) for each in transcript.sequences()):
+            if not any(len(each.completion_versions) for each in transcript.sequences()):
                 raise  # the task itself is too long for the engines
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
         own, last = getattr(agent, "answer", None), policy.last_reply
         own = own if isinstance(own, str) else environment.answer
-        said = own if own is not None else None if last is None else last.text
+        final = own if own is not None else None if last is None else last.text
         return EpisodeReward(
             await environment.score(),
-            environment.steps_text() or said or "",
+            environment.steps_text() or final or "",
             environment.rewards_of_turns,
-            answer=said,
+            answer=final,
             parts=environment.metrics,
             turn_states=environment.states_of_turns,
         )
@@ -295,7 +295,7 @@ def _note(closing: asyncio.Future[None]) -> None:
         logger.warning("an environment did not close: %s", closing.exception())
 
 
-def _made(named: Any) -> Any:
+def _built(named: Any) -> Any:
     """Instantiate a mapping with `_target_`; return any other value unchanged."""
     if not isinstance(named, Mapping):
         return named

@@ -68,8 +68,8 @@ def searches(text: str) -> list[Call | str]:
     >>> searches("<search>sun</search> or <search> moon </search>"), searches("<search></search>")
     ([{'name': 'search', 'arguments': {'query': 'moon'}}], [])
     """
-    asked = [one.strip() for one in SEARCH.findall(text)]
-    return [{"name": "search", "arguments": {"query": asked[-1]}}] if asked and asked[-1] else []
+    queries = [one.strip() for one in SEARCH.findall(text)]
+    return [{"name": "search", "arguments": {"query": queries[-1]}}] if queries and queries[-1] else []
 
 
 PARSERS: Mapping[str, Callable[[str], list[Call | str]]] = {"tool_call": tool_calls, "search": searches}
@@ -120,21 +120,21 @@ class ToolAgent:
             talk = _Chat(policy, self._task, first)
         for turn in range(1, max_turns + 1):
             reply = await talk.turn(self._form)
-            said = policy.format.text(reply.token_ids)  # with the stop string that ended it
-            self.answer += said
-            calls = self._calls_in(said)[: self._most]
+            generated = policy.format.text(reply.token_ids)  # with the stop string that ended it
+            self.answer += generated
+            calls = self._calls_in(generated)[: self._most]
             if reply.is_cut or turn == max_turns or not calls:
                 return
             seen = await environment.step([call for call in calls if not isinstance(call, str)])
-            told = (shortened(text, self._limit, self._kept) for text in seen.content)
-            answers = [call if isinstance(call, str) else next(told) for call in calls]
+            shortened_answers = (shortened(text, self._limit, self._kept) for text in seen.content)
+            answers = [call if isinstance(call, str) else next(shortened_answers) for call in calls]
             has_failed = bool(seen.info.get("failed")) or any(isinstance(call, str) for call in calls)
             room = reply.transcript.room
             if has_failed and not self._continues:
                 return
             if room is not None and len(policy.format.ids("".join(answers))) >= room:
                 return  # as the tool's answer does not fit, the policy is not shown a part of it
-            talk.show(reply, said, answers)
+            talk.show(reply, generated, answers)
 
 
 class _Chat:
@@ -147,7 +147,7 @@ class _Chat:
     async def turn(self, form: TurnForm) -> RecordedReply:
         return (await self._policy.samples(self._messages, tools=self._tools, form=form))[0]
 
-    def show(self, reply: RecordedReply, said: str, answers: Sequence[str]) -> None:
+    def show(self, reply: RecordedReply, generated: str, answers: Sequence[str]) -> None:
         self._messages.append({"role": "assistant", "content": reply.text})
         self._messages += [{"role": "tool", "content": answer} for answer in answers]
 
@@ -164,7 +164,7 @@ class _Text:
         prompt = self._written + self._added if self._added else self._first
         return (await self._texts.samples(prompt, form=form))[0]
 
-    def show(self, reply: RecordedReply, said: str, answers: Sequence[str]) -> None:
+    def show(self, reply: RecordedReply, generated: str, answers: Sequence[str]) -> None:
         # Not str.format: answers and templates may contain braces.
         shown = self._template.replace("{answer}", "\n\n".join(answers))
-        self._added += (said if reply.stop is not None else reply.text) + shown
+        self._added += (generated if reply.stop is not None else reply.text) + shown

@@ -185,8 +185,8 @@ class PromptScenario:
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
         shown = [(str(one.get("role")), str(one.get("content", ""))) for one in task.data["messages"]]
         transcript.give(self.prompt_ids(task), shown)
-        said = await transcript.take()
-        text = self._tokenizer.decode(list(said), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        completion = await transcript.take()
+        text = self._tokenizer.decode(list(completion), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return EpisodeReward(0.0, str(text))
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
@@ -247,11 +247,11 @@ class PromptScenario:
                     left = None if left is None else left - count
                     starts.append((number, count))
         rows = ManyRows(opened)
-        taken = [
+        parts = [
             np.arange(count, dtype=np.uint32) + (end - len(part))
             for (_, count), part, end in zip(starts, opened, np.cumsum([len(part) for part in opened]), strict=True)
         ]
-        used: Ints = np.concatenate(taken) if taken else np.zeros(0, np.uint32)
+        used: Ints = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
         used = used if limit is None else used[:limit]
         loaded = Loaded(rows, tuple(about), used, 0)
         kept, kinds = self._scanned(loaded, dict(shares or {}), only or {})
@@ -312,11 +312,11 @@ class PromptScenario:
 
     def _held_out(self, train: Loaded) -> tuple[Loaded, Loaded]:
         """Split rows off for evaluation; which ones depends on the seed of the data alone."""
-        asked, size = self._settings.held_out, len(train.used)
-        count = int(asked) if asked >= 1 else max(1, round(asked * size))
+        held_out, size = self._settings.held_out, len(train.used)
+        count = int(held_out) if held_out >= 1 else max(1, round(held_out * size))
         if count >= size:
             why = f"there are {counted(size, 'row')}"
-            raise DataError("RST-T066", f"held_out is {asked:g}, which leaves no row to train on", why, "lower it")
+            raise DataError("RST-T066", f"held_out is {held_out:g}, which leaves no row to train on", why, "lower it")
         chosen = np.random.default_rng((self._settings.seed or 0, HELD_OUT)).permutation(size)[:count]
         is_held = np.zeros(size, bool)
         is_held[chosen] = True

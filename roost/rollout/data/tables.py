@@ -396,9 +396,9 @@ def _converted(path: str, kind: str) -> str:
     facts = about.stat()
     key = hashlib.sha256(f"{about}:{facts.st_size}:{facts.st_mtime_ns}:1".encode()).hexdigest()[:32]
     folder = cache_folder()
-    made = folder / f"{key}.arrow"
-    if made.exists():
-        return str(made)
+    converted = folder / f"{key}.arrow"
+    if converted.exists():
+        return str(converted)
     folder.mkdir(parents=True, exist_ok=True)
     schema, batches = _parquet(path) if kind == PARQUET else _csv(path)
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
@@ -409,8 +409,8 @@ def _converted(path: str, kind: str) -> str:
         except BaseException:
             Path(part.name).unlink()
             raise
-    Path(part.name).replace(made)
-    return str(made)
+    Path(part.name).replace(converted)
+    return str(converted)
 
 
 def cache_folder() -> Path:

@@ -132,15 +132,15 @@ class ControlTokens:
         binned = self._bins.of(numbers[self._places] if self._places else numbers)
         return [ids[bin] for ids, bin in zip(self._shown, binned, strict=True)]
 
-    def action(self, said: Sequence[int]) -> tuple[Any, int]:
+    def action(self, completion: Sequence[int]) -> tuple[Any, int]:
         """Return the action, and the number of its tokens that were not valid actions.
 
         A token that is none counts as the choice that its id falls to, so that a policy that knows nothing acts at
         random; one that is missing, as the choice in the middle.
         """
         choices = self.actions.choices
-        chosen = [self._choice.get(token, token % choices) for token in said[: self.actions.numbers]]
-        wrong = sum(token not in self._choice for token in said[: self.actions.numbers])
+        chosen = [self._choice.get(token, token % choices) for token in completion[: self.actions.numbers]]
+        wrong = sum(token not in self._choice for token in completion[: self.actions.numbers])
         missing = self.actions.numbers - len(chosen)
         return self.actions.action(chosen + [choices // 2] * missing), wrong + missing
 
@@ -233,7 +233,7 @@ class ControlScenario:
     def use_environments(self, environments: Environments) -> None:
         """Use these environments, e.g. of other processes. Call it before the first episode."""
         if self._environments is not None:
-            raise RuntimeError("episodes were played already; say which environments to use before the first")
+            raise RuntimeError("episodes have run already; call use_environments before the first")
         self._environment = environments
 
     def size(self, split: Split) -> int:
@@ -247,11 +247,11 @@ class ControlScenario:
         environment = await self._made_environments().open()
         try:
             rewards, is_truncated = await self._act(environment, task, transcript)
-            earned = await environment.score()
+            score = await environment.score()
         finally:
             await environment.close()
         return EpisodeReward(
-            sum(rewards), f"{earned:g} in {len(rewards)} steps", tuple(rewards), is_truncated=is_truncated
+            sum(rewards), f"{score:g} in {len(rewards)} steps", tuple(rewards), is_truncated=is_truncated
         )
 
     async def close(self) -> None:
@@ -266,8 +266,8 @@ class ControlScenario:
         sequence = transcript
         while not seen.is_over and len(rewards) < self._max_steps:
             sequence = self._shown(seen, sequence)
-            said = await sequence.take(max_tokens=self._tokens.actions.numbers)
-            action, wrong = self._tokens.action(said)
+            completion = await sequence.take(max_tokens=self._tokens.actions.numbers)
+            action, wrong = self._tokens.action(completion)
             seen = await environment.step(action)
             rewards.append(seen.reward * self._scale - wrong * self._penalty)
         is_truncated = seen.is_truncated or not seen.is_over
@@ -284,11 +284,11 @@ class ControlScenario:
 
     def _made_environments(self) -> Environments:
         if self._environments is None:
-            self._environments = _made(self._environment)
+            self._environments = _built(self._environment)
         return self._environments
 
 
-def _made(environment: Mapping[str, Any] | Environments | None) -> Environments:
+def _built(environment: Mapping[str, Any] | Environments | None) -> Environments:
     if environment is None:
         raise ValueError("there is no environment; write environment: {_target_: ...}, or call use_environments")
     return make_environments(environment)

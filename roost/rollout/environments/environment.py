@@ -105,8 +105,8 @@ class Question:
 def question_of(task: Task) -> str:
     """The last user's message of a task from data; the name of another task.
 
-    >>> asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
-    >>> question_of(Task("sum", {"messages": asked})), question_of(Task("sum"))
+    >>> messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    >>> question_of(Task("sum", {"messages": messages})), question_of(Task("sum"))
     ('2+2?', 'sum')
     """
     users = [one.get("content") for one in task.data.get("messages", ()) if one.get("role") == "user"]

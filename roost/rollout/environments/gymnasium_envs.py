@@ -61,7 +61,7 @@ class GymnasiumEnvironments:
             raise RuntimeError("the environments were closed; open episodes before that")
         if self._work is None:
             self._work = asyncio.create_task(self._serve())
-        environment = GymnasiumEnvironment(slot, self._fitted, self._told, self._changed, self._release)
+        environment = GymnasiumEnvironment(slot, self._fitted, self._described, self._changed, self._release)
         self._open.add(environment)
         return environment
 
@@ -106,7 +106,7 @@ class GymnasiumEnvironments:
     async def _change(self) -> None:
         """Wait for a change; at most until the stall limit while an action waits."""
         now = asyncio.get_running_loop().time()
-        waiting = [each.asked_at for each in self._open if each.wants_step]
+        waiting = [each.requested_at for each in self._open if each.wants_step]
         left = max(min(waiting) + self._stall_s - now, 0.0) if waiting else None
         try:
             await asyncio.wait_for(self._changed.wait(), left)
@@ -119,23 +119,25 @@ class GymnasiumEnvironments:
         environments: list[GymnasiumEnvironment],
         make: Callable[[VectorSlots, Mapping[int, Any]], dict[int, Observation]],
     ) -> None:
-        asked = {each.slot: each.taken() for each in environments}
+        requests = {each.slot: each.accept() for each in environments}
         try:
             vector = await self._in_thread(self._made_vector) if self._vector is None else self._vector
             self._vector = vector
-            shown = await self._in_thread(lambda: make(vector, {slot: ask.what for slot, ask in asked.items()}))
+            shown = await self._in_thread(lambda: make(vector, {slot: ask.what for slot, ask in requests.items()}))
         except Exception as error:  # the vector's state is unknown after an error: create a new one
-            told = RuntimeError(f"{self._id} failed, and with it all of its episodes: {type(error).__name__}: {error}")
-            told.__cause__ = error
+            failure = RuntimeError(
+                f"{self._id} failed, and with it all of its episodes: {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
             for each in self._open:
                 if not each.wants_reset:  # one that begins does so in the next vector
-                    each.lose(told)
+                    each.lose(failure)
             await self._drop_vector()
             return
         for each in environments:
-            each.tell(asked[each.slot], shown[each.slot])
+            each.tell(requests[each.slot], shown[each.slot])
 
-    def _told(self, shown: Observation) -> Observation:
+    def _described(self, shown: Observation) -> Observation:
         """Convert an observation for agents."""
         if not self._as_text:
             return shown
@@ -183,16 +185,16 @@ class GymnasiumEnvironment:
         self,
         slot: int,
         fitted: Callable[[Any], Any],
-        told: Callable[[Observation], Observation],
+        failure: Callable[[Observation], Observation],
         changed: asyncio.Event,
         release: Callable[[GymnasiumEnvironment], None],
     ) -> None:
         self.slot = slot
         self.is_under_way = False  # reset and not over, so that its next action is waited for
         self.is_stalled = False
-        self._fitted, self._told, self._changed, self._release = fitted, told, changed, release
+        self._fitted, self._described, self._changed, self._release = fitted, failure, changed, release
         self._ask: Ask | None = None
-        self._is_taken = False  # the request is being processed
+        self._is_accepted = False  # the request is being processed
         self._lost: Exception | None = None
         self._return = 0.0
 
@@ -201,16 +203,16 @@ class GymnasiumEnvironment:
         if seed is not None and seed < 0:
             raise ValueError(f"the seed is {seed}; gymnasium takes none below 0")
         self._lost, self._return, self.is_under_way = None, 0.0, False
-        return self._told(await self._asked(RESET, (seed, task.data.get("options"))))
+        return self._described(await self._request(RESET, (seed, task.data.get("options"))))
 
     async def step(self, action: Any) -> Observation:
         if self._lost is not None:
             raise self._lost
         if not self.is_under_way:
             raise RuntimeError("the episode is over, or has not begun; reset it before the next step")
-        shown = await self._asked(STEP, self._fitted(action))
+        shown = await self._request(STEP, self._fitted(action))
         self._return += shown.reward
-        return self._told(shown)
+        return self._described(shown)
 
     async def score(self) -> float:
         """Sum of rewards so far."""
@@ -229,14 +231,14 @@ class GymnasiumEnvironment:
         return self._wants(STEP)
 
     @property
-    def asked_at(self) -> float:
+    def requested_at(self) -> float:
         return self._ask.at if self._ask is not None else 0.0
 
-    def taken(self) -> Ask:
+    def accept(self) -> Ask:
         """Return the pending request and mark it as being processed."""
         if self._ask is None:
             raise RuntimeError(f"slot {self.slot} asks for nothing; please report it")
-        self._is_taken = True
+        self._is_accepted = True
         return self._ask
 
     def tell(self, ask: Ask, shown: Observation) -> None:
@@ -251,13 +253,13 @@ class GymnasiumEnvironment:
             self._ask.answer.set_exception(error)
 
     def _wants(self, kind: str) -> bool:
-        return self._ask is not None and self._ask.kind == kind and not self._is_taken
+        return self._ask is not None and self._ask.kind == kind and not self._is_accepted
 
-    async def _asked(self, kind: str, what: Any) -> Observation:
+    async def _request(self, kind: str, what: Any) -> Observation:
         if self._ask is not None:
             raise RuntimeError(f"the environment is still at its last {self._ask.kind}; wait for one before the next")
         loop = asyncio.get_running_loop()
-        self._ask, self._is_taken, self.is_stalled = Ask(kind, what, loop.time(), loop.create_future()), False, False
+        self._ask, self._is_accepted, self.is_stalled = Ask(kind, what, loop.time(), loop.create_future()), False, False
         self._changed.set()
         try:
             return await self._ask.answer
@@ -267,16 +269,16 @@ class GymnasiumEnvironment:
 
 
 def _reset(
-    vector: VectorSlots, asked: Mapping[int, tuple[int | None, Mapping[str, Any] | None]]
+    vector: VectorSlots, requests: Mapping[int, tuple[int | None, Mapping[str, Any] | None]]
 ) -> dict[int, Observation]:
     """Reset slots together; a vector has one set of options, so those with their own are reset one by one."""
-    plain = {slot: seed for slot, (seed, options) in asked.items() if not options}
+    plain = {slot: seed for slot, (seed, options) in requests.items() if not options}
     shown = vector.reset(plain) if plain else {}
-    for slot, (seed, options) in asked.items():
+    for slot, (seed, options) in requests.items():
         if options:
             shown |= vector.reset({slot: seed}, options)
     return shown
 
 
-def _step(vector: VectorSlots, asked: Mapping[int, Any]) -> dict[int, Observation]:
-    return vector.step(asked)
+def _step(vector: VectorSlots, requests: Mapping[int, Any]) -> dict[int, Observation]:
+    return vector.step(requests)

@@ -62,9 +62,9 @@ class VectorSlots:
     ) -> dict[int, Observation]:
         """Reset these slots."""
         by_slot = [seeds.get(slot) for slot in range(self._slots)]
-        asked = {**(options or {}), "reset_mask": self._mask(seeds)}
+        reset_options = {**(options or {}), "reset_mask": self._mask(seeds)}
         # Typed for one seed or a list; None, which keeps a slot's random state, is accepted as well.
-        contents, infos = self._vector.reset(seed=by_slot, options=asked)  # type: ignore[arg-type]
+        contents, infos = self._vector.reset(seed=by_slot, options=reset_options)  # type: ignore[arg-type]
         shown = list(iterate(self._vector.observation_space, contents))
         return {slot: Observation(shown[slot], info=slot_info(infos, slot)) for slot in seeds}
 

@@ -25,9 +25,7 @@ def text_of(content: Any) -> str:
         return "\n".join(map(text_of, content))
     numbers = np.asarray(content)
     if numbers.ndim > 2:
-        raise ValueError(
-            f"what is observed has the shape {numbers.shape}, and cannot be told as text; leave out as_text"
-        )
+        raise ValueError(f"what is observed has the shape {numbers.shape}, and has no text form; leave out as_text")
     return "\n".join(" ".join(f"{number:.4g}" for number in row) for row in np.atleast_2d(numbers).tolist())
 
 

@@ -95,8 +95,8 @@ class OpenEnvEnvironment:
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         """Start an episode; `reset` of the task's data goes to the environment's own reset."""
         self._return = 0.0
-        asked = {**task.data.get("reset", {}), **({} if seed is None else {"seed": seed})}
-        return self._observation(await self._session.ask("reset", asked))
+        arguments = {**task.data.get("reset", {}), **({} if seed is None else {"seed": seed})}
+        return self._observation(await self._session.ask("reset", arguments))
 
     async def step(self, action: Any) -> Observation:
         seen = self._observation(await self._session.ask("step", self._fields(action)))

@@ -73,7 +73,7 @@ class Search:
         limit_s: float = 120.0,
     ) -> None:
         self._topk, self._limit_s = topk, limit_s
-        self._calls = None if url is None else HttpCalls(url, retry=RetryRule(tries, wait_s, wait_s), asks_proxy=True)
+        self._calls = None if url is None else HttpCalls(url, retry=RetryRule(tries, wait_s, wait_s), trust_env=True)
         self._places = asyncio.Semaphore(at_a_time)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ class Python:
         memory_mb: int = 1024,
         allow_weak: bool = False,
     ) -> None:
-        self._calls = None if url is None else HttpCalls(url, retry=RetryRule(tries, wait_s, wait_s), asks_proxy=True)
+        self._calls = None if url is None else HttpCalls(url, retry=RetryRule(tries, wait_s, wait_s), trust_env=True)
         self._limit_s, self._places, self._allow_weak = limit_s, asyncio.Semaphore(at_a_time), allow_weak
         self._limits = Limits(wall_s=run_limit_s, cpu_s=max(1, round(2 * run_limit_s)), memory_mb=memory_mb)
 

@@ -23,7 +23,7 @@ from roost.rollout.episode import Split, Task
 
 MOST_TASKS = 100_000  # of a taskset without end
 NO_KEY = "ROOST_RECORDING_KEY"  # never set: the endpoint's URL is its only secret
-INSTALL = "install it where episodes are played, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
+INSTALL = "install it where episodes run, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class VerifiersEnvironment:
     async def step(self, action: Any) -> Observation:
         """Run the rollout against the endpoint in the action."""
         if self._index is None:
-            raise RuntimeError("the rollout was played, or has not begun; reset before the next")
+            raise RuntimeError("the rollout is over, or has not begun; reset before the next")
         if not isinstance(action, Mapping) or "base_url" not in action:
             raise ValueError(f"the action is {action!r}; give base_url, and model, of an endpoint for the policy")
         index, self._index = self._index, None
@@ -169,8 +169,8 @@ def reward_of(episode: Any) -> float:
     """
     if not episode.ok:
         errors = [*episode.errors, *(trace.last_error for trace in episode.traces if trace.last_error)]
-        told = f"{errors[-1].type}: {errors[-1].message}" if errors else "it does not say why"
-        raise RuntimeError(f"verifiers' rollout failed: {told}")
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it does not say why"
+        raise RuntimeError(f"verifiers' rollout failed: {why}")
     own = [trace for trace in episode.traces if trace.agent.trainable]
     scored = [float(trace.reward) for trace in own if any(reward is not None for reward in trace.rewards.values())]
     if not scored:

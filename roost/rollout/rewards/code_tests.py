@@ -132,13 +132,13 @@ class _Relay:
         return await self._for_code.get()
 
 
-def same_output(said: str, wanted: str, tolerance: float | None = None) -> bool:
+def same_output(answer: str, wanted: str, tolerance: float | None = None) -> bool:
     """Return True if outputs match, ignoring trailing whitespace; numbers may differ by `tolerance`.
 
     >>> same_output("1 \\n2\\n\\n", "1\\n2"), same_output("1  2", "1 2"), same_output("0.3333", "0.33334", 1e-3)
     (True, False, True)
     """
-    lines, right = ([line.rstrip() for line in text.strip().splitlines()] for text in (said, wanted))
+    lines, right = ([line.rstrip() for line in text.strip().splitlines()] for text in (answer, wanted))
     if lines == right or tolerance is None:
         return lines == right
     if len(lines) != len(right):
@@ -146,9 +146,9 @@ def same_output(said: str, wanted: str, tolerance: float | None = None) -> bool:
     return all(_same_words(one.split(), other.split(), tolerance) for one, other in zip(lines, right, strict=True))
 
 
-def _same_words(said: list[str], wanted: list[str], tolerance: float) -> bool:
-    return len(said) == len(wanted) and all(
-        one == other or _near(one, other, tolerance) for one, other in zip(said, wanted, strict=True)
+def _same_words(answer: list[str], wanted: list[str], tolerance: float) -> bool:
+    return len(answer) == len(wanted) and all(
+        one == other or _near(one, other, tolerance) for one, other in zip(answer, wanted, strict=True)
     )
 
 

@@ -186,12 +186,12 @@ class ConfiguredRewards:
 def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Collection[str] = ()) -> ConfiguredRewards:
     """Create the rewards of a config; for those in `elsewhere` only check the keys.
 
-    >>> made = make_rewards(
+    >>> built = make_rewards(
     ...     {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "tags": "math", "find": "boxed"}},
     ...     Where(path=("train", "rewards")),
     ...     Findings(),
     ... )
-    >>> made.routing.routes
+    >>> built.routing.routes
     (Route(name='exact', tags=frozenset({'math'}), weight=1.0, domain='', is_fallback=False, is_cached=False),)
     """
     if not isinstance(config, Mapping):
@@ -213,9 +213,9 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
         routes.append(route)
         make = _checked_call(keys, here, findings)
         if make is not None and name not in elsewhere:
-            made = _made(str(keys["_target_"]), make, here, findings)
-            if made is not None:
-                local[str(name)] = made
+            built = _built(str(keys["_target_"]), make, here, findings)
+            if built is not None:
+                local[str(name)] = built
     sent = {route.name: config[route.name] for route in routes if route.name in elsewhere}
     return ConfiguredRewards(Routing(tuple(routes), own), local, sent)
 
@@ -223,9 +223,9 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
 def make_reward(name: str, keys: Mapping[str, Any]) -> Reward:
     """Create one reward of a config, in a reward worker. Raise ConfigError if that fails."""
     findings = Findings()
-    made = make_rewards({name: keys}, Where(path=("rewards",)), findings)
+    built = make_rewards({name: keys}, Where(path=("rewards",)), findings)
     findings.raise_errors()
-    return made.local[name]
+    return built.local[name]
 
 
 # How answers find a reward ------------------------------------------------------------------------------------------
@@ -402,20 +402,20 @@ def _keys_fit(written: str, target: Any, own: Mapping[str, Any], where: Where, f
     return True
 
 
-def _made(written: str, make: Callable[[], Any], where: Where, findings: Findings) -> Reward | None:
+def _built(written: str, make: Callable[[], Any], where: Where, findings: Findings) -> Reward | None:
     try:
-        made = call(make)
+        built = call(make)
     except Exception as error:  # anything a user's class raises
         fix = "correct the value that it names"
         findings.error(
             "RST-A010", where, f"{written} cannot be made from these keys", f"{type(error).__name__}: {error}", fix
         )
         return None
-    there = {name for name in SCORING if inspect.iscoroutinefunction(getattr(made, name, None))}
+    there = {name for name in SCORING if inspect.iscoroutinefunction(getattr(built, name, None))}
     missing = ([] if there - {"close"} else ["score"]) + ([] if "close" in there else ["close"])
     if missing:
         why = f"it has no asynchronous {', '.join(missing)}"
         findings.error("RST-A003", where, f"{written} is no reward", why, "see roost.rollout.rewards.reward.Reward")
         return None
-    reward: Reward = made
+    reward: Reward = built
     return reward

@@ -132,7 +132,7 @@ class ServedByOthers:
     """A server that Roost does not start or stop."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
-        self._calls = HttpCalls(base_url, api_key, asks_proxy=True)
+        self._calls = HttpCalls(base_url, api_key, trust_env=True)
 
     @property
     def counts(self) -> dict[str, int]:

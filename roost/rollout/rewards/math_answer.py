@@ -56,8 +56,8 @@ class ExactAnswer:
         self._right, self._wrong = right, wrong
 
     async def score(self, answer: Answer) -> float:
-        said = found_answer(answer.text, self._find, self._marker)
-        is_right = said is not None and any(self._same(said, one) for one in right_answers(answer.task, self._key))
+        text = found_answer(answer.text, self._find, self._marker)
+        is_right = text is not None and any(self._same(text, one) for one in right_answers(answer.task, self._key))
         return self._right if is_right else self._wrong
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class AnsweringProcess:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._is_ready = False
-        self.asked = 0
+        self.uses = 0
 
     @classmethod
     async def start(cls, command: Sequence[str], limit_s: float = START_LIMIT_S) -> AnsweringProcess:
@@ -164,7 +164,7 @@ class AnsweringProcess:
         """Return the answer. After TimeoutError or ProcessLost the process cannot be used any more."""
         if self._process.stdin is None:
             raise RuntimeError("the program was started without a pipe")
-        self.asked += 1
+        self.uses += 1
         async with asyncio.timeout(limit_s):
             try:
                 self._process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -209,7 +209,7 @@ class AnsweringProcesses:
             is_sound = False
             try:
                 answer = await process.ask(question, limit_s)
-                is_sound = process.asked < USES and not self._is_closed
+                is_sound = process.uses < USES and not self._is_closed
             finally:  # also on cancellation: a late answer must not be taken for the next one
                 if is_sound:
                     self._idle.append(process)
@@ -270,13 +270,13 @@ class MathAnswer:
 
     async def score(self, answer: Answer) -> float:
         right = right_answers(answer.task, self._key)
-        said = answer.text[-self._longest :]
+        text = answer.text[-self._longest :]
         if self._only_boxed:
-            boxed = last_boxed(said)
+            boxed = last_boxed(text)
             if boxed is None:
                 return self._wrong
-            said = rf"\boxed{{{boxed}}}"
-        return self._right if await self._is_right(said, right, answer.task.name) else self._wrong
+            text = rf"\boxed{{{boxed}}}"
+        return self._right if await self._is_right(text, right, answer.task.name) else self._wrong
 
     async def close(self) -> None:
         await self._checkers.close()
@@ -284,8 +284,8 @@ class MathAnswer:
     def _on_timeout(self) -> bool:
         return False
 
-    async def _is_right(self, said: str, right: list[str], task: str, how: str = "any") -> bool:
-        question = {"text": said, "right": right, "limit_s": self._limit_s, "how": how}
+    async def _is_right(self, text: str, right: list[str], task: str, how: str = "any") -> bool:
+        question = {"text": text, "right": right, "limit_s": self._limit_s, "how": how}
         try:
             is_right = await self._checkers.ask(question, self._limit_s)
         except TimeoutError:
@@ -320,11 +320,11 @@ class RlinfMath(MathAnswer):
         right = [cleaned(extracted(one) or one) for one in right_answers(answer.task, self._key)]
         if found is None:
             return self._wrong
-        said = cleaned(found)
-        known = [same_plainly(said, one) for one in right]
+        text = cleaned(found)
+        known = [same_plainly(text, one) for one in right]
         if True in known or None not in known:  # no need to ask a process
             return self._right if True in known else self._wrong
-        return self._right if await self._is_right(said, right, answer.task.name, "rlinf") else self._wrong
+        return self._right if await self._is_right(text, right, answer.task.name, "rlinf") else self._wrong
 
 
 class _TooLate(Exception):
@@ -348,8 +348,8 @@ class Rstar2Math(RlinfMath):
         try:
             if await super().score(answer) == self._right:
                 return self._right
-            said = rf"\boxed{{{boxed}}}"
-            return self._right if await self._is_right(said, right, answer.task.name) else self._wrong
+            text = rf"\boxed{{{boxed}}}"
+            return self._right if await self._is_right(text, right, answer.task.name) else self._wrong
         except _TooLate:
             return self._late
 
@@ -367,13 +367,13 @@ class RollMath(MathAnswer):
         super().__init__(answer, limit_s=limit_s, **more)
 
     async def score(self, answer: Answer) -> float:
-        said = judged_text(answer.text, str(answer.task.data.get("prompt_text") or ""))
+        text = judged_text(answer.text, str(answer.task.data.get("prompt_text") or ""))
         right = right_answers(answer.task, self._key)
-        boxed = last_boxed(said)
-        said = f"${boxed}$" if boxed is not None else said
-        if not said:
+        boxed = last_boxed(text)
+        text = f"${boxed}$" if boxed is not None else text
+        if not text:
             return self._wrong
-        return self._right if await self._is_right(said, right, answer.task.name, "first") else self._wrong
+        return self._right if await self._is_right(text, right, answer.task.name, "first") else self._wrong
 
 
 def judged_text(text: str, prompt: str = "") -> str:

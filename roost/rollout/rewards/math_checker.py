@@ -43,10 +43,10 @@ def compare_first(text: str, right: list[str]) -> bool | None:
     from math_verify import parse, verify
 
     wanted = [parse(f"${one}$", parsing_timeout=None)[:1] for one in right]
-    said = parse(text, fallback_mode="no_fallback", parsing_timeout=None)[:1]
+    answer = parse(text, fallback_mode="no_fallback", parsing_timeout=None)[:1]
     if not any(wanted):
         return None
-    return bool(said) and any(bool(verify(one[0], said[0], timeout_seconds=None)) for one in wanted if one)
+    return bool(answer) and any(bool(verify(one[0], answer[0], timeout_seconds=None)) for one in wanted if one)
 
 
 def math_text() -> Any:

@@ -121,48 +121,48 @@ def as_float(text: str) -> float | None:
         return None
 
 
-def same_plainly(said: str, right: str) -> bool | None:
+def same_plainly(answer: str, right: str) -> bool | None:
     """Compare two cleaned answers without algebra; None if algebra has to decide.
 
     >>> same_plainly("50", "0.5"), same_plainly("(B)", "B"), same_plainly("3", "4"), same_plainly("x+1", "1+x")
     (True, True, False, None)
     """
-    if said.strip().lower() == right.strip().lower():
+    if answer.strip().lower() == right.strip().lower():
         return True
     if right in ("A", "B", "C", "D", "E"):
-        letters: list[str] = re.findall(r"\b[A-E]\b", said.upper().strip(".: ()"))
+        letters: list[str] = re.findall(r"\b[A-E]\b", answer.upper().strip(".: ()"))
         if letters and letters[-1] == right:
             return True
-    one, other = as_float(said), as_float(right)
+    one, other = as_float(answer), as_float(right)
     if one is not None and other is not None:
         return any(abs(one - wanted) <= TOLERANCE * abs(wanted) for wanted in (other / 100, other, other * 100))
-    if not said:
+    if not answer:
         return False
-    return True if _unbracketed(said) == _unbracketed(right) else None
+    return True if _unbracketed(answer) == _unbracketed(right) else None
 
 
 def _unbracketed(text: str) -> str:
     return re.sub(r"[{}()\[\]]", "", text).lower()
 
 
-def same(said: str, right: str, is_same: Same) -> bool:
+def same(answer: str, right: str, is_same: Same) -> bool:
     """Return True if two cleaned answers are equal; `is_same` compares by algebra."""
-    plainly = same_plainly(said, right)
+    plainly = same_plainly(answer, right)
     if plainly is not None:
         return plainly
-    parts, right_parts = _elements(said), _elements(right)
+    parts, right_parts = _elements(answer), _elements(right)
     if parts and right_parts and len(parts) == len(right_parts):
         pairs = zip(parts, right_parts, strict=True)
         if all(same(one, other, is_same) for one, other in pairs):
             return True
-    if said.count("=") == right.count("=") == 1:
-        one, other = (f"{left}-({after})" for left, _, after in (text.partition("=") for text in (said, right)))
+    if answer.count("=") == right.count("=") == 1:
+        one, other = (f"{left}-({after})" for left, _, after in (text.partition("=") for text in (answer, right)))
         return is_same(one, other) or is_same(f"-({one})", other)
-    for text, against in ((said, right), (right, said)):
+    for text, against in ((answer, right), (right, answer)):
         name, is_equation, value = text.partition("=")
         if is_equation and "=" not in against and len(name.strip()) <= 2:
             return same(value, against, is_same)
-    return is_same(said, right)
+    return is_same(answer, right)
 
 
 MATRIX = re.compile(r"^\\begin\{pmatrix\}(.*)\\end\{pmatrix\}$")
@@ -183,13 +183,13 @@ def _elements(text: str) -> list[str] | None:
     return None
 
 
-def symbolic(said: str, right: str) -> bool:
+def symbolic(answer: str, right: str) -> bool:
     """Return True if two expressions are equal by algebra or within the tolerance; False on an error."""
     from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
     from sympy import N, simplify  # type: ignore[import-untyped]
 
     try:
-        one, other = latex2sympy(said), latex2sympy(right)
+        one, other = latex2sympy(answer), latex2sympy(right)
     except Exception:  # parsers raise anything on malformed LaTeX; a policy writes much of it
         return False
     checks: tuple[Callable[[], Any], ...] = (
@@ -207,6 +207,6 @@ def symbolic(said: str, right: str) -> bool:
     return False
 
 
-def is_right(said: str, right: list[str]) -> bool:
+def is_right(answer: str, right: list[str]) -> bool:
     """Return True if an extracted and cleaned answer equals one of the correct ones."""
-    return any(same(said, one, symbolic) for one in right)
+    return any(same(answer, one, symbolic) for one in right)

@@ -131,13 +131,13 @@ class RewardModel:
         calls = await self._server.calls()
         body = {"model": self._name, "input": list(texts), "use_activation": False}
         try:
-            told = await calls.post(POOLING, body, limit_s=self._limit_s, is_idempotent=True, about="reward")
+            reply = await calls.post(POOLING, body, limit_s=self._limit_s, is_idempotent=True, about="reward")
         except EngineError as error:
             raise RewardFailed(f"the reward model does not answer: {error}") from error
-        match told:
+        match reply:
             case {"data": [*rows]} if len(rows) == len(texts):
                 return [_first_number(row) for row in rows]
-        raise RewardFailed(f"{calls.url} does not answer as vLLM's pooling route: {str(told)[:200]}")
+        raise RewardFailed(f"{calls.url} does not answer as vLLM's pooling route: {str(reply)[:200]}")
 
 
 def _first_number(row: Any) -> float:

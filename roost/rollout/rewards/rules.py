@@ -109,12 +109,12 @@ class VqaAnswer(_Rule):
 
     async def score(self, answer: Answer) -> Scored:
         text, letter_and_content = answer.text, _choice(datum(answer.task, self._key), answer)
-        said = CHOICE.search(text)
+        found = CHOICE.search(text)
         is_thinking = text.startswith("<think>") and text.count("<think>") == 1 and "</think>" in text
         parts = {
-            "qa_accuracy": float(said is not None and _is_choice(said[1], said[2], *letter_and_content)),
+            "qa_accuracy": float(found is not None and _is_choice(found[1], found[2], *letter_and_content)),
             "think_format": float(is_thinking),
-            "answer_format": float(said is not None and bool(said[2])),
+            "answer_format": float(found is not None and bool(found[2])),
         }
         return Scored(sum(self._weights[name] * part for name, part in parts.items()), parts)
 
@@ -162,8 +162,8 @@ class CrossThink(_Rule):
     async def score(self, answer: Answer) -> Scored:
         text = after_thinking(answer.text)
         boxed = last_boxed(text)
-        said = boxed if boxed is not None else text.rpartition("answer is")[2]
-        letter, right = _first_capital(said), right_answers(answer.task, self._key)[0].strip()[:1]
+        found = boxed if boxed is not None else text.rpartition("answer is")[2]
+        letter, right = _first_capital(found), right_answers(answer.task, self._key)[0].strip()[:1]
         rule = self._rewards[bool(letter) and letter == right, boxed is not None]
         repetition = repetition_penalty(answer.text)
         length = self._length * length_penalty(answer.tokens)
@@ -188,8 +188,8 @@ class BoxedAnswer(_Rule):
         self._choices, self._key = choices, answer
 
     async def score(self, answer: Answer) -> Scored:
-        said = last_boxed(after_thinking(answer.text)) or ""
+        found = last_boxed(after_thinking(answer.text)) or ""
         read = _first_capital if self._choices else plain_words
-        is_right = bool(read(said)) and any(read(said) == read(one) for one in right_answers(answer.task, self._key))
+        is_right = bool(read(found)) and any(read(found) == read(one) for one in right_answers(answer.task, self._key))
         correct = float(is_right)
         return Scored(correct if answer.split is Split.EVALUATION else 0.0, {"correct": correct})

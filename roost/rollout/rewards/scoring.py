@@ -107,7 +107,7 @@ class RemoteReward:
         self._share_out(wanted, self._loads)
 
     def _share_out(self, batch: Sequence[_Waiting], loads: Mapping[int, int], lost: str | None = None) -> None:
-        """Divide answers among workers; `lost` tells which death the answers were lost with before."""
+        """Divide answers among workers; `lost` has the death that each answer was lost with before."""
         if not loads:
             _fail(batch, RewardFailed(f"no worker of {self._group.name} is left"))
             return
@@ -289,9 +289,9 @@ def answer_key(answer: Answer) -> bytes:
     >>> answer_key(one) == answer_key(one), answer_key(one) == answer_key(other)
     (True, False)
     """
-    task, said = answer.task, [(message["role"], message["content"]) for message in answer.messages]
+    task, messages = answer.task, [(message["role"], message["content"]) for message in answer.messages]
     data = sorted((str(name), repr(value)) for name, value in task.data.items())
-    read = (task.name, task.tag, data, answer.text, answer.reward, said, answer.turns, answer.split)
+    read = (task.name, task.tag, data, answer.text, answer.reward, messages, answer.turns, answer.split)
     return hashlib.blake2b(repr(read).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -394,8 +394,8 @@ class RewardedEpisodeRunner:
     ) -> None:
         self._runner, self._rewards, self._decode, self._split = runner, rewards, decode, split
 
-    async def run_episode(self, asked: EpisodeRequest) -> Episode:
-        episode = await self._runner.run_episode(asked)
+    async def run_episode(self, request: EpisodeRequest) -> Episode:
+        episode = await self._runner.run_episode(request)
         given = episode.score
         leave_place()  # let engines run other episodes meanwhile
         turns = len(given.turn_rewards) or episode.num_turns
@@ -403,11 +403,11 @@ class RewardedEpisodeRunner:
             text = given.shown if given.answer is None else given.answer
             messages = LazyMessages(episode, self._decode)
             scored = await self._rewards.score(
-                Answer(asked.task, text, given.reward, messages, turns, episode.completion_tokens, self._split)
+                Answer(request.task, text, given.reward, messages, turns, episode.completion_tokens, self._split)
             )
         except RewardFailed as error:
             raise EpisodeFailed(f"it could not be scored: {error}", whole_traceback(error)) from error
-        weight = self._rewards.routing.own_weight(asked.task.tag, domain_of(asked.task))
+        weight = self._rewards.routing.own_weight(request.task.tag, domain_of(request.task))
         own = [weight * reward for reward in given.turn_rewards] if weight else []
         by_turn = zip_longest(own, scored.turn_rewards, fillvalue=0.0)
         turn_rewards = tuple(one + other for one, other in by_turn)

@@ -1,6 +1,6 @@
 """The template of sandboxes: a process that has imported what most code uses, and is forked for each of them.
 
-It is told nothing about them: what it hands on are descriptors. So the memory that they all begin with holds modules,
+It knows nothing about them: it only passes on descriptors. So the memory that they all begin with holds modules,
 and nothing of anybody.
 """
 

@@ -90,7 +90,7 @@ class Checkpoint:
         return TrainerState(found["step"], found["version"], position, found.get("kl_coef"))
 
     def verify(self, has_critic: bool = False) -> None:
-        """Read all files. Raise Damaged if they differ from what was written, Unreadable if that cannot be told.
+        """Read all files. Raise Damaged if they differ from what was written, Unreadable if that is unknown.
 
         Checkpoints of earlier versions have no checksums; for them file sizes are checked.
         """

@@ -33,7 +33,7 @@ class PrometheusEndpoint:
         self._run_name = run_name
         self._host = host
         self._gauges: dict[str, Gauge] = {}
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._server, self._thread = start_http_server(port, host, self._registry)
 
     @property
@@ -52,13 +52,13 @@ class PrometheusEndpoint:
 
     def _gauge(self, name: str) -> Gauge:
         if name not in self._gauges:
-            exported = free_name(name, self._taken)
-            self._taken.add(exported)
+            exported = free_name(name, self._used)
+            self._used.add(exported)
             self._gauges[name] = Gauge(exported, f"{name} of the newest step", ["run"], registry=self._registry)
         return self._gauges[name]
 
 
-def free_name(name: str, taken: set[str]) -> str:
+def free_name(name: str, used: set[str]) -> str:
     """Return a unique name that Prometheus allows.
 
     >>> free_name("reward/mean", set()), free_name("busy/llm-judge", {"roost_busy_llm_judge"})
@@ -66,7 +66,7 @@ def free_name(name: str, taken: set[str]) -> str:
     """
     plain = "roost_" + re.sub(r"[^a-zA-Z0-9]+", "_", name).strip("_")
     free, number = plain, 2
-    while free in taken:
+    while free in used:
         free, number = f"{plain}_{number}", number + 1
     return free
 

@@ -33,22 +33,24 @@ def samples_of(
 
 def sample_record(group: Group, episode: Episode, version: int, decode: Decode) -> dict[str, Any]:
     """Record of one episode."""
-    score, made_by = episode.score, episode.made_by
+    score, completion_versions = episode.score, episode.completion_versions
     messages = conversation(episode, decode)
-    said = [message["content"] for message in messages if message["generated"]]
+    generated = [message["content"] for message in messages if message["generated"]]
     return {
         "task": group.task.name,
         **({"tag": group.task.tag} if group.task.tag else {}),
         # The environment or scenario may show nothing although the policy generated text.
-        "completion": score.shown or score.answer or (said[-1] if said else ""),
+        "completion": score.shown or score.answer or (generated[-1] if generated else ""),
         "reward": score.reward,
         **({"parts": dict(score.parts)} if score.parts else {}),
         **({"turn_rewards": list(score.turn_rewards)} if score.turn_rewards else {}),
         **({"answer": score.answer} if score.answer else {}),
         "finish": episode.finish,
         "truncated": episode.is_truncated,
-        "staleness": int(version - made_by.min()) if episode.completion_tokens else 0,
-        "versions": [int(made_by.min()), int(made_by.max())] if episode.completion_tokens else [],
+        "staleness": int(version - completion_versions.min()) if episode.completion_tokens else 0,
+        "versions": [int(completion_versions.min()), int(completion_versions.max())]
+        if episode.completion_tokens
+        else [],
         "tokens": episode.completion_tokens,
         "prompt_tokens": episode.prompt_tokens,
         "messages": messages,

@@ -43,8 +43,8 @@ def times_of(steps: Sequence[Record], phase: str) -> list[float]:
 
 def phase_colours(steps: Sequence[Record]) -> dict[str, str]:
     """A colour for each phase."""
-    taken = {USUAL[like] for like in _LIKE.values()}
-    free = [colour for number, colour in enumerate(COLOURS) if number not in taken]
+    used = {USUAL[like] for like in _LIKE.values()}
+    free = [colour for number, colour in enumerate(COLOURS) if number not in used]
     others = [name for name in phases_of(steps) if name not in _LIKE]
     colours = {name: COLOURS[USUAL[like]] for name, like in _LIKE.items()}
     return colours | {name: free[number % len(free)] for number, name in enumerate(others)}

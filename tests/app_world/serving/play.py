@@ -9,12 +9,12 @@ from roost.app_world.serving.client import AppWorldEnvironments
 from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.runner import OracleAgent
 from roost.app_world.serving.server import serving
-from roost.app_world.serving.tasks import told
+from roost.app_world.serving.tasks import to_task
 from roost.app_world.tasks.task_set import ScenarioName, TaskSet, make_task
 from tests.limits import HANG_S
 
 NOTE = TaskSet("train", 1, 1, kinds=["jot_note"])[0]
-TASK = told(NOTE)
+TASK = to_task(NOTE)
 NOBODY = f"{ScenarioName('train', difficulty=1, slot=31, number=0).id}_1"  # no kind has this slot
 
 
@@ -58,8 +58,8 @@ class Asker:
 
     async def __call__(self, route, **fields):
         answer = await self._client.post(route, json={"task_id": self.task_id} | fields)
-        said = answer.json()
-        return answer.status_code, said["output"] if answer.is_success else said["detail"]
+        reported = answer.json()
+        return answer.status_code, reported["output"] if answer.is_success else reported["detail"]
 
     async def get(self, route):
         answer = await self._client.get(route)

@@ -15,13 +15,13 @@ CODER = {"_target_": "tests.rollout.agents.programs.Coder", "style": "plain"}
 
 
 @pytest.mark.parametrize(
-    ("agent", "said"),
+    ("agent", "reported"),
     [
         pytest.param(REACT, python, id="react"),
         pytest.param(CODER, str, id="the AppWorld contract"),
     ],
 )
-def test_agents_play_from_configs(agent, said):
+def test_agents_play_from_configs(agent, reported):
     async def run():
         scenario = AgentScenario(
             QWEN_TOKENIZER,
@@ -31,7 +31,7 @@ def test_agents_play_from_configs(agent, said):
         )
         task = scenario.task(Split.TRAIN, 1)
         says = ["print(apis.supervisor.show_today())", *solution(task.data["task_id"]).splitlines()]
-        transcript = Transcript(Engine(*map(said, says)).draw)
+        transcript = Transcript(Engine(*map(reported, says)).sample)
         try:
             return await scenario.run_episode(task, transcript), transcript.turns, len(says)
         finally:

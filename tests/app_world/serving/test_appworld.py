@@ -146,15 +146,15 @@ def test_tasks_of_appworlds_data(installed, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "reported"),
     [
         pytest.param({"split": "trian"}, "no split 'trian'; there are: dev, train, twice", id="no such split"),
         pytest.param({"evaluation_split": "twice"}, "1 tasks in common", id="splits that overlap"),
         pytest.param({"root": "/nowhere"}, "data is not in /nowhere/data; run `appworld download data", id="no data"),
     ],
 )
-def test_data_that_is_not_there(installed, keys, said):
-    with pytest.raises(ValueError, match=said):
+def test_data_that_is_not_there(installed, keys, reported):
+    with pytest.raises(ValueError, match=reported):
         AppWorldDataTasks(**{"root": str(installed)} | keys)
 
 

@@ -19,7 +19,7 @@ from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.connection import ServerLost, ServerRefused
 from roost.app_world.serving.runner import OracleAgent, RandomAgent
 from roost.app_world.serving.server import serving
-from roost.app_world.serving.tasks import told
+from roost.app_world.serving.tasks import to_task
 from roost.app_world.tasks.task_set import TaskSet, make_task
 from roost.rollout.episode import Task
 from tests.app_world.serving.play import NOBODY, NOTE, TASK, all_played, opened, played, solution
@@ -34,7 +34,7 @@ def one_of_each_kind(difficulty):
     ids = TaskSet("train", difficulty, 3 * KINDS[difficulty]).ids[::3]
     tasks = [make_task(task_id) for task_id in ids]
     assert len({task.kind for task in tasks}) == KINDS[difficulty]
-    return [told(task) for task in tasks]
+    return [to_task(task) for task in tasks]
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3])
@@ -164,23 +164,23 @@ def test_a_cancelled_episode_leaves_no_world():
 
 
 @pytest.mark.parametrize(
-    ("task", "raised", "said"),
+    ("task", "raised", "reported"),
     [
         pytest.param(Task("a", {"task_id": NOBODY}), ServerRefused, "404: there is no task", id="no such task"),
         pytest.param(Task("a"), KeyError, "task_id", id="no id"),
     ],
 )
-def test_a_task_that_is_not_there_is_told(task, raised, said):
+def test_a_task_that_is_not_there_is_told(task, raised, reported):
     async def run():
         async with opened() as environments:
-            with pytest.raises(raised, match=said):
+            with pytest.raises(raised, match=reported):
                 await played(environments, task)
 
     ran(run())
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "reported"),
     [
         pytest.param({"servers": -1}, "servers is -1", id="fewer than none"),
         pytest.param({"urls": []}, "no server to run episodes on", id="no address"),
@@ -192,8 +192,8 @@ def test_a_task_that_is_not_there_is_told(task, raised, said):
         pytest.param({"limits": {"wall_s": 0}}, "wall_s is 0", id="no time"),
     ],
 )
-def test_wrong_keys_are_told(keys, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_keys_are_told(keys, reported):
+    with pytest.raises(ValueError, match=reported):
         AppWorldEnvironments(**keys)
 
 
@@ -224,7 +224,7 @@ def test_a_lost_server_does_not_draw_all_episodes():
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """Where temporary files go."""
+    """Folder of temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -36,14 +36,14 @@ def test_what_is_given_and_what_is_not():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reported"),
     [
         pytest.param(["--worlds", "0"], "error: worlds is 0", id="no worlds"),
         pytest.param(["--host", "192.0.2.1", "--port", "0"], "error: [Errno", id="an address of others"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(options, said):
+def test_what_is_wrong_is_told_in_a_line(options, reported):
     ended = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 1
-    assert said in ended.stderr
+    assert reported in ended.stderr
     assert "Traceback" not in ended.stderr

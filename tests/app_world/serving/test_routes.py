@@ -8,7 +8,7 @@ from tests.rollout.script import ran
 
 
 def asked(*requests, **limits):
-    """What each request is answered with; one is a route and its fields."""
+    """Answers to requests; a request is a route and its fields."""
 
     async def run():
         async with asking(**limits) as ask:
@@ -28,12 +28,12 @@ def test_a_server_says_what_it_is():
 
 
 def test_a_task_is_told_without_what_solves_it():
-    _, told = asked(("/initialize", {}))[0]
-    assert told["task_id"] == NOTE.id
-    assert told["instruction"] == NOTE.instruction
-    assert set(told["supervisor"]) == {"first_name", "last_name", "email", "phone_number"}
-    assert told["datetime"].startswith(NOTE.initial["today"])
-    assert len(told) == 4
+    _, described = asked(("/initialize", {}))[0]
+    assert described["task_id"] == NOTE.id
+    assert described["instruction"] == NOTE.instruction
+    assert set(described["supervisor"]) == {"first_name", "last_name", "email", "phone_number"}
+    assert described["datetime"].startswith(NOTE.initial["today"])
+    assert len(described) == 4
 
 
 def test_fields_of_appworld_are_taken():
@@ -109,7 +109,7 @@ def test_what_needs_a_world_says_so(route):
 
 
 @pytest.mark.parametrize(
-    ("route", "fields", "status", "said"),
+    ("route", "fields", "status", "reported"),
     [
         pytest.param("/initialize", {"task_id": "soon"}, 404, "'soon' is not a task id", id="no id"),
         pytest.param("/initialize", {"task_id": NOBODY}, 404, f"there is no task '{NOBODY}'", id="no task"),
@@ -119,7 +119,7 @@ def test_what_needs_a_world_says_so(route):
         pytest.param("/execute", {"code": "a" * 2_300_000}, 413, "larger than", id="far too large"),
     ],
 )
-def test_mistakes_of_clients_are_told(route, fields, status, said):
+def test_mistakes_of_clients_are_told(route, fields, status, reported):
     async def run():
         async with asking() as ask:
             answer = await ask._client.post(route, json={"task_id": NOTE.id} | fields)
@@ -127,7 +127,7 @@ def test_mistakes_of_clients_are_told(route, fields, status, said):
 
     found = ran(run())
     assert found[0] == status
-    assert said in found[1]
+    assert reported in found[1]
 
 
 def test_episodes_of_one_task_have_worlds_of_their_own():

@@ -96,7 +96,7 @@ def test_worlds_that_are_beginning_count():
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "described"),
     [
         pytest.param("while True: pass", "the code ran for more than 3 s", id="too long"),
         pytest.param("import os; os._exit(3)", "the process exited with status 3", id="exits"),
@@ -104,7 +104,7 @@ def test_worlds_that_are_beginning_count():
         pytest.param(None, "died of signal 9", id="killed between executions"),
     ],
 )
-def test_a_world_survives_its_sandbox(code, told):
+def test_a_world_survives_its_sandbox(code, described):
     async def run(worlds):
         world = await worlds.begin("mine", NOTE.id)
         first, *rest = solution().splitlines()
@@ -112,7 +112,7 @@ def test_a_world_survives_its_sandbox(code, told):
         if code is None:
             os.kill(world.sandbox_pid, signal.SIGKILL)
         shown = await world.execute(code or "print(x)")
-        assert told in shown
+        assert described in shown
         assert "Variables and imports are gone" in shown
         assert shown.endswith("[What was done in the apps is kept.]")
         assert "NameError" in await world.execute("print(x)")

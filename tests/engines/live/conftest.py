@@ -63,7 +63,7 @@ class RunningEngine:
 
 
 def spec_of(kind: EngineKind, model: Path, **changes) -> ServerSpec:
-    """How an engine is started in these tests."""
+    """Start of an engine in these tests."""
     own = {"python": os.environ.get(VLLM_PYTHON), "args": ("--enforce-eager",)} if kind is EngineKind.VLLM else {}
     same = {"api_key": KEY, "device": "cpu", "dtype": "float32", "max_context": MAX_CONTEXT}
     fields = {"name": f"live-{kind}", **same, **own, **changes}
@@ -86,7 +86,7 @@ def engine_kind(request) -> EngineKind:
 
 @pytest.fixture(scope="module")
 def server_spec(engine_kind, model_folder) -> ServerSpec:
-    """How a server of the kind that is tested is started, on the tiny model."""
+    """Start of a server of the tested kind, on the tiny model."""
     return spec_of(engine_kind, model_folder)
 
 

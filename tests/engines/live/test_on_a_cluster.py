@@ -100,12 +100,12 @@ async def lose_worker(fleet, owner, how):
     return meanwhile.token_ids, made.token_ids, (before, await asyncio.to_thread(worker_pid, owner))
 
 
-async def fleet_scenario(owners, policy, said):
+async def fleet_scenario(owners, policy, reported):
     """Two steps of a synchronous job whose engines and learner take turns; then engines are lost in three ways."""
     engine_switch = EngineSwitch(Decision.SLEEP)
     watchful = FleetSettings(watchfulness=Watchfulness(every_s=0.3, restarts=RestartLimit(most=10)))
     found = {"answers": []}
-    async with Fleet(owners, watchful, report=said.append) as fleet:
+    async with Fleet(owners, watchful, report=reported.append) as fleet:
         for version in (1, 2):
             await engine_switch.to_learner(fleet)
             found["asleep"] = [member.standing for member in fleet.pool.members.values()]
@@ -141,15 +141,15 @@ def _listener(url):
 
 
 @pytest.fixture(scope="module")
-def said():
+def reported():
     return []
 
 
 @pytest.fixture(scope="module")
-def found(owners, policy, said):
+def found(owners, policy, reported):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("roost.engines.worker.ANSWER_LIMIT_S", 20.0)
-        return asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy, said), 3 * HANG_S))
+        return asyncio.run(asyncio.wait_for(fleet_scenario(owners, policy, reported), 3 * HANG_S))
 
 
 def test_two_steps_and_a_kill(found, policy, engines):
@@ -172,8 +172,8 @@ def test_two_steps_and_a_kill(found, policy, engines):
 
 
 @pytest.mark.parametrize("how", ["killed", "hung"])
-def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(found, policy, said, how):
+def test_a_worker_that_is_lost_comes_back_and_its_engine_with_it(found, policy, reported, how):
     meanwhile, made, (before, after) = found[how]
     assert meanwhile == made == policy.greedy(2)
     assert before != after
-    assert said.count("rollout-1 is back, on version 2") == 3, "after the kill of its server, too"
+    assert reported.count("rollout-1 is back, on version 2") == 3, "after the kill of its server, too"

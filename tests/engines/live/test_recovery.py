@@ -36,9 +36,11 @@ class Scenarios:
 
     def __init__(self, model_folder, logs):
         self.policy = Policy(model_folder)
-        self.said = []
+        self.reported = []
         owners = [LocalOwner(spec_of(EngineKind.TORCH, model_folder, name=name), logs) for name in ("one", "two")]
-        self.fleet = Fleet(owners, FleetSettings(watchfulness=EAGER), report=self.said.append, connect=quick_to_doubt)
+        self.fleet = Fleet(
+            owners, FleetSettings(watchfulness=EAGER), report=self.reported.append, connect=quick_to_doubt
+        )
         self.one, self.two = self.fleet.pool.members.values()
         self._runner = asyncio.Runner()
 
@@ -55,7 +57,7 @@ class Scenarios:
             await asyncio.sleep(0.05)
 
     async def answers(self):
-        """What each engine answers itself."""
+        """Answers of each engine itself."""
         made = [await member.engine.generate(PROMPT, GREEDY) for member in (self.one, self.two)]
         return [(completion.token_ids, completion.versions[0].version) for completion in made]
 
@@ -91,8 +93,8 @@ def test_requests_move_to_another_engine(scenarios):
 
     for index, completion in enumerate(scenarios.run(run())):
         assert completion.token_ids == scenarios.policy.greedy(0, (*PROMPT, index), LONG.max_tokens)
-    said = [text for text in scenarios.said if not text.startswith("waiting for")]
-    assert said == ["two is lost: its process is gone", "two is back, on version 0"]
+    reported = [text for text in scenarios.reported if not text.startswith("waiting for")]
+    assert reported == ["two is lost: its process is gone", "two is back, on version 0"]
 
 
 class KillsOnTheWay(ModuleSource):
@@ -129,7 +131,7 @@ def hung(member):
 def test_hung_during_an_update(scenarios, in_flight):
     """It is noticed by its silence and killed, so that the sender and the other engine do not wait for a time limit."""
     number, before = scenarios.version + 1, scenarios.one.owner.pid
-    scenarios.said.clear()
+    scenarios.reported.clear()
 
     async def run():
         source = KillsOnTheWay(scenarios.policy.version(number), lambda: hung(scenarios.one))
@@ -139,13 +141,13 @@ def test_hung_during_an_update(scenarios, in_flight):
 
     assert scenarios.run(run()) == scenarios.all_on(number)
     assert scenarios.one.owner.pid != before
-    assert "one is lost: it does not answer; its server is killed, as an update was under way" in scenarios.said
-    waits = [text for text in scenarios.said if text.startswith("waiting for one (it does not answer)")]
+    assert "one is lost: it does not answer; its server is killed, as an update was under way" in scenarios.reported
+    waits = [text for text in scenarios.reported if text.startswith("waiting for one (it does not answer)")]
     assert f"to load version {number}, " in waits[0]
     failed = f"one failed to load version {number} by shared memory"
-    told = next(text for text in scenarios.said if text.startswith(failed))
-    assert told.endswith("next: reload from disk")
-    assert f"one is back, on version {number}" in scenarios.said
+    described = next(text for text in scenarios.reported if text.startswith(failed))
+    assert described.endswith("next: reload from disk")
+    assert f"one is back, on version {number}" in scenarios.reported
 
 
 @pytest.mark.parametrize("moment", ["before it sleeps", "asleep", "while it wakes"])
@@ -199,10 +201,10 @@ def test_without_its_weights_it_waits_for_the_next_update(scenarios):
         await scenarios.fleet.update(scenarios.policy.weight_update(number + 1))
         return meanwhile.token_ids, await scenarios.answers()
 
-    scenarios.said.clear()
+    scenarios.reported.clear()
     assert scenarios.run(run()) == (scenarios.policy.greedy(number), scenarios.all_on(number + 1))
-    assert "one is running again; it gets requests after the next weight sync" in scenarios.said
-    assert not [text for text in scenarios.said if "on version 0" in text]
+    assert "one is running again; it gets requests after the next weight sync" in scenarios.reported
+    assert not [text for text in scenarios.reported if "on version 0" in text]
 
 
 def test_an_engine_that_somebody_gave_other_weights_is_replaced(scenarios, tmp_path):
@@ -243,7 +245,7 @@ def test_a_hung_engine_is_replaced(scenarios, tmp_path):
     assert scenarios.one.owner.pid != before
     assert {completion.token_ids for completion in made} == {scenarios.policy.greedy(number, PROMPT, LONG.max_tokens)}
     assert answers == scenarios.all_on(number)
-    assert "one is lost: it does not answer" in scenarios.said
+    assert "one is lost: it does not answer" in scenarios.reported
 
 
 def test_engines_that_were_lost_too_often_are_given_up(scenarios):
@@ -258,4 +260,4 @@ def test_engines_that_were_lost_too_often_are_given_up(scenarios):
 
     with pytest.raises(EngineLost, match=r"every engine has failed: one is failed \(lost 1 time within 60 s, the last"):
         scenarios.run(run())
-    assert "one is abandoned: lost 1 time within 60 s, the last time because its process is gone" in scenarios.said
+    assert "one is abandoned: lost 1 time within 60 s, the last time because its process is gone" in scenarios.reported

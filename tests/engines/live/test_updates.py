@@ -334,7 +334,7 @@ SWITCHES = [
 
 @pytest.mark.parametrize(("engine_switch", "standing", "spans"), SWITCHES)
 def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, engine_switch, standing, spans):
-    """What a plan decided, done: who has the device meanwhile, what it answers after, and how long each part took."""
+    """A residency decision, carried out: who has the device meanwhile, the answers after, the time of each part."""
 
     async def run():
         fleet.recorder.drain()

@@ -1,4 +1,4 @@
-"""Where weights come from: names as in a checkpoint, tied ones once, the engine's type."""
+"""Sources of weights: names as in a checkpoint, tied ones once, the engine's dtype."""
 
 import pytest
 import torch

@@ -10,9 +10,9 @@ def run_episode(base_url, api_key, model, task, environment, prefix=""):
         messages, seen = [], environment.first
         while not seen.is_over:
             messages.append({"role": "user", "content": prefix + seen.content})
-            said = client.chat.completions.create(model=model, messages=messages).choices[0].message.content
-            messages.append({"role": "assistant", "content": said})
-            seen = environment.step(said)
+            reported = client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+            messages.append({"role": "assistant", "content": reported})
+            seen = environment.step(reported)
 
 
 async def play_async(base_url, api_key, model, task, environment):

@@ -110,7 +110,7 @@ class Engine:
         self.of, self._says = of, list(says)
         self.asked, self.forms = [], []
 
-    async def draw(self, token_ids, turn, max_tokens, form=None):
+    async def sample(self, token_ids, turn, max_tokens, form=None):
         self.asked.append(tuple(token_ids))
         self.forms.append(form)
         says = self._says.pop(0)
@@ -129,7 +129,7 @@ class Engine:
 
 def talk(engine, **settings):
     """A policy over an engine, and its transcript."""
-    transcript = Transcript(engine.draw)
+    transcript = Transcript(engine.sample)
     return ChatPolicy(transcript, ChatFormat(engine.of, **settings)), transcript
 
 

@@ -18,12 +18,12 @@ def taught():
     """Prompts as token IDs, and what the model is to say."""
     form = ChatFormat(QWEN_TOKENIZER)
     opening = form.opening([ASKS], TOOLS)
-    said = (*ids(CALL), QWEN_TOKENIZER.eos_token_id)
+    reported = (*ids(CALL), QWEN_TOKENIZER.eos_token_id)
     shown = [ASKS, assistant(CALL)]
     after = form.continuation(shown, [1], QWEN_TOKENIZER.eos_token_id, [tool("yellow")], TOOLS)
     return [
-        (opening, said),
-        ((*opening, *said, *after), (*ids(ANSWER), QWEN_TOKENIZER.eos_token_id)),
+        (opening, reported),
+        ((*opening, *reported, *after), (*ids(ANSWER), QWEN_TOKENIZER.eos_token_id)),
         (form.opening([COUNT]), (*ids(COUNTED), QWEN_TOKENIZER.eos_token_id)),
     ]
 
@@ -35,7 +35,8 @@ def write_taught_model(folder):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes), dtype=torch.float32)
     lessons = [
-        (torch.tensor([[*prompt, *said]]), torch.tensor([[*[-100] * len(prompt), *said]])) for prompt, said in taught()
+        (torch.tensor([[*prompt, *reported]]), torch.tensor([[*[-100] * len(prompt), *reported]]))
+        for prompt, reported in taught()
     ]
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     torch.set_num_threads(1)  # as the engine's tests: matrices this small are not worth a second core

@@ -30,10 +30,10 @@ from tests.rollout.script import others_running, ran, settled
 class Coder(AppworldAgent):
     """Runs what the policy says, as it is."""
 
-    made: ClassVar[list] = []
+    instances: ClassVar[list] = []
 
     def __init__(self, *, task, llm, hint="none"):
-        self.made.append(self)
+        self.instances.append(self)
         self.task, self.hint, self.outputs, self.error = task, hint, [], None
         self._llm, self._messages = llm, [SystemMessage(f"hint: {hint}", "today"), UserMessage(task.instruction)]
 
@@ -56,9 +56,9 @@ class Coder(AppworldAgent):
 def run_episode(*says, agent=Coder, max_turns=10, environment=None, **keys):
     engine, environment = Engine(*says), environment or Noting()
     policy, transcript = talk(engine)
-    agent.made = []
+    agent.instances = []
     ran(AppworldAdapter(agent, keys, TASK).run_episode(policy, environment, Observation("begin"), max_turns))
-    return agent.made[0], environment.actions, engine, transcript
+    return agent.instances[0], environment.actions, engine, transcript
 
 
 def test_the_contract():
@@ -87,12 +87,12 @@ class Chooser(Coder):
 
 def test_answers_that_an_agent_drops_are_not_learnt_from():
     *_, engine, transcript = run_episode("first", "look", "second", "done", agent=Chooser)
-    made = [
+    instances = [
         "".join(engine.of.decode([token for token, turn in zip(each.token_ids, each.turns, strict=True) if turn >= 0]))
         for each in transcript.sequences()
     ]
-    assert "".join(made).count("look") == 1 and "".join(made).count("done") == 1
-    assert not any(dropped in text for dropped in ("first", "second") for text in made)
+    assert "".join(instances).count("look") == 1 and "".join(instances).count("done") == 1
+    assert not any(dropped in text for dropped in ("first", "second") for text in instances)
 
 
 class Retold(Coder):
@@ -184,7 +184,7 @@ def test_cancelling_the_episode_unblocks_the_thread(waits_for, monkeypatch):
     async def cancelled():
         engine = Engine(for_ever if waits_for == "policy" else "look")
         policy, _ = talk(engine)
-        Coder.made = []
+        Coder.instances = []
         environment = Noting(on_step=for_ever)
         adapter = AppworldAdapter(Coder, {}, TASK)
         playing = asyncio.create_task(adapter.run_episode(policy, environment, Observation("begin"), 5))
@@ -195,7 +195,7 @@ def test_cancelling_the_episode_unblocks_the_thread(waits_for, monkeypatch):
         assert playing.cancelled()
         assert not others_running()
         assert all_threads_end()
-        return Coder.made[0].error
+        return Coder.instances[0].error
 
     error = ran(cancelled())
     assert isinstance(error, RolloutCancelled) == (waits_for == "policy")
@@ -221,7 +221,7 @@ def test_a_thread_that_does_not_end_is_left_behind(monkeypatch):
 
     assert ran(cancelled())
     assert all_threads_end()
-    assert isinstance(Deaf.made[-1].error, RolloutCancelled)
+    assert isinstance(Deaf.instances[-1].error, RolloutCancelled)
 
 
 def test_many_agents_that_block_play_side_by_side():

@@ -11,7 +11,7 @@ from tests.rollout.script import ran, settled
 
 
 def whole(of, messages, **arguments):
-    """What the template writes of a conversation, up to where the policy is to speak."""
+    """A conversation as the template renders it, up to the policy's turn."""
     if of.chat_template is None:
         arguments["chat_template"] = (
             "{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -279,7 +279,7 @@ def test_a_template_that_moves_what_was_shown_begins_a_sequence():
 
 
 @pytest.mark.parametrize(
-    ("kind", "messages", "told"),
+    ("kind", "messages", "described"),
     [
         pytest.param("qwen", [], "at least one message", id="none"),
         pytest.param("qwen", ["hello"], "a mapping with role", id="no mapping"),
@@ -289,9 +289,9 @@ def test_a_template_that_moves_what_was_shown_begins_a_sequence():
         pytest.param("qwen", [user("x"), {"role": "robot", "content": "y"}], "leaves out .* robot", id="left out"),
     ],
 )
-def test_messages_that_cannot_be_shown(kind, messages, told):
+def test_messages_that_cannot_be_shown(kind, messages, described):
     policy, transcript = talk(Engine(of=KINDS[kind]))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=described):
         ran(policy.chat(messages))
     assert transcript.token_ids == ()
 
@@ -343,7 +343,7 @@ def test_messages_are_shown_under_a_role_that_the_template_has(kind, written, sh
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "described"),
     [
         pytest.param(
             "{% for m in messages %}{% if m.role != 'tool' %}{{ m.role + m.content }}{% endif %}{% endfor %}",
@@ -358,10 +358,10 @@ def test_messages_are_shown_under_a_role_that_the_template_has(kind, written, sh
         ),
     ],
 )
-def test_what_tools_answered_is_shown(template, told):
+def test_what_tools_answered_is_shown(template, described):
     policy, _ = talk(Engine("one"))
     policy.format._template = template
-    refused = pytest.raises(TemplateRefused, match=told) if told else contextlib.nullcontext()
+    refused = pytest.raises(TemplateRefused, match=described) if described else contextlib.nullcontext()
     with refused:
         ran(policy.chat([user("x"), assistant("y"), tool("z")]))
 

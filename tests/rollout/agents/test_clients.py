@@ -37,12 +37,12 @@ async def episode_on(server):
     """An episode whose turns come from the server, greedily; with its transcript."""
     engine, recorder = VllmEngine(server.url), Recorder("served")
 
-    async def draw(token_ids, turn, max_tokens, form=None):
+    async def sample(token_ids, turn, max_tokens, form=None):
         form = form or TurnForm()
         sampling = Sampling(min(max_tokens or 80, 80), 0.0, stop=form.stop, json_schema=form.json_schema)
         return await engine.generate(token_ids, sampling)
 
-    transcript = Transcript(draw)
+    transcript = Transcript(sample)
     try:
         async with recorder.episode(ChatPolicy(transcript, ChatFormat(QWEN_TOKENIZER))) as episode:
             yield episode, transcript
@@ -79,12 +79,12 @@ async def by_chat(client, streams):
                 answer = await stream.get_final_completion()
         else:
             answer = await client.chat.completions.create(**asked)
-        said = answer.choices[0].message
-        if not said.tool_calls:
-            return said.content
-        assert json.loads(said.tool_calls[0].function.arguments) == {"word": "sun"}
-        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "yellow"}
-        messages = [*messages, said.model_dump(exclude_none=True), result]
+        reported = answer.choices[0].message
+        if not reported.tool_calls:
+            return reported.content
+        assert json.loads(reported.tool_calls[0].function.arguments) == {"word": "sun"}
+        result = {"role": "tool", "tool_call_id": reported.tool_calls[0].id, "content": "yellow"}
+        messages = [*messages, reported.model_dump(exclude_none=True), result]
     return None
 
 
@@ -182,14 +182,18 @@ def test_stop_strings_cut_the_text_and_not_the_tokens(server):
                 more = [COUNT, chosen.message.model_dump(exclude_none=True), user("More.")]
                 await client.chat.completions.create(model="served", messages=more, max_tokens=1)
             async with of_anthropic(episode) as client:
-                told = await client.messages.create(
+                described = await client.messages.create(
                     model="served", max_tokens=50, messages=[COUNT], stop_sequences=["four"]
                 )
-            return chosen, told, made(transcript)
+            return chosen, described, made(transcript)
 
-    chosen, told, sequences = ran(run_episode())
+    chosen, described, sequences = ran(run_episode())
     assert (chosen.message.content, chosen.finish_reason) == ("one two", "stop")
-    assert (told.content[0].text, told.stop_reason, told.stop_sequence) == ("one two three ", "stop_sequence", "four")
+    assert (described.content[0].text, described.stop_reason, described.stop_sequence) == (
+        "one two three ",
+        "stop_sequence",
+        "four",
+    )
     assert sequences[0].startswith("one two thr") and not sequences[0].startswith("one two thre")
     assert len(sequences) == 2 and sequences[1] == "one two three four"
 

@@ -11,7 +11,7 @@ A_THEN_B = (*ids("a"), *ids("b"))  # not the token of `ab`
 
 
 def asked(says, *prompts):
-    """What an engine was asked, one prompt after another, and how many sequences there are."""
+    """Prompts of an engine, one after another, and the number of sequences."""
     engine = Engine(*says)
     policy, transcript = talk(engine)
     texts = TextPolicy(policy)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from roost.rollout.agents import engine_parsers
-from roost.rollout.agents.chat_format import Said, ToolCall, said
+from roost.rollout.agents.chat_format import ParsedReply, ToolCall, parse_reply
 from roost.rollout.agents.engine_parsers import parser_of
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-FOUND = Said("Look.", (ToolCall("find", '{"word": "sun"}'),), "Hm.")
+FOUND = ParsedReply("Look.", (ToolCall("find", '{"word": "sun"}'),), "Hm.")
 TEXT = '[[Hm.]]Look. CALL find {"word":"sun"}'
 
 
@@ -95,7 +95,7 @@ def installed(request, monkeypatch):
 def test_an_engine_s_parsers_split_a_turn():
     parser = parser_of("tokenizer", "mine", "mine")
     assert parser(TEXT, TOOLS) == FOUND
-    assert parser("[[Hm.]]Yes.") == Said("Yes.", (), "Hm.")
+    assert parser("[[Hm.]]Yes.") == ParsedReply("Yes.", (), "Hm.")
     with pytest.raises((KeyError, ValueError)):
         parser_of("tokenizer", "other")
 
@@ -104,11 +104,11 @@ def test_an_engine_s_parsers_split_a_turn():
 def test_one_without_the_other_and_a_parser_that_raises():
     hermes = '[[Hm.]]Look.<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call>'
     assert parser_of("tokenizer", None, "mine")(hermes, TOOLS) == FOUND
-    assert parser_of("tokenizer", None, "mine")("no brackets") == Said("no brackets")
+    assert parser_of("tokenizer", None, "mine")("no brackets") == ParsedReply("no brackets")
 
 
 def test_without_names_and_without_engines(monkeypatch):
     monkeypatch.setattr(engine_parsers.importlib.util, "find_spec", lambda name: None)
-    assert parser_of("tokenizer") is said
+    assert parser_of("tokenizer") is parse_reply
     with pytest.raises(ValueError, match="neither is installed here"):
         parser_of("tokenizer", "kimi_k2")

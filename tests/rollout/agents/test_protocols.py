@@ -24,25 +24,25 @@ def test_reasoning_is_told_apart_in_every_protocol_and_stays_in_the_sequence(str
             if streams:
                 chunks = [chunk async for chunk in await chat(client, stream=True)]
                 parts = [chunk.choices[0].delta.model_extra.get("reasoning_content") for chunk in chunks]
-                told = ["".join(filter(None, parts))]
+                described = ["".join(filter(None, parts))]
             else:
-                told = [(await chat(client)).choices[0].message.reasoning_content]
+                described = [(await chat(client)).choices[0].message.reasoning_content]
             await chat(client, [*HELLO, {"role": "assistant", "content": "Yes."}, user("y")])
             async with of_anthropic(episode) as other:
                 asked = {"model": "served", "max_tokens": 9}
                 async with other.messages.stream(messages=[user("2")], **asked) as stream:
                     answer = await stream.get_final_message()
-                told.append(answer.content[0].thinking)
+                described.append(answer.content[0].thinking)
                 after = [user("2"), {"role": "assistant", "content": answer.content}, user("y")]
                 await other.messages.create(messages=after, **asked)
             response = await client.responses.create(model="served", input="3")
-            told.append(response.output[0].content[0].text)
+            described.append(response.output[0].content[0].text)
             assert response.output_text == "Yes."
             await client.responses.create(model="served", input="y", previous_response_id=response.id)
-            return told, engine.shown, len(transcript.sequences())
+            return described, engine.shown, len(transcript.sequences())
 
-    told, shown, sequences = ran(run_episode())
-    assert told == ["Is it?"] * 3
+    described, shown, sequences = ran(run_episode())
+    assert described == ["Is it?"] * 3
     assert sequences == 3 and all(THOUGHT in prompt for prompt in shown[1::2])
 
 
@@ -91,7 +91,12 @@ def test_samples_are_all_recorded_or_none():
             before = made_text(transcript)
             answer = await chat(client, n=3)
             texts = [choice.message.content for choice in answer.choices]
-            return before, texts, [len(tokens.made_by) for tokens in transcript.sequences()], set(engine.asked)
+            return (
+                before,
+                texts,
+                [len(tokens.completion_versions) for tokens in transcript.sequences()],
+                set(engine.asked),
+            )
 
     before, texts, sequences, asked = ran(run_episode())
     assert (before, texts, sequences, len(asked)) == ("", ["d", "e", "f"], [2, 2, 2], 1)
@@ -118,17 +123,17 @@ def test_a_text_goes_on_after_its_stop_string():
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "described"),
     [
         pytest.param({"input": [{"type": "computer_call"}]}, "an input item is of type computer_call", id="item"),
         pytest.param({"input": "x", "tools": [{"type": "web_search"}]}, "only functions can be offered", id="tool"),
         pytest.param({"input": "x", "background": True}, "background is not offered", id="background"),
     ],
 )
-def test_what_responses_cannot_do_is_refused(asked, told):
+def test_what_responses_cannot_do_is_refused(asked, described):
     async def run_episode():
         async with recorded() as (client, *_):
-            with pytest.raises(openai.BadRequestError, match=told):
+            with pytest.raises(openai.BadRequestError, match=described):
                 await client.responses.create(model="served", **asked)
             with pytest.raises(openai.NotFoundError, match="no response resp_1"):
                 await client.responses.create(model="served", input="x", previous_response_id="resp_1")
@@ -137,17 +142,17 @@ def test_what_responses_cannot_do_is_refused(asked, told):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "described"),
     [
         pytest.param({"messages": [{"role": "assistant", "content": "So"}]}, "the last message is", id="prefill"),
         pytest.param({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "of type bash_20250124", id="tool"),
         pytest.param({"messages": [user([{"type": "image", "source": {}}])]}, "only text is read", id="image"),
     ],
 )
-def test_what_messages_cannot_do_is_refused(more, told):
+def test_what_messages_cannot_do_is_refused(more, described):
     async def run_episode():
         async with recorded() as (_, _, _, episode), of_anthropic(episode) as client:
-            with pytest.raises(anthropic.BadRequestError, match=told):
+            with pytest.raises(anthropic.BadRequestError, match=described):
                 await client.messages.create(**{"model": "served", "max_tokens": 5, "messages": HELLO, **more})
 
     ran(run_episode())
@@ -161,9 +166,9 @@ def test_a_call_by_anthropic_s_client_may_go_on_by_openai_s():
         async with recorded(call, "done") as (client, _, transcript, episode):
             async with of_anthropic(episode) as other:
                 tool = {"name": "find", "input_schema": TOOLS[0]["function"]["parameters"]}
-                said = await other.messages.create(model="served", max_tokens=9, messages=HELLO, tools=[tool])
-            function = {"name": said.content[0].name, "arguments": said.content[0].input}
-            calls = [{"id": said.content[0].id, "type": "function", "function": function}]
+                reported = await other.messages.create(model="served", max_tokens=9, messages=HELLO, tools=[tool])
+            function = {"name": reported.content[0].name, "arguments": reported.content[0].input}
+            calls = [{"id": reported.content[0].id, "type": "function", "function": function}]
             after = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "yellow"}]
             await chat(client, [*HELLO, *after], tools=TOOLS)
             return len(transcript.sequences())

@@ -20,7 +20,7 @@ async def refused():
 
 
 def run_episode(*says, first="print a word", max_turns=10, task=TASK, **keys):
-    """What the environment was asked, and what the policy was shown."""
+    """Calls of the environment, and prompts of the policy."""
     engine, environment = Engine(*says), Noting()
     policy, transcript = talk(engine)
     ran(ReactCoder(task, **keys).run_episode(policy, environment, Observation(first), max_turns))

@@ -108,8 +108,8 @@ def test_log_probabilities_where_they_are_asked_for():
             return with_them, await chat(client, [user("y")])
 
     with_them, without = ran(run_episode())
-    told = with_them.choices[0].logprobs.content
-    assert [(one.token, one.logprob, one.bytes) for one in told] == [("ab", -0.5, [97, 98])]
+    described = with_them.choices[0].logprobs.content
+    assert [(one.token, one.logprob, one.bytes) for one in described] == [("ab", -0.5, [97, 98])]
     assert without.choices[0].logprobs is None
 
 
@@ -138,9 +138,9 @@ def test_tools(streams):
                 {"id": call.id, "type": "function", "function": each}
                 for call, each in zip(calls, functions, strict=True)
             ]
-            said = {"role": "assistant", "content": "Look.", "tool_calls": sent}
+            reported = {"role": "assistant", "content": "Look.", "tool_calls": sent}
             answer = {**tool("yellow"), "tool_call_id": calls[0].id}
-            await chat(client, [*HELLO, said, answer], tools=TOOLS)
+            await chat(client, [*HELLO, reported, answer], tools=TOOLS)
             return functions, finish, engine, len(transcript.sequences())
 
     functions, finish, engine, sequences = ran(run_episode())
@@ -188,7 +188,7 @@ async def full():
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "described"),
     [
         pytest.param({"messages": HELLO, "n": 0}, "n: Input should be greater", id="none"),
         pytest.param({"messages": HELLO, "max_tokens": 0}, "max_tokens: Input should be greater", id="no tokens"),
@@ -198,19 +198,19 @@ async def full():
         pytest.param({"messages": HELLO}, "a token is wrong", id="the engine refuses"),
     ],
 )
-def test_requests_that_cannot_be_answered(request_, told):
+def test_requests_that_cannot_be_answered(request_, described):
     async def run_episode():
         async with recorded(refused) as (_, _, _, episode), httpx.AsyncClient(timeout=HANG_S) as client:
             return await client.post(f"{episode.base_url}/chat/completions", json=request_)
 
     answer = ran(run_episode())
     assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert described in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("before", "is_used_up"), [([], False), (["one"], True)], ids=["at once", "later"])
 def test_a_full_context_is_told_as_openai_tells_it(before, is_used_up):
-    """Where the policy has made something, the program's error that follows is the end and no failure."""
+    """After the policy has generated something, an error of the program is the end and no failure."""
 
     async def run_episode():
         async with recorded(*before, full) as (client, _, _, episode):
@@ -264,12 +264,12 @@ def test_episodes_are_apart():
             stack.push_async_callback(recorder.close)
             episodes = [await stack.enter_async_context(recorder.episode(talk(each)[0])) for each in engines]
             clients = [await stack.enter_async_context(client_of(each)) for each in episodes]
-            said = await asyncio.gather(*(chat(client) for client in clients))
+            reported = await asyncio.gather(*(chat(client) for client in clients))
             assert episodes[0].base_url.split("/episodes/")[0] == episodes[1].base_url.split("/episodes/")[0]
             wrong = episodes[0].base_url.replace(episodes[0].api_key, "guessed")
             async with httpx.AsyncClient(timeout=HANG_S) as client:
                 stranger = await client.get(f"{wrong}/models")
-            return [each.choices[0].message.content for each in said], stranger.status_code
+            return [each.choices[0].message.content for each in reported], stranger.status_code
 
     assert ran(run_episode()) == (["left", "right"], 410)
 
@@ -314,8 +314,8 @@ def test_a_turn_is_given_up_when_whoever_asked_is_gone_and_may_be_asked_for_agai
             answer = await chat(client)
             return answer.choices[0].message.content, engine.asked, len(transcript.sequences())
 
-    said, asked, sequences = ran(run_episode())
-    assert (said, sequences) == ("again", 1)
+    reported, asked, sequences = ran(run_episode())
+    assert (reported, sequences) == ("again", 1)
     assert asked[0] == asked[1]
 
 

@@ -1,4 +1,4 @@
-"""What programs ask of the recording endpoint by OpenAI's own client: done, or refused with a reason."""
+"""Requests to the recording endpoint by OpenAI's own client: served, or refused with a reason."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ FORCED = {"type": "function", "function": {"name": "find"}}
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "described"),
     [
         pytest.param({"response_format": {"type": "xml"}}, "response_format is xml", id="form"),
         pytest.param({"response_format": {"type": "json_schema"}}, "has no schema", id="no schema"),
@@ -28,14 +28,14 @@ FORCED = {"type": "function", "function": {"name": "find"}}
     ],
 )
 @pytest.mark.parametrize("way", ["async", "sync"])
-def test_what_cannot_be_done_is_refused(more, told, way):
+def test_what_cannot_be_done_is_refused(more, described, way):
     def blocking(episode):
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
             chat(client, **more)
 
     async def run_episode():
         async with recorded("never") as (client, engine, _, episode):
-            with pytest.raises(openai.BadRequestError, match=told) as refused:
+            with pytest.raises(openai.BadRequestError, match=described) as refused:
                 await (chat(client, **more) if way == "async" else asyncio.to_thread(blocking, episode))
             return refused.value.status_code, engine.asked
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_done_is_refused(more, told, way):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "described"),
     [
         pytest.param({"logprobs": 5}, "logprobs is 5", id="alternatives"),
         pytest.param({"echo": True}, "echo is not offered", id="echo"),
@@ -51,10 +51,10 @@ def test_what_cannot_be_done_is_refused(more, told, way):
         pytest.param({"best_of": 3}, "best_of is not offered", id="best of"),
     ],
 )
-def test_what_cannot_be_done_with_a_text_is_refused(more, told):
+def test_what_cannot_be_done_with_a_text_is_refused(more, described):
     async def run_episode():
         async with recorded("never") as (client, *_):
-            with pytest.raises(openai.BadRequestError, match=told):
+            with pytest.raises(openai.BadRequestError, match=described):
                 await client.completions.create(model="served", prompt="Say:", **more)
 
     ran(run_episode())
@@ -114,8 +114,8 @@ def test_a_stream_of_a_call_alone_has_log_probabilities():
             stream = await chat(client, tools=TOOLS, stream=True, logprobs=True)
             return [chunk async for chunk in stream]
 
-    told = [chunk.choices[0].logprobs for chunk in ran(run_episode())]
-    assert ["".join(token.token for token in each.content) for each in told if each] == [call]
+    described = [chunk.choices[0].logprobs for chunk in ran(run_episode())]
+    assert ["".join(token.token for token in each.content) for each in described if each] == [call]
 
 
 @pytest.mark.parametrize("way", ["async", "sync"])
@@ -126,13 +126,13 @@ def test_calls_of_one_episode_in_parallel_have_a_sequence_each(way):
     def blocking(episode, number):
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
             first = chat(client, [user(f"{number}")]).choices[0].message.content
-            said = [user(f"{number}"), {"role": "assistant", "content": first}, user("again")]
-            return first, chat(client, said).choices[0].message.content
+            reported = [user(f"{number}"), {"role": "assistant", "content": first}, user("again")]
+            return first, chat(client, reported).choices[0].message.content
 
     async def asked(client, number):
         first = (await chat(client, [user(f"{number}")])).choices[0].message.content
-        said = [user(f"{number}"), {"role": "assistant", "content": first}, user("again")]
-        return first, (await chat(client, said)).choices[0].message.content
+        reported = [user(f"{number}"), {"role": "assistant", "content": first}, user("again")]
+        return first, (await chat(client, reported)).choices[0].message.content
 
     async def run_episode():
         async with recorded(*["a"] * (2 * count)) as (client, engine, transcript, episode):

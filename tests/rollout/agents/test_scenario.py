@@ -39,7 +39,7 @@ def run_episode(*says, agent=REACT, worlds=None, task=TASK, **keys):
     """The score and the transcript."""
 
     async def playing():
-        transcript = Transcript(Engine(*says).draw)
+        transcript = Transcript(Engine(*says).sample)
         scenario = made(agent, worlds, **keys)
         try:
             score = await scenario.run_episode(task, transcript)
@@ -61,7 +61,7 @@ def test_an_episode_ends_with_the_engines_context_and_is_worth_what_it_is(agent)
     say = python("look") if agent is REACT else "look"
     score, transcript = run_episode(say, full, agent=agent)
     assert score.shown.startswith("> look\nsaw look")
-    assert len(transcript.sequences()[0].made_by) > 0
+    assert len(transcript.sequences()[0].completion_versions) > 0
 
 
 def test_rewards_judge_what_the_policy_said_last():
@@ -118,7 +118,7 @@ def test_environments_are_made_here_where_nobody_brings_others():
 def test_environments_are_chosen_before_the_first_episode():
     async def late():
         scenario = made()
-        await scenario.run_episode(TASK, Transcript(Engine(python("done")).draw))
+        await scenario.run_episode(TASK, Transcript(Engine(python("done")).sample))
         with pytest.raises(RuntimeError, match="before the first"):
             scenario.use_environments(Worlds())
 
@@ -148,7 +148,7 @@ def test_turns_are_bounded():
 
 
 @pytest.mark.parametrize(
-    ("agent", "told"),
+    ("agent", "described"),
     [
         pytest.param({"_target_": f"{HERE}.programs.Silent"}, "the policy had no turn", id="says nothing"),
         pytest.param({**PROGRAM, "run": f"{HERE}.programs.fail"}, "mine", id="raises"),
@@ -159,9 +159,9 @@ def test_turns_are_bounded():
         pytest.param({"_target_": f"{HERE}.programs.Nobody"}, "has no Nobody", id="is not there"),
     ],
 )
-def test_an_episode_that_fails_closes_its_environment(agent, told):
+def test_an_episode_that_fails_closes_its_environment(agent, described):
     worlds = Worlds()
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=described):
         run_episode(agent=agent, worlds=worlds)
     assert worlds.opened[0].calls[-1] == "close"
 
@@ -184,7 +184,7 @@ def test_a_cancelled_episode_closes_its_environment(cancels):
         gate = asyncio.Event()
         worlds = Worlds(lambda: Slow(gate))
         playing = asyncio.create_task(
-            made({"_target_": f"{HERE}.programs.Stuck"}, worlds).run_episode(TASK, Transcript(Engine().draw))
+            made({"_target_": f"{HERE}.programs.Stuck"}, worlds).run_episode(TASK, Transcript(Engine().sample))
         )
         await settled()
         for _ in range(cancels):
@@ -218,7 +218,7 @@ def test_an_environment_that_fails_to_close_does_not_fail_the_episode(caplog):
 def test_episodes_side_by_side_share_a_recorder():
     async def playing():
         scenario = made(PROGRAM, Worlds())
-        plays = [scenario.run_episode(TASK, Transcript(Engine("look", "done").draw)) for _ in range(20)]
+        plays = [scenario.run_episode(TASK, Transcript(Engine("look", "done").sample)) for _ in range(20)]
         try:
             return [score.reward for score in await asyncio.gather(*plays)]
         finally:
@@ -257,7 +257,7 @@ def test_a_program_answers_the_questions_of_a_data_file(run, tmp_path):
     async def playing():
         engine, task = Engine("four"), scenario.task(Split.TRAIN, 0)
         try:
-            score = await scenario.run_episode(task, Transcript(engine.draw))
+            score = await scenario.run_episode(task, Transcript(engine.sample))
         finally:
             await scenario.close()
         scored = await make_reward("exact", EXACT["exact"]).score(Answer(task, score.answer))

@@ -35,7 +35,7 @@ def run_episode(*says, game=None, max_sequence_length=None, **templates):
 
     async def playing():
         engine = Engine(*says)
-        transcript = Transcript(engine.draw)
+        transcript = Transcript(engine.sample)
         score = await scenario.run_episode(TASK, transcript)
         return checked_score(score, transcript.turns), transcript
 
@@ -46,12 +46,12 @@ def run_episode(*says, game=None, max_sequence_length=None, **templates):
 def test_a_trajectory_is_one_sequence_whose_first_turn_has_the_instruction():
     score, texts, transcript = run_episode(*WAY, max_steps=6, max_tokens_per_step=40)
     assert len(texts) == 1
-    said = texts[0].split("<|im_start|>")
-    assert said[1] == "system\nYou play.<|im_end|>\n"
-    assert said[2].startswith("user\nWalk.\nSymbols of the map:")
-    assert said[2].endswith("Turn 1, 6 left, at most 40:\n__O_\nP___\n___G\n___O\n<|im_end|>\n")
-    assert said[3] == "assistant\n<answer>Right</answer><|im_end|>\n"
-    assert said[4] == "user\nTurn 2, 5 left, at most 40:\n__O_\n_P__\n___G\n___O\n<|im_end|>\n"
+    reported = texts[0].split("<|im_start|>")
+    assert reported[1] == "system\nYou play.<|im_end|>\n"
+    assert reported[2].startswith("user\nWalk.\nSymbols of the map:")
+    assert reported[2].endswith("Turn 1, 6 left, at most 40:\n__O_\nP___\n___G\n___O\n<|im_end|>\n")
+    assert reported[3] == "assistant\n<answer>Right</answer><|im_end|>\n"
+    assert reported[4] == "user\nTurn 2, 5 left, at most 40:\n__O_\n_P__\n___G\n___O\n<|im_end|>\n"
     assert transcript.turns == 4
     assert (score.reward, score.turn_rewards) == (1.0, (0.0, 0.0, 0.0, 1.0))
     assert score.parts == {"success": 1.0, "valid_actions": 1.0, "effective_actions": 1.0}
@@ -97,11 +97,11 @@ def test_a_turn_gets_what_a_sequence_has_left():
     async def playing():
         limits = []
 
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             limits.append(max_tokens)
-            return await Engine("ab").draw(token_ids, turn, max_tokens)
+            return await Engine("ab").sample(token_ids, turn, max_tokens)
 
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         transcript.max_length = 10
         transcript.give([1] * 4)
         await transcript.take()

@@ -81,7 +81,7 @@ def run_episode(*says, tools, task=CHAT, max_turns=5, limit=None, **agent):
     """The score, the text of the only sequence, the text that is learnt from, and the forms of turns."""
     left, forms = list(says), []
 
-    async def draw(token_ids, turn, max_tokens, form=None):
+    async def sample(token_ids, turn, max_tokens, form=None):
         forms.append((max_tokens, form))
         text = left.pop(0)
         stops = form.stop if form else ()
@@ -98,7 +98,7 @@ def run_episode(*says, tools, task=CHAT, max_turns=5, limit=None, **agent):
             max_turns,
             max_response_length=limit,
         )
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         try:
             return await scenario.run_episode(task, transcript), transcript
         finally:
@@ -136,8 +136,8 @@ def test_the_last_turn_calls_nothing(address, max_turns, asked):
 
 
 def test_nothing_found_is_said(address):
-    said = "<search>nothing</search>"
-    _, text, _, _ = run_episode(said, "ok", tools=search(address), task=TEXT, parser="search")
+    reported = "<search>nothing</search>"
+    _, text, _, _ = run_episode(reported, "ok", tools=search(address), task=TEXT, parser="search")
     assert "<information>\nNo search results are found.\n</information>" in text
     _, text, _, _ = run_episode(ASKS, "ok", tools=search(None), task=TEXT, parser="search")
     assert "<information>\nNo search results are found.\n</information>" in text

@@ -261,8 +261,8 @@ def test_findings_of_the_first_rows_without_a_tokenizer(tmp_path):
 
 def test_an_empty_file_is_told(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [])
-    for told in (found(config={"path": path}), found(PromptScenario(tokenizer, path=path))):
-        assert told == [("RST-T066", f"{path} has no rows; nothing is there to train on; name a file with rows")]
+    for described in (found(config={"path": path}), found(PromptScenario(tokenizer, path=path))):
+        assert described == [("RST-T066", f"{path} has no rows; nothing is there to train on; name a file with rows")]
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_finding_is_at_the_key_that_names_the_column(section, key, tmp_path):
 )
 def test_findings_of_the_data(row, keys, code, text, tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [*rows_of(2), row])
-    ((found_code, told),) = found(PromptScenario(tokenizer, path=path, **keys))
-    assert found_code == code and text in told
+    ((found_code, described),) = found(PromptScenario(tokenizer, path=path, **keys))
+    assert found_code == code and text in described
 
 
 def test_a_tokenizer_without_a_template_is_a_finding(tokenizer, tmp_path):

@@ -139,7 +139,7 @@ def test_the_first_rows_of_a_json_file_are_read_without_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "described"),
     [
         ("a.jsonl", '{"prompt": 1}\n\n{"prompt" 2}\n', "row 1 of .*a.jsonl, line 3, is not JSON; .*column 11"),
         ("a.jsonl", '{"prompt": 1}\n[2]\n', "row 1 of .*a.jsonl, line 2, is a list"),
@@ -147,11 +147,11 @@ def test_the_first_rows_of_a_json_file_are_read_without_the_rest(tmp_path):
         ("a.json", '[{"prompt": 1},\n2]', "row 1 of .*a.json, line 2, is a int"),
     ],
 )
-def test_a_broken_row_is_told_with_its_line(name, text, told, tmp_path):
+def test_a_broken_row_is_told_with_its_line(name, text, described, tmp_path):
     (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=described):
         all_rows(tmp_path / name)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=described):
         first_rows(str(tmp_path / name), 9)
 
 
@@ -184,9 +184,9 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
 def test_a_csv_file_that_is_not_utf8_is_told(text, tmp_path):
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     for read in (all_rows, lambda path: first_rows(str(path), 2)):
-        with pytest.raises(DataError, match=r"a.csv cannot be read; .*(UTF8|utf-8)") as told:
+        with pytest.raises(DataError, match=r"a.csv cannot be read; .*(UTF8|utf-8)") as described:
             read(tmp_path / "a.csv")
-        assert told.value.code == "RST-T068"
+        assert described.value.code == "RST-T068"
 
 
 def test_a_saved_data_set_is_read_by_split(tmp_path):

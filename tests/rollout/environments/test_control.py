@@ -91,7 +91,7 @@ def test_only_the_numbers_at_some_places_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("actions", "said", "action", "wrong"),
+    ("actions", "reported", "action", "wrong"),
     [
         pytest.param(Actions(3), [9], 1, 0, id="a choice"),
         pytest.param(Actions(3), [4], 1, 1, id="a token that is none"),
@@ -100,21 +100,21 @@ def test_only_the_numbers_at_some_places_are_shown():
         pytest.param(Actions(3, (-1.0, 0.0), (1.0, 4.0)), [10], [1.0, 2.0], 1, id="one value missing"),
     ],
 )
-def test_what_is_said_is_an_action(actions, said, action, wrong):
-    found = tokens(actions=actions).action(said)
+def test_what_is_said_is_an_action(actions, reported, action, wrong):
+    found = tokens(actions=actions).action(reported)
     assert (getattr(found[0], "tolist", lambda: found[0])(), found[1]) == (action, wrong)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "places", "told"),
+    ("numbers", "places", "described"),
     [
         pytest.param([0.0], [], "1 numbers are observed, but bounds are given for 2", id="too few"),
         pytest.param([0.0, float("nan")], [], "not all", id="not a number"),
         pytest.param([0.0, 0.0], [1, 2], r"2 numbers are observed; those to be shown are \[1, 2\]", id="too far"),
     ],
 )
-def test_what_cannot_be_binned_is_told(numbers, places, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_binned_is_told(numbers, places, described):
+    with pytest.raises(ValueError, match=described):
         tokens(places=places).observation(numbers)
 
 
@@ -122,11 +122,11 @@ def scripted(ids):
     """A draw that says one after another, and what it was shown."""
     shown, left = [], iter(ids)
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         shown.append(list(token_ids))
         return completion([next(left) for _ in range(max_tokens)])
 
-    return draw, shown
+    return sample, shown
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_each_step_is_a_turn_and_has_its_reward(context, shown, sequences):
     names = Names(vocabulary(1, 4, 2))
     scenario = ControlScenario(names, low=[0], high=[4], bins=4, context=context, reward_scale=0.5, invalid_penalty=0.1)
     scenario.use_environments(environments)
-    draw, seen = scripted([5, 4, 3])
-    transcript = Transcript(draw)
+    sample, seen = scripted([5, 4, 3])
+    transcript = Transcript(sample)
     score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 2), transcript))
     assert (seen, len(transcript.sequences())) == (shown, sequences)
     assert environments.acted == [1, 0, 1] and environments.closed == 1
@@ -157,12 +157,12 @@ def test_an_episode_has_no_more_steps_than_allowed_but_would_have_gone_on(contex
     environments = Counting(steps=100)
     keys = {"low": [0], "high": [4], "bins": 4, "max_steps": 2, "context": context}
     scenario = ControlScenario(Names(vocabulary(1, 4, 2)), environments, **keys)
-    draw, _ = scripted([4, 4, 4])
-    transcript = Transcript(draw)
+    sample, _ = scripted([4, 4, 4])
+    transcript = Transcript(sample)
     score = ran(scenario.run_episode(scenario.task(Split.TRAIN, 0), transcript))
     assert len(score.turn_rewards) == 2 and environments.closed == 1
     assert score.is_truncated and transcript.shown_last().tolist() == shown
-    assert all(len(tokens.made_by) for tokens in transcript.sequences())
+    assert all(len(tokens.completion_versions) for tokens in transcript.sequences())
     with pytest.raises(RuntimeError, match="before the first"):
         scenario.use_environments(environments)
 
@@ -180,7 +180,7 @@ def test_seeds_of_evaluation_are_not_those_of_training():
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "described"),
     [
         pytest.param({}, "either low and high", id="no bounds"),
         pytest.param({"low": [0], "high": [1], "mean": [0], "deviation": [1]}, "either", id="both bounds"),
@@ -190,8 +190,8 @@ def test_seeds_of_evaluation_are_not_those_of_training():
         pytest.param({"low": [0], "high": [1], "context": "day"}, "day", id="an unknown context"),
     ],
 )
-def test_wrong_keys_are_told_at_once(keys, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_keys_are_told_at_once(keys, described):
+    with pytest.raises(ValueError, match=described):
         ControlScenario(Names(vocabulary(1, 4, 2)), **{"bins": 4, **keys})
 
 
@@ -229,12 +229,12 @@ def test_a_scenario_without_environments_says_so():
 def test_environments_of_a_config_are_played(environment, keys, steps):
     names = Names(vocabulary(len(keys.get("low") or keys["mean"]), 8, 2))
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         return completion([names.names.index("a0")] * max_tokens)
 
     async def run():
         scenario = ControlScenario(names, environment, **keys)
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         score = await scenario.run_episode(scenario.task(Split.TRAIN, 1), transcript)
         await scenario.close()
         return score, transcript.turns
@@ -261,5 +261,5 @@ def test_a_model_that_knows_nothing_says_actions_and_prefers_none(tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(write_control_model(tmp_path, numbers=6, bins=16, actions=3))
     shown = torch.arange(16)[:, None] + torch.arange(6) * 16
-    said = model(shown).logits[:, -1].softmax(-1)[:, 6 * 16 : 6 * 16 + 3]
-    assert said.sum(-1).min() > 0.99 and said.min() > 0.02
+    reported = model(shown).logits[:, -1].softmax(-1)[:, 6 * 16 : 6 * 16 + 3]
+    assert reported.sum(-1).min() > 0.99 and reported.min() > 0.02

@@ -334,7 +334,7 @@ class Cameras(Driver):
 
 
 @pytest.mark.parametrize(
-    ("driver", "declared", "told"),
+    ("driver", "declared", "described"),
     [
         pytest.param(lambda: Driver(), {"camera_serials": ["a", "b"]}, None, id="as declared"),
         pytest.param(lambda: Driver("connect"), {}, "OSError: the cable is out", id="one that does not answer"),
@@ -342,7 +342,7 @@ class Cameras(Driver):
         pytest.param(lambda: Driver("connect"), {"disable_validate": True}, None, id="one that is not looked for"),
     ],
 )
-def test_robots_are_looked_for_before_anything_begins_unless_they_are_not_to_be(driver, declared, told):
+def test_robots_are_looked_for_before_anything_begins_unless_they_are_not_to_be(driver, declared, described):
     async def run():
         made = driver()
         environments = with_driver(made, hardware=[declared])
@@ -355,8 +355,8 @@ def test_robots_are_looked_for_before_anything_begins_unless_they_are_not_to_be(
             await environments.close()
 
     calls, found = ran(run())
-    if told is not None:
-        assert told in found and "disable_validate: true" in found
+    if described is not None:
+        assert described in found and "disable_validate: true" in found
     else:
         assert found == "" and ("connect" in calls) == ("disable_validate" not in declared)
 
@@ -381,7 +381,7 @@ def test_in_real_time_a_period_that_is_missed_is_told():
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "described"),
     [
         pytest.param({"robots": 0}, "no robot was declared", id="no robot"),
         pytest.param({"rate_hz": 0}, "above 0", id="no rate"),
@@ -392,6 +392,6 @@ def test_in_real_time_a_period_that_is_missed_is_told():
         pytest.param({"workspace": [[1, 0]]}, "three pairs", id="a workspace that is none"),
     ],
 )
-def test_wrong_keys_are_told_at_once(keys, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_keys_are_told_at_once(keys, described):
+    with pytest.raises(ValueError, match=described):
         arms(**keys)

@@ -73,7 +73,7 @@ def worlds():
 
 
 def alone(seed, actions):
-    """What an environment shows, and rewards, that nobody shares a vector with."""
+    """Observations and rewards of an environment that shares no vector."""
     environment = gymnasium.make("CartPole-v1")
     shown = [environment.reset(seed=seed)[0]]
     rewards = []
@@ -227,21 +227,21 @@ def test_a_world_that_breaks_takes_its_vector_down_but_not_what_comes_after(vect
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "described"),
     [
         pytest.param(2, "2 is no action of Discrete", id="out of range"),
         pytest.param("left", "'left' is no action", id="text"),
         pytest.param([0], "is no action", id="a list"),
     ],
 )
-def test_an_action_that_is_none_fails_its_episode_alone(action, told):
+def test_an_action_that_is_none_fails_its_episode_alone(action, described):
     async def run():
         environments = GymnasiumEnvironments("CartPole-v1", 2, stall_s=LONG_S)
         one, other = await environments.open(), await environments.open()
         await one.reset(TASK, 0)
         await other.reset(TASK, 0)
         stepping = asyncio.create_task(other.step(1))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=described):
             await one.step(action)
         await one.step(0)
         await stepping
@@ -251,14 +251,14 @@ def test_an_action_that_is_none_fails_its_episode_alone(action, told):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "described"),
     [
         pytest.param({"slots": 0}, "slots is 0", id="no slots"),
         pytest.param({"vectorization": "threads"}, "write sync", id="an unknown vectorization"),
     ],
 )
-def test_wrong_keys_are_told_at_once(keys, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_keys_are_told_at_once(keys, described):
+    with pytest.raises(ValueError, match=described):
         GymnasiumEnvironments("CartPole-v1", **keys)
 
 
@@ -272,11 +272,11 @@ def test_closing_ends_what_waits():
         await settled()
         await environments.close()
         await environments.close()
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-        return [str(each) for each in told], others_running()
+        described = await asyncio.gather(*waiting, return_exceptions=True)
+        return [str(each) for each in described], others_running()
 
-    told, running = ran(run())
-    assert all("were closed" in each for each in told) and running == set()
+    described, running = ran(run())
+    assert all("were closed" in each for each in described) and running == set()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium's, that a text is no array

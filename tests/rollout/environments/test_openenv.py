@@ -26,8 +26,8 @@ class Guessing:
     def step(self, guess):
         self._tries += 1
         done = guess == self._wanted
-        said = "right" if done else "higher" if guess < self._wanted else "lower"
-        answer = {"observation": {"text": said}, "reward": 1.0 if done else -0.25, "done": done}
+        reported = "right" if done else "higher" if guess < self._wanted else "lower"
+        answer = {"observation": {"text": reported}, "reward": 1.0 if done else -0.25, "done": done}
         return {**answer, "metadata": {"tries": self._tries}}
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_stays_full_is_told():
 
 
 @pytest.mark.parametrize(
-    ("action", "raised", "told"),
+    ("action", "raised", "described"),
     [
         pytest.param({"number": 3}, OpenEnvRefused, "VALIDATION_ERROR: Invalid message", id="a field that it has not"),
         pytest.param("three", OpenEnvRefused, "EXECUTION_ERROR: invalid literal", id="an action that fails"),
@@ -152,12 +152,12 @@ def test_a_server_that_stays_full_is_told():
         pytest.param("be silent", TimeoutError, "did not answer step in 2 s", id="a server that does not answer"),
     ],
 )
-def test_what_goes_wrong_is_told(action, raised, told):
+def test_what_goes_wrong_is_told(action, raised, described):
     async def run():
         async with opened(answer_limit_s=2.0 if raised is TimeoutError else HANG_S) as environments:
             environment = await environments.open()
             await environment.reset(GUESS, 1)
-            with pytest.raises(raised, match=told):
+            with pytest.raises(raised, match=described):
                 await environment.step(action)
             if raised is OpenEnvRefused:  # the session goes on
                 assert (await environment.step({"guess": 1})).is_over
@@ -167,17 +167,17 @@ def test_what_goes_wrong_is_told(action, raised, told):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "described"),
     [
         pytest.param({"action_field": None}, "name the field", id="no field for a text"),
         pytest.param({"observation_field": "board"}, "has no 'board' but", id="no such field is observed"),
     ],
 )
-def test_wrong_fields_are_told(keys, told):
+def test_wrong_fields_are_told(keys, described):
     async def run():
         async with opened(**keys) as environments:
             environment = await environments.open()
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=described):
                 await environment.reset(GUESS, 1)
                 await environment.step("1")
 

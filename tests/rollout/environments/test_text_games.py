@@ -78,18 +78,18 @@ def test_walking_into_the_edge_is_valid_and_does_nothing():
 
 
 @pytest.mark.parametrize(
-    "said", ["Right", say("Jump"), "<answer>Right", ""], ids=["no tags", "unknown", "open", "empty"]
+    "reported", ["Right", say("Jump"), "<answer>Right", ""], ids=["no tags", "unknown", "open", "empty"]
 )
-def test_an_invalid_answer_costs_the_penalty_and_moves_nothing(said):
-    seen = play(lake("P_", "OG", format_penalty=-0.01), said)[-1]
+def test_an_invalid_answer_costs_the_penalty_and_moves_nothing(reported):
+    seen = play(lake("P_", "OG", format_penalty=-0.01), reported)[-1]
     assert (seen.content, seen.reward, seen.is_over) == ("P_\nOG", -0.01, False)
     assert not seen.info["is_valid"]
 
 
 def test_the_first_match_of_the_pattern_counts_and_special_tokens_do_not():
     thinking = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
-    said = "<think>Left?\n</think> <answer>Right<|im_end|></answer> <answer>Left</answer>"
-    seen = play(lake("P_", "OG", action_pattern=thinking), said)[-1]
+    reported = "<think>Left?\n</think> <answer>Right<|im_end|></answer> <answer>Left</answer>"
+    seen = play(lake("P_", "OG", action_pattern=thinking), reported)[-1]
     assert (seen.content, seen.info["action"]) == ("_P\nOG", "Right")
     assert play(lake("P_", "OG", action_pattern="^(.*)$"), "right")[-1].content == "_P\nOG"
 

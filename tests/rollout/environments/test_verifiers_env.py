@@ -90,7 +90,7 @@ def test_the_reward_is_that_of_scored_traces(found, reward):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "described"),
     [
         pytest.param(episode(), "scored none of 0 traces", id="no trace"),
         pytest.param(episode(trace(is_scored=False)), "scored none of 1 traces", id="nothing scored"),
@@ -104,8 +104,8 @@ def test_the_reward_is_that_of_scored_traces(found, reward):
         pytest.param(episode(ok=False), "does not say why", id="no reason"),
     ],
 )
-def test_a_rollout_that_failed_has_no_score(found, told):
-    with pytest.raises(RuntimeError, match=told):
+def test_a_rollout_that_failed_has_no_score(found, described):
+    with pytest.raises(RuntimeError, match=described):
         reward_of(found)
 
 
@@ -148,25 +148,25 @@ def characters():
 
 @needs_verifiers
 @pytest.mark.parametrize(
-    ("said", "reward"),
+    ("reported", "reward"),
     [pytest.param("2", 1.0, id="right"), pytest.param("9", 0.0, id="wrong")],
 )
-def test_verifiers_plays_against_the_policy_and_scores_it(sums, said, reward):
+def test_verifiers_plays_against_the_policy_and_scores_it(sums, reported, reward):
     from roost.rollout.agents.scenario import AgentScenario
 
     tokenizer = characters()
     shown = []
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         shown.append(tokenizer.decode(token_ids))
-        return completion([*tokenizer(said).input_ids, tokenizer.eos_token_id])
+        return completion([*tokenizer(reported).input_ids, tokenizer.eos_token_id])
 
     async def run():
         environments = VerifiersEnvironments(sums, agent=SEAT)
         scenario = AgentScenario(tokenizer, VerifiersTasks(sums, evaluation=1), AGENT, environments)
         assert (scenario.size(Split.TRAIN), scenario.size(Split.EVALUATION)) == (2, 1)
         assert scenario.task(Split.EVALUATION, 0).name == "2+1"
-        transcript = Transcript(draw)
+        transcript = Transcript(sample)
         score = await scenario.run_episode(scenario.task(Split.TRAIN, 1), transcript)
         await scenario.close()
         return score, transcript.turns

@@ -118,8 +118,8 @@ class Counting:
             rewards = []
             while not seen.is_over:
                 transcript.give([seen.content])
-                (said,) = await transcript.take()
-                seen = await environment.step(said)
+                (reported,) = await transcript.take()
+                seen = await environment.step(reported)
                 rewards.append(seen.reward)
             if task.data.get("kills"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -151,7 +151,7 @@ class Stage:
         self.holds = None
 
     def open_policy(self, number, episode, attempt):
-        async def draw(token_ids, turn, max_tokens):
+        async def sample(token_ids, turn, max_tokens):
             self.drawn += 1
             if self.holds is not None:
                 try:
@@ -161,7 +161,7 @@ class Stage:
                     raise
             return completion((self.says,))
 
-        return draw
+        return sample
 
     def run_episode(self, scenario):
         """Run `scenario(agents)` while the gateway serves."""

@@ -40,7 +40,7 @@ class Fragile:
 
 @pytest.fixture(scope="module")
 def own_folder(tmp_path_factory):
-    """Where a user's reward lies; the workers are told of it, and only they import from it."""
+    """Folder of a user's reward; only the workers import from it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "fragile_reward.py").write_text(OWN)
     return str(folder)
@@ -57,7 +57,7 @@ def answers(*texts, right="4"):
 
 
 async def outcomes(rewards, asked):
-    """What each answer is worth, or why that is not known."""
+    """Reward of each answer, or the reason that there is none."""
     found = await asyncio.gather(*(rewards.score(answer) for answer in asked), return_exceptions=True)
     return [one.reward if isinstance(one, Scored) else one for one in found]
 

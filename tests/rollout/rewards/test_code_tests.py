@@ -11,7 +11,7 @@ from tests.limits import HANG_S
 
 @pytest.fixture(scope="module", autouse=True)
 def held():
-    """Where the machine cannot hold code there is nothing to try."""
+    """Skipped where the machine cannot hold code."""
     try:
         asyncio.run(run_once("pass"))
     except TooWeak as error:
@@ -344,7 +344,7 @@ def test_code_is_found(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "tolerance", "expected"),
+    ("reported", "wanted", "tolerance", "expected"),
     [
         ("1\n", "1", None, True),
         ("1\n2", "1 2", None, False),
@@ -357,5 +357,5 @@ def test_code_is_found(text, expected):
         ("1 1", "1", 1e-3, False),
     ],
 )
-def test_outputs(said, wanted, tolerance, expected):
-    assert same_output(said, wanted, tolerance) is expected
+def test_outputs(reported, wanted, tolerance, expected):
+    assert same_output(reported, wanted, tolerance) is expected

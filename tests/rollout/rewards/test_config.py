@@ -151,7 +151,7 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
 
 
 @pytest.mark.parametrize(
-    ("keys", "rows", "told"),
+    ("keys", "rows", "described"),
     [
         pytest.param({"_target_": EXACT}, [{"answer": 4}, {"answer": ["a", 2.5]}], "", id="text and numbers"),
         pytest.param(
@@ -188,6 +188,6 @@ CODE = "roost.rollout.rewards.code_tests.CodeTests"
         pytest.param({"_target_": ROLL_CODE}, [{}], "RST-T090 row 0 has no test_cases", id="a column of its own"),
     ],
 )
-def test_data_that_rewards_cannot_read(keys, rows, told):
+def test_data_that_rewards_cannot_read(keys, rows, described):
     found = answers_found({"one": keys}, *rows)
-    assert len(found) == bool(told) and all(each.startswith(told) for each in found)
+    assert len(found) == bool(described) and all(each.startswith(described) for each in found)

@@ -227,7 +227,7 @@ def test_wrong_keys(keys, message):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reported",
     [
         "score",
         "Score: ",
@@ -239,12 +239,12 @@ def test_wrong_keys(keys, message):
         "score" * 99,
     ],
 )
-def test_what_is_no_number_in_range(said):
-    assert Reading(0, 10).number(said) is None
+def test_what_is_no_number_in_range(reported):
+    assert Reading(0, 10).number(reported) is None
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reported",
     [
         '{"s": true}',
         '{"s": null}',
@@ -256,10 +256,10 @@ def test_what_is_no_number_in_range(said):
         '{"s":' * 5_000,
         "1",
     ],
-    ids=lambda said: said[:12],
+    ids=lambda reported: reported[:12],
 )
-def test_what_is_no_number_in_json(said):
-    assert Reading(0, 10, json_key="s").number(said) is None
+def test_what_is_no_number_in_json(reported):
+    assert Reading(0, 10, json_key="s").number(reported) is None
 
 
 def test_templates_are_filled_once():

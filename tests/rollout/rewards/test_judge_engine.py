@@ -1,4 +1,4 @@
-"""What a judge's config says of an engine of its own."""
+"""A judge's engine, from its config."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How answers are spread over workers and scored again when one is lost; with real ones in live/."""
+"""Answers spread over workers, and scored again when one is lost; with real ones in live/."""
 
 import asyncio
 import itertools
@@ -135,12 +135,12 @@ def test_workers_that_are_lost(ranks, calls, expected):
         reward = RemoteReward(group)
         return [(await outcomes(reward, ["a"]))[0] for _ in range(2)]
 
-    told = asyncio.run(run())
+    described = asyncio.run(run())
     assert [rank for rank, _ in group.calls] == calls
     if isinstance(expected, str):
-        assert all(isinstance(error, RewardFailed) and expected in str(error) for error in told)
+        assert all(isinstance(error, RewardFailed) and expected in str(error) for error in described)
     else:
-        assert told == [expected] * 2
+        assert described == [expected] * 2
 
 
 def test_what_is_lost_elsewhere_is_told_as_it_is():

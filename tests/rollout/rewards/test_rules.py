@@ -142,8 +142,8 @@ def test_cross_think(kind, expected):
 
 
 def test_cross_think_s_penalties():
-    said = r"\boxed{B} " + "so it is " * 9
-    (repeated,) = scores(CrossThink("loose"), [(said, "B")], "ground_truth")
+    reported = r"\boxed{B} " + "so it is " * 9
+    (repeated,) = scores(CrossThink("loose"), [(reported, "B")], "ground_truth")
     assert repeated == pytest.approx(1 - 0.5 * (1 - 4 / 26))
     assert scores(CrossThink("loose", 1.0), [(r"\boxed{B}", "B")], "ground_truth", tokens=250) == [0.75]
     with pytest.raises(ValueError, match="write one of loose, soft, strict"):

@@ -149,10 +149,10 @@ def test_rewards_read_the_whole_conversation():
         heard.append(pickle.loads(pickle.dumps(answer)))
         return 0.0
 
-    async def draw(token_ids, turn, max_tokens):
+    async def sample(token_ids, turn, max_tokens):
         return completion([(7, 8), (9,)][turn])
 
-    transcript = Transcript(draw)
+    transcript = Transcript(sample)
 
     async def talk():
         transcript.give([1, 2], [("user", "say it")])

@@ -1,4 +1,4 @@
-"""What a worker does with answers whose reward goes wrong; in this process."""
+"""Rewards that fail in a worker; in this process."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What goes from node to node: in order, whatever its size, and once for all nodes."""
+"""Messages from node to node: in order, whatever their size, and once for all nodes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What workers send each other: messages, broadcasts, channels, batches; and locks on what they share."""
+"""Data between workers: messages, broadcasts, channels, batches; and device locks."""
 
 import asyncio
 import time
@@ -197,9 +197,9 @@ def test_a_wait_that_ends_tells_what_happened_to_the_peer(pair):
         right.execute_on(1).fail("the shard is corrupt").wait()
     with pytest.raises(WorkerFailed) as caught:
         left.execute_on(0).take("right", 1, timeout=0.5).wait()
-    told = caught.value.first.summary
-    assert "nothing came from right:1 to left:0 within 0.5 s; its last failure: right:1 raised in fail" in told
-    assert "ValueError: the shard is corrupt" in told
+    described = caught.value.first.summary
+    assert "nothing came from right:1 to left:0 within 0.5 s; its last failure: right:1 raised in fail" in described
+    assert "ValueError: the shard is corrupt" in described
 
 
 def test_channel_between_workers_and_driver(pair, channel):

@@ -121,9 +121,9 @@ class Wanting(Worker):
         return os.environ["ROOST_VISIBLE_DEVICES"]
 
 
-def wanted(limit, said):
-    """What a job of this process gets of the accelerators, while another driver has a job there."""
-    with Cluster(num_nodes=1, reservation_timeout=limit, say=said.append) as cluster:
+def wanted(limit, reported):
+    """Accelerators for a job of this process while another driver has a job there."""
+    with Cluster(num_nodes=1, reservation_timeout=limit, say=reported.append) as cluster:
         group = Wanting.create_group().launch(cluster, name="wanting", placement_strategy=PackedPlacementStrategy(0, 0))
         return group.sees().wait()
 
@@ -136,10 +136,10 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     nodes, mark = running_ray
     driver = start_driver(nodes.address, uuid.uuid4().hex)
     assert ray.available_resources().get("GPU", 0) == 0
-    said = []
+    reported = []
     with pytest.raises(WaitedTooLong, match=r"no room within 2 s: node 0, .*: 1 accelerator needed, 0 of 2 free"):
-        wanted(2, said)
-    assert [text for text in said if "waiting up to 2 s for the cluster: node 0" in text]
+        wanted(2, reported)
+    assert [text for text in reported if "waiting up to 2 s for the cluster: node 0" in text]
     ports = claims_of(workers_of_jobs(nodes, mark))
     driver.send_signal(end)
     driver.wait(HANG_S)
@@ -147,7 +147,7 @@ def test_a_job_on_a_ray_that_goes_on(running_ray, end):
     assert until(lambda: {group["state"] for group in placement_group_table().values()} <= {"REMOVED"})
     assert until(lambda: not workers_of_jobs(nodes, mark)), workers_of_jobs(nodes, mark)
     assert until(lambda: not ports & set(claims())), "a process that ends shows no name before it lets go"
-    assert wanted(HANG_S, said) == ["0"]
+    assert wanted(HANG_S, reported) == ["0"]
 
 
 def workers_of_jobs(nodes, mark):

@@ -1,4 +1,4 @@
-"""What a person is told when something breaks, and what comes back by itself."""
+"""Errors after a failure, and recovery without help."""
 
 import os
 import signal

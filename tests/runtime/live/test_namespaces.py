@@ -99,11 +99,11 @@ class Hosts:
     def _wait_for(self, host, starts):
         deadline = time.monotonic() + HANG_S
         while (self.folder / f"{host}.out").read_text().count("Ray runtime started") <= starts:
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.reported()
             time.sleep(0.1)
 
-    def said(self):
-        """What Ray's command line printed on each host."""
+    def reported(self):
+        """Output of Ray's command line on each host."""
         return "\n".join(f"{host}: {(self.folder / f'{host}.out').read_text()[-2000:]}" for host in HOSTS)
 
     def stop(self):
@@ -126,7 +126,7 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What the driver saw, with Ray's nodes started in two orders."""
+    """The driver's view, with Ray's nodes started in two orders."""
     # Ray's sockets lie below this folder, and the path of a Unix socket has little room.
     folder = Path("/tmp") / f"rt{os.getpid()}"
     folder.mkdir()
@@ -140,7 +140,7 @@ def answers(tmp_path_factory):
             hosts.start(order, hidden=logs)
             address = f"{NETWORK}.2:{PORT}"
             done = hosts.run("a", sys.executable, DRIVERS / "three_nodes.py", address, logs, config)
-            assert done.returncode == 0, done.stderr[-4000:] + hosts.said()
+            assert done.returncode == 0, done.stderr[-4000:] + hosts.reported()
             found.append(json.loads(done.stdout.strip().splitlines()[-1]))
             hosts.stop()
         yield found

@@ -1,4 +1,4 @@
-"""What is planned is reserved: jobs side by side, plans that do not fit, and nodes of every size."""
+"""Reservation of plans: jobs side by side, plans that do not fit, and nodes of every size."""
 
 import contextlib
 import os
@@ -44,28 +44,28 @@ def ragged(ray_nodes, module_patch):
     return ray_nodes
 
 
-def open_cluster(said=None, **options):
-    say = said.append if said is not None else (lambda text: None)
+def open_cluster(reported=None, **options):
+    say = reported.append if reported is not None else (lambda text: None)
     return Cluster(num_nodes=4, say=say, **options)
 
 
 @pytest.fixture(scope="module")
-def said():
+def reported():
     """Output of the shared clusters."""
     return []
 
 
 @pytest.fixture(scope="module")
-def one(ragged, said):
+def one(ragged, reported):
     """A cluster for tests that close their groups: opening one starts a process on every node."""
-    with open_cluster(said) as cluster:
+    with open_cluster(reported) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def two(ragged, said):
+def two(ragged, reported):
     """Another one beside it."""
-    with open_cluster(said) as cluster:
+    with open_cluster(reported) as cluster:
         yield cluster
 
 
@@ -115,12 +115,12 @@ def test_each_process_gets_the_devices_it_was_planned_on(one, ranks, expected):
         assert group.node().wait() == expected
 
 
-def test_later_groups_get_the_planned_devices_too(one, said):
-    said.clear()
+def test_later_groups_get_the_planned_devices_too(one, reported):
+    reported.clear()
     first, second = FlexiblePlacementStrategy([[17]]), FlexiblePlacementStrategy([[19], [22]])
     with held(one, first, "first") as first, held(one, second, "second") as second:
         assert [*first.sees().wait(), *second.sees().wait()] == ["1", "3", "6"]
-    assert said == []
+    assert reported == []
 
 
 def test_groups_of_one_job_may_overlap(one):
@@ -129,24 +129,24 @@ def test_groups_of_one_job_may_overlap(one):
         assert [*first.sees().wait(), *second.sees().wait()] == ["0", "1", "2", "2", "3", "4"]
 
 
-def test_two_jobs_never_share_a_device(one, two, said):
-    said.clear()
+def test_two_jobs_never_share_a_device(one, two, reported):
+    reported.clear()
     both = PackedPlacementStrategy(16, 19, num_hardware_per_process=2)
     with held(one, both) as first, held(two, both) as second:
         assert first.sees().wait() == ["0,1", "2,3"]
         assert second.sees().wait() == ["4,5", "6,7"]
-    assert any("accelerators 4-7 stand for 0-3, of which another job holds some" in text for text in said)
+    assert any("accelerators 4-7 stand for 0-3, of which another job holds some" in text for text in reported)
 
 
-def test_what_another_cluster_of_this_process_holds_is_not_waited_for(two, said):
-    said.clear()
+def test_what_another_cluster_of_this_process_holds_is_not_waited_for(two, reported):
+    reported.clear()
     three, pair = PackedPlacementStrategy(24, 26, num_hardware_per_process=3), PackedPlacementStrategy(24, 25)
     with open_cluster() as other, held(other, three) as group:
         group.wait_ready()
         text = refusal(lambda: launched(two, pair))
         assert "2 accelerators needed, 3 of 4 held by another Cluster of this process" in text
         assert "it holds them for holder" in text
-        assert not any("waiting" in text for text in said)
+        assert not any("waiting" in text for text in reported)
         other.shutdown()
         with held(two, pair, "after") as after:
             assert len(after.sees().wait()) == 2
@@ -158,13 +158,13 @@ def refusal(action):
     return str(caught.value)
 
 
-def test_a_plan_too_large_is_refused_at_once(one, said):
+def test_a_plan_too_large_is_refused_at_once(one, reported):
     machines = {"nodes": [{"accelerators": 16}, {"accelerators": 12}]}
     plan = roost.plan({"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-27"}}}, machines)
-    said.clear()
+    reported.clear()
     text = refusal(lambda: one.launch(plan, {"actor": Holder.create_group()}))
     assert "has 8 accelerators, the plan uses 0-11 there" in text
-    assert not any("waiting" in text for text in said)
+    assert not any("waiting" in text for text in reported)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_a_plan_too_large_is_refused_at_once(one, said):
         ),
     ],
 )
-def test_other_shortages_are_reported_like_those_of_accelerators(one, said, options, expected):
+def test_other_shortages_are_reported_like_those_of_accelerators(one, reported, options, expected):
     placement = {"env": {"node_group": "node", "placement": "1:0-1"}}
     plan = roost.plan({"cluster": {"num_nodes": 4, "component_placement": placement}}, one)
-    said.clear()
+    reported.clear()
     text = refusal(lambda: one.launch(plan, {"env": Holder.create_group()}, {"env": options}))
     assert expected in text
-    assert not any("waiting" in text for text in said)
+    assert not any("waiting" in text for text in reported)
 
 
 def test_a_saved_plan_is_verified_and_launched(one, two, tmp_path):
@@ -201,10 +201,10 @@ def test_a_saved_plan_is_verified_and_launched(one, two, tmp_path):
 
 
 def test_fewer_nodes_than_wanted(ragged):
-    said = []
-    text = refusal(lambda: Cluster(num_nodes=6, node_timeout=3.0, say=said.append))
+    reported = []
+    text = refusal(lambda: Cluster(num_nodes=6, node_timeout=3.0, say=reported.append))
     assert "expected 6 nodes, 4 joined" in text
-    assert any("waiting up to 3 s for 6 nodes; 4 joined" in text for text in said)
+    assert any("waiting up to 3 s for 6 nodes; 4 joined" in text for text in reported)
 
 
 def test_workers_without_devices_need_no_room(one, two):

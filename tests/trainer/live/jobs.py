@@ -53,7 +53,7 @@ class NotingView(LiveView):
         super().note(text)
 
 
-def trained(values, folder, resumes=False, said=None, from_step=None, notes=None):
+def trained(values, folder, resumes=False, reported=None, from_step=None, notes=None):
     """Train to the end; the outcome has the run's folder."""
 
     def view(steps, first):
@@ -62,7 +62,7 @@ def trained(values, folder, resumes=False, said=None, from_step=None, notes=None
         return view
 
     console = Console(file=io.StringIO())
-    say = said.append if said is not None else (lambda text: None)
+    say = reported.append if reported is not None else (lambda text: None)
     return train(
         job_of(values),
         RunOptions(Path(folder), resumes, from_step=from_step),
@@ -77,7 +77,7 @@ def weights_of(run):
 
 
 def learnt_groups(run):
-    """Which groups each step learnt from."""
+    """Groups that each step learnt from."""
     return {record["step"]: record["groups"] for record in run.learnt_lines}
 
 

@@ -18,9 +18,9 @@ def count_learning(patch, scenario):
     learn = Learners.learn
 
     async def counted(self, *of_a_minibatch):
-        told = await learn(self, *of_a_minibatch)
+        described = await learn(self, *of_a_minibatch)
         scenario.learnt += 1
-        return told
+        return described
 
     patch.setattr(Learners, "learn", counted)
     patch.setattr(scenario, "learnt", 0)
@@ -85,7 +85,7 @@ class Talking(Arithmetic):
         step, self._begun = self._begun // self._of_a_step, self._begun + 1
         score = await super().run_episode(task, transcript)
         while Talking.learnt < step:
-            talk = Transcript(transcript._draw)
+            talk = Transcript(transcript._sample)
             talk.give(self._ids(task.name))
             await talk.take()
         return score

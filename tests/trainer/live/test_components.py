@@ -111,7 +111,7 @@ def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
 
 
 def own_processes():
-    """What runs of Roost's own in processes that this module has started, but for what lives as long as Ray does."""
+    """Roost's processes that this module has started, except those that live as long as Ray."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -75,9 +75,9 @@ def run(layout, model, tmp_path_factory):
 
 
 def test_servers_are_there_when_the_diagram_says(run, layout):
-    counts, lags = EXPECTED[layout]
+    counts, staleness = EXPECTED[layout]
     assert {name: len(spans_of(run, name, "trainer")) for name in counts} == counts
-    assert [record["staleness/max"] for record in run.steps()] == lags
+    assert [record["staleness/max"] for record in run.steps()] == staleness
     learns, generates = spans_of(run, "learn", "actor"), spans_of(run, "generate", "rollout")
     together = any(start < end_of and start_of < end for start, end in learns for start_of, end_of in generates)
     assert len(learns) == STEPS and together is (layout == "disjoint-asynchronous")

@@ -55,10 +55,10 @@ def flip(file, offset):
 
 def test_a_finished_run_that_is_resumed_says_so_and_does_nothing(model, copied):
     before = {file: file.read_bytes() for file in copied.path.glob("*.jsonl")}
-    said = []
-    outcome = trained(values(model), copied.path, resumes=True, said=said)
+    reported = []
+    outcome = trained(values(model), copied.path, resumes=True, reported=reported)
     assert outcome.state.step == STEPS and not outcome.was_stopped
-    assert any("is finished: 3 steps done" in text for text in said)
+    assert any("is finished: 3 steps done" in text for text in reported)
     assert {file: file.read_bytes() for file in copied.path.glob("*.jsonl")} == before
     assert evaluated(copied) == [0, 2, 3]
 
@@ -73,10 +73,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
     newest = Checkpoints(copied.checkpoints, 1).newest()
     data = max(newest.learner.glob("*.distcp"), key=lambda file: file.stat().st_size)
     flip(data, data.stat().st_size // 2)
-    said = []
-    run = trained(values(model), copied.path, resumes=True, said=said).run
-    assert any("step-000003/learner is damaged: __0_0.distcp changed; using an earlier" in text for text in said), said
-    assert "continuing from step 2" in said
+    reported = []
+    run = trained(values(model), copied.path, resumes=True, reported=reported).run
+    assert any("step-000003/learner is damaged: __0_0.distcp changed; using an earlier" in text for text in reported), (
+        reported
+    )
+    assert "continuing from step 2" in reported
     assert (run.checkpoints / "step-000003.aside").is_dir()
     ours, theirs = weights_of(run), weights_of(finished)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -86,9 +88,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_bit_for_bit(model, finished,
 
 @pytest.mark.long
 def test_a_run_goes_on_from_the_step_that_is_asked_for(model, copied):
-    said = []
-    run = trained(values(model, max_steps=2), copied.path, said=said, resumes=True, from_step=1).run
-    assert "continuing from step 1" in said and any("step-000002.aside, step-000003.aside" in text for text in said)
+    reported = []
+    run = trained(values(model, max_steps=2), copied.path, reported=reported, resumes=True, from_step=1).run
+    assert "continuing from step 1" in reported and any(
+        "step-000002.aside, step-000003.aside" in text for text in reported
+    )
     assert [record["step"] for record in run.steps()] == [1, 2] and evaluated(run) == [0, 2]
     assert saved(run) == [1, 2]
     with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 7; there are: 1, 2"):
@@ -112,9 +116,9 @@ class KillingAtStart(Arithmetic):
 @pytest.mark.long
 def test_a_learner_that_is_killed_before_the_first_step_comes_back(model, finished, tmp_path):
     task = {"_target_": f"{__name__}.KillingAtStart", "mark": str(tmp_path / "killed")}
-    said = []
-    run = trained(values(model, task=task), tmp_path / "run", said=said).run
-    assert any("continuing from step 0" in text for text in said)
+    reported = []
+    run = trained(values(model, task=task), tmp_path / "run", reported=reported).run
+    assert any("continuing from step 0" in text for text in reported)
     assert evaluated(run) == [0, 2, 3]
     ours, theirs = weights_of(run), weights_of(finished)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
@@ -147,15 +151,15 @@ def test_a_full_disk_ends_the_run_by_its_name_and_no_checkpoint_is_begun_without
     one = size_of(Checkpoints(finished.checkpoints, 1).newest().folder)
     with small_disk(tmp_path / "disk", int(2.5 * one) + (1 << 20)) as disk:
         task = {"_target_": f"{__name__}.Filling", "disk": str(disk), "after": 30}  # of 16 each step
-        said = []
+        reported = []
         with pytest.raises(DiskFull, match=rf"{disk} \(tmpfs\) has .* the newest checkpoint is of step 1"):
-            trained(values(model, task=task, eval_every=0), disk / "run", said=said)
-        assert not any("continuing from" in text for text in said), "it would end in the same way"
+            trained(values(model, task=task, eval_every=0), disk / "run", reported=reported)
+        assert not any("continuing from" in text for text in reported), "it would end in the same way"
         (disk / "filler").unlink()
         where = rf"cannot write the checkpoint of step 3 to \S+: {disk} \(tmpfs\) has .* free of .* needed; "
         with pytest.raises(DiskFull, match=f"{where}the newest checkpoint is of step 2"):
-            trained(values(model, eval_every=0), disk / "run", said=said, resumes=True)
-        assert [text for text in said if "continuing from" in text] == ["continuing from step 1"]
+            trained(values(model, eval_every=0), disk / "run", reported=reported, resumes=True)
+        assert [text for text in reported if "continuing from" in text] == ["continuing from step 1"]
         run, undisturbed = RunFolder(disk / "run"), learnt_groups(finished)
         assert saved(run) == [1, 2]
         assert Checkpoints(run.checkpoints, 1).newest_verified().problems == ()

@@ -32,9 +32,9 @@ KEEPER = "server_keeper.py"
 GROUPS, STEPS = 4, 3
 
 
-def relaunches(said):
+def relaunches(reported):
     """The messages of a run that was launched anew."""
-    return [text for text in said if "continuing from step" in text]
+    return [text for text in reported if "continuing from step" in text]
 
 
 def processes_of(name):
@@ -167,7 +167,7 @@ class Ended:
     """A run that went through faults, and all that it said."""
 
     run: Any
-    said: list
+    reported: list
     notes: list
     done: Any
 
@@ -179,26 +179,28 @@ def two_engines(model, machine, tmp_path_factory):
     While they start, the server of one and the worker of the other are killed; one hangs while it takes version 2; a
     worker is killed in step 3; the learner is killed while it sends version 3.
     """
-    said, notes = [], []
+    reported, notes = [], []
 
     async def kill_a_worker():
         """Seen by the watch: an update that finds the engine dead first would start it without a word of its loss."""
-        await told(notes, "is back, on version 2")
+        await described(notes, "is back, on version 2")
         seen = len(notes)
         kill(WORKER)
-        await told(notes, " is lost: its process is gone", seen)
-        await told(notes, "is back, on version 2", seen)
+        await described(notes, " is lost: its process is gone", seen)
+        await described(notes, "is back, on version 2", seen)
 
     with pytest.MonkeyPatch.context() as patch:
         killed = kill_while_starting(patch)
         sent = while_sending(patch, {2: hang_an_engine, 3: lambda: kill(LEARNER)})
         Disturbed.planned[:] = [(episodes(2), kill_a_worker)]
-        run = trained(values_of(model, "1-2"), tmp_path_factory.mktemp("two") / "run", said=said, notes=notes).run
+        run = trained(
+            values_of(model, "1-2"), tmp_path_factory.mktemp("two") / "run", reported=reported, notes=notes
+        ).run
     assert not Disturbed.planned, "no worker was killed"
-    return Ended(run, said, notes, (killed, sent))
+    return Ended(run, reported, notes, (killed, sent))
 
 
-async def told(notes, text, since=0):
+async def described(notes, text, since=0):
     while not any(text in note for note in notes[since:]):
         await asyncio.sleep(0.05)
 
@@ -212,7 +214,7 @@ def test_every_group_counts_once(two_engines):
 
 def test_only_the_end_of_a_learner_is_the_end_of_a_launch(two_engines):
     """Killed and hung engines are replaced; a learner that dies while it sends weights is not."""
-    assert [text.splitlines()[-1] for text in relaunches(two_engines.said)] == ["continuing from step 2"]
+    assert [text.splitlines()[-1] for text in relaunches(two_engines.reported)] == ["continuing from step 2"]
 
 
 def test_an_engine_that_hangs_while_it_takes_weights(two_engines):
@@ -233,7 +235,7 @@ def give_other_weights(folder):
 def test_the_only_engine_gets_other_weights_and_hangs_and_is_given_up(model, two_engines, tmp_path, monkeypatch):
     """Other weights in step 2, a hang while it takes version 2, and in step 3 it is killed and may not come back."""
     other = write_arithmetic_model(tmp_path / "other", seed=5, hidden_size=64, intermediate_size=128)
-    said, notes = [], []
+    reported, notes = [], []
 
     async def give():
         await asyncio.to_thread(give_other_weights, str(other))
@@ -245,14 +247,14 @@ def test_the_only_engine_gets_other_weights_and_hangs_and_is_given_up(model, two
     sent = while_sending(monkeypatch, {2: hang_an_engine})
     # The episodes of step 2 are played twice.
     Disturbed.planned[:] = [(episodes(1), give), (episodes(3), kill_for_good)]
-    run = trained(values_of(model), tmp_path / "run", said=said, notes=notes).run
+    run = trained(values_of(model), tmp_path / "run", reported=reported, notes=notes).run
     assert sent == [2] and taken_once(run)
 
     discarded = next(note for note in notes if "is discarded" in note)
     assert discarded.startswith("step 2 is discarded and generated again: rollout-0: the probe ")
     assert [record["groups/discarded"] for record in run.steps()] == [0, 4, 0]
     check_hung(notes, 2)
-    (relaunch,) = relaunches(said)
+    (relaunch,) = relaunches(reported)
     assert relaunch.startswith("every engine has failed: rollout-0 is failed (lost ")
     assert relaunch.endswith("continuing from step 2")
     ours, theirs = weights_of(run), weights_of(two_engines.run)
@@ -261,7 +263,7 @@ def test_the_only_engine_gets_other_weights_and_hangs_and_is_given_up(model, two
 
 def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model, tmp_path, monkeypatch):
     """The learner's weights have moved, and nobody else has those of the version: the step cannot be completed."""
-    killed, said, plain = [], [], Loop._learn
+    killed, reported, plain = [], [], Loop._learn
 
     async def learn(self, batch, cut_into, part):
         if (self.state.step, part) == (1, 0) and not killed:
@@ -273,8 +275,8 @@ def test_a_run_whose_only_engine_dies_in_a_streamed_step_is_launched_anew(model,
     values = values_of(model)
     # One group at a time: those of the last minibatches need an engine after the first one was learnt from.
     values["train"] |= {"minibatch_size": 4, "old_logprobs": "rollout", "max_concurrent_episodes": 4}
-    run = trained(values, tmp_path / "run", said=said).run
+    run = trained(values, tmp_path / "run", reported=reported).run
     assert killed == [0] and taken_once(run)
-    (relaunch,) = relaunches(said)
+    (relaunch,) = relaunches(reported)
     assert relaunch.startswith("no engine has the current weights, and none can get them: rollout-0 is behind")
     assert relaunch.endswith("continuing from step 1")

@@ -1,4 +1,4 @@
-"""What breaks under a run: it goes on, and every group counts once."""
+"""Faults during a run: it continues, and every group counts once."""
 
 import os
 from pathlib import Path
@@ -61,14 +61,16 @@ def test_an_engine_and_a_learner_that_are_killed_come_back(model, tmp_path):
     values = config(
         model, {"actor": "0", "rollout": "1"}, task=task, max_steps=STEPS, checkpoint_every=1, max_staleness=1
     )
-    said = []
-    run = trained(values, tmp_path / "run", said=said).run
+    reported = []
+    run = trained(values, tmp_path / "run", reported=reported).run
     assert Killing.killed == [ENGINE, LEARNER]
     assert [record["step"] for record in run.steps()] == list(range(1, STEPS + 1))
     taken = [number for groups in learnt_groups(run).values() for number in groups]
     assert len(taken) == len(set(taken)) == 4 * STEPS, "each group is learnt from once"
     assert all(record["staleness/max"] <= 1 for record in run.steps())
-    assert len([text for text in said if "continuing from step" in text]) == 1, "an engine's end is no end of the run"
+    assert len([text for text in reported if "continuing from step" in text]) == 1, (
+        "an engine's end is no end of the run"
+    )
 
 
 @pytest.mark.long
@@ -125,12 +127,12 @@ def test_workers_of_agents_environments_and_rewards_that_are_killed_in_episodes_
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "env": of_node, "reward": of_node}
     rewards = {"exact": {"_target_": f"{here}.Fatal", "folder": str(marks)}}
     values = config(model, placement, task=task, max_steps=2, rewards=rewards, episode_attempts=6, num_generations=2)
-    said = []
-    run = trained(values, tmp_path / "run", said=said).run
+    reported = []
+    run = trained(values, tmp_path / "run", reported=reported).run
     assert sorted(mark.name for mark in marks.iterdir()) == ["agent", "env", "reward"], "each was killed once"
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
     assert [record["samples/finished"] for record in run.steps()] == [8.0, 8.0]
     assert sum(record["samples/retried"] for record in run.steps()) >= 2
-    assert not [text for text in said if "continuing from step" in text], "none of them is the end of the run"
+    assert not [text for text in reported if "continuing from step" in text], "none of them is the end of the run"
     kept = "".join(file.read_text() for file in run.failures.glob("*.txt"))
     assert "was lost with it" in kept and "the environment's process is gone" in kept

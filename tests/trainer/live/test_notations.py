@@ -11,10 +11,10 @@ def test_a_run_ends_after_its_passes_over_the_data(model, tmp_path):
     """Nine tasks, four of a step: two steps a pass, and the ninth is left over."""
     job = config(model, {"actor": 0, "rollout": 1})
     del job["train"]["max_steps"]
-    said = []
-    done = trained({**job, "runner": {"max_steps": -1, "max_epochs": 2}}, tmp_path / "run", said=said)
+    reported = []
+    done = trained({**job, "runner": {"max_steps": -1, "max_epochs": 2}}, tmp_path / "run", reported=reported)
     assert done.state.step == len(done.run.steps()) == 4
-    assert "4 steps: max_epochs 2 over 9 tasks, 4 of them a step" in said
+    assert "4 steps: max_epochs 2 over 9 tasks, 4 of them a step" in reported
 
 
 def test_fewer_tasks_than_a_step_takes(model, tmp_path):

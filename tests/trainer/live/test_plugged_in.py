@@ -1,4 +1,4 @@
-"""What users bring along: an agent of their own by a class, a file and one override; and the app world it acts in."""
+"""User code: an agent by a class, a file and one override; and the app world it acts in."""
 
 import os
 import subprocess
@@ -102,12 +102,12 @@ def test_an_agent_is_a_class_a_file_and_one_override(folder):
     steps = RunFolder.open(folder / "runs" / "run").steps()
     assert [step["samples/finished"] for step in steps] == [16.0, 16.0]
     assert steps[0]["reward/mean"] > 0.5, "it was shown how the tasks are done"
-    said = [line.split() for line in (folder / "agents.txt").read_text().splitlines()]
-    assert len(said) == 34 and all(tokens == logprobs for tokens, logprobs in said)
+    reported = [line.split() for line in (folder / "agents.txt").read_text().splitlines()]
+    assert len(reported) == 34 and all(tokens == logprobs for tokens, logprobs in reported)
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "described"),
     [
         pytest.param("_target_: my_agents.MyAgnt", ["did you mean MyAgent?"], id="class"),
         pytest.param(
@@ -115,14 +115,14 @@ def test_an_agent_is_a_class_a_file_and_one_override(folder):
         ),
     ],
 )
-def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, untaught, written, told, monkeypatch):
+def test_what_is_wrong_with_an_agent_is_found_before_launch(folder, untaught, written, described, monkeypatch):
     (folder / "appworld" / "agent" / "my_agent.yaml").write_text(written)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     done = run("train", "job.yaml", CHOOSES, f"llm.base_model_path={untaught}", "--name", "run", width=300)
     sys.modules.pop("my_agents", None)  # the next test has another
     assert done.exit_code == 1, done.output
-    assert all(text in done.output for text in told), done.output
+    assert all(text in done.output for text in described), done.output
     assert str(folder / "appworld" / "agent" / "my_agent.yaml") in done.output
     assert not (folder / "runs" / "run").exists()
 

@@ -77,11 +77,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_f
 @pytest.mark.long
 def test_a_run_that_is_told_to_stop_saves_and_stops(config_file, tmp_path):
     process = start(tmp_path / "run", config_file)
-    told = ended_after(process, "step 1/", signal.SIGTERM)
-    assert process.returncode == 0, told
+    output = ended_after(process, "step 1/", signal.SIGTERM)
+    assert process.returncode == 0, output
     run = RunFolder.open(tmp_path / "run")
     done = len(run.steps())
-    assert done < STEPS and f"stopped at step {done}" in told and "--resume" in told
+    assert done < STEPS and f"stopped at step {done}" in output and "--resume" in output
     newest = Checkpoints(run.checkpoints, 1).newest()
     assert newest is not None and newest.read_state().step == done
     assert run.report_file.exists()

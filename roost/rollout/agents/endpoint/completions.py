@@ -102,15 +102,15 @@ class ChatAnswer:
 
     def _message(self, turn: Turn) -> Json:
         message = turn.message()
-        if turn.calls and not turn.said.text:
+        if turn.calls and not turn.parsed.text:
             message["content"] = None
-        return {**message, "reasoning_content": turn.said.reasoning} if turn.said.reasoning else message
+        return {**message, "reasoning_content": turn.parsed.reasoning} if turn.parsed.reasoning else message
 
     def _parts(self, turn: Turn) -> Iterator[Json]:
-        if turn.said.reasoning:
-            yield {"reasoning_content": turn.said.reasoning}
-        if turn.said.text:
-            yield {"content": turn.said.text}
+        if turn.parsed.reasoning:
+            yield {"reasoning_content": turn.parsed.reasoning}
+        if turn.parsed.text:
+            yield {"content": turn.parsed.text}
         for index, call in enumerate(called(turn)):
             yield {"tool_calls": [{"index": index, **call}]}
 
@@ -182,13 +182,13 @@ class TextAnswer:
     def _logprobs(self, turn: Turn) -> Json | None:
         if not self._wants_logprobs or not turn.has_logprobs:
             return None
-        made = list(turn.logprobs())
+        scored = list(turn.logprobs())
         offsets = [0]
-        for text, _ in made:
+        for text, _ in scored:
             offsets.append(offsets[-1] + len(text))
         return {
-            "tokens": [text for text, _ in made],
-            "token_logprobs": [logprob for _, logprob in made],
+            "tokens": [text for text, _ in scored],
+            "token_logprobs": [logprob for _, logprob in scored],
             "top_logprobs": None,
             "text_offset": offsets[:-1],
         }
@@ -196,5 +196,5 @@ class TextAnswer:
 
 def usage(turns: Sequence[Turn]) -> Json:
     """Token counts; the prompt counts once for all its samples."""
-    prompt, made = turns[0].prompt_tokens, sum(turn.made_tokens for turn in turns)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    prompt, completion_tokens = turns[0].prompt_tokens, sum(turn.completion_tokens for turn in turns)
+    return {"prompt_tokens": prompt, "completion_tokens": completion_tokens, "total_tokens": prompt + completion_tokens}

@@ -114,19 +114,19 @@ class MessageAnswer:
             yield _event("content_block_start", index=index, content_block=empty)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=self._end(), usage={"output_tokens": self._turn.made_tokens})
+        yield _event("message_delta", delta=self._end(), usage={"output_tokens": self._turn.completion_tokens})
         yield _event("message_stop")
 
     def _head(self) -> Json:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
 
     def _blocks(self) -> list[Json]:
-        said = self._turn.said
+        parsed = self._turn.parsed
         blocks: list[Json] = []
-        if said.reasoning:
-            blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": ""})
-        if said.text or not self._turn.calls:
-            blocks.append({"type": "text", "text": said.text})
+        if parsed.reasoning:
+            blocks.append({"type": "thinking", "thinking": parsed.reasoning, "signature": ""})
+        if parsed.text or not self._turn.calls:
+            blocks.append({"type": "text", "text": parsed.text})
         for each in self._turn.calls:
             given = json.loads(each.call.arguments)
             used = {"type": "tool_use", "id": each.call_id, "name": each.call.name}
@@ -141,7 +141,7 @@ class MessageAnswer:
 
     @property
     def _usage(self) -> Json:
-        return {"input_tokens": self._turn.prompt_tokens, "output_tokens": self._turn.made_tokens}
+        return {"input_tokens": self._turn.prompt_tokens, "output_tokens": self._turn.completion_tokens}
 
 
 def _streamed(block: Json) -> tuple[Json, Json]:

@@ -42,8 +42,8 @@ class ResponsesBody(BaseModel):
     def request(self, rules: RequestRules, stored: Mapping[str, Sequence[Json]]) -> TurnRequest:
         rules.check(self.model_extra or {})
         # The instructions of an earlier response do not apply to this one, so they are stored with none.
-        said = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages = [*said, *self._before(stored), *read_input(self.input)]
+        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = [*instructions, *self._before(stored), *read_input(self.input)]
         tools = [read_tool(tool) for tool in self.tools or ()]
         form = TurnForm(json_schema=schema_of((self.text or {}).get("format"), "text.format"))
         return TurnRequest(messages, offered(tools, self.tool_choice), self.max_output_tokens, 1, form)
@@ -115,42 +115,42 @@ class ResponseAnswer:
     def events(self) -> Iterator[str]:
         numbers = itertools.count()
 
-        def told(kind: str, **data: Any) -> str:
+        def stream_event(kind: str, **data: Any) -> str:
             return event({"type": f"response.{kind}", "sequence_number": next(numbers), **data}, f"response.{kind}")
 
         began = self._response([], "in_progress")
-        yield told("created", response=began)
-        yield told("in_progress", response=began)
+        yield stream_event("created", response=began)
+        yield stream_event("in_progress", response=began)
         for index, item in enumerate(self._items):
             at = {"output_index": index, "item_id": item["id"]}
             nothing: Json = {"arguments": ""} if "arguments" in item else {"content": []}
             empty = {**item, "status": "in_progress", **nothing}
-            yield told("output_item.added", output_index=index, item=empty)
+            yield stream_event("output_item.added", output_index=index, item=empty)
             if item["type"] == "function_call":
-                yield told("function_call_arguments.delta", **at, delta=item["arguments"])
-                yield told("function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+                yield stream_event("function_call_arguments.delta", **at, delta=item["arguments"])
+                yield stream_event("function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
             else:
-                yield from self._content(item["content"][0], at, told)
-            yield told("output_item.done", output_index=index, item=item)
+                yield from self._content(item["content"][0], at, stream_event)
+            yield stream_event("output_item.done", output_index=index, item=item)
         whole = self.whole()
-        yield told(whole["status"], response=whole)
+        yield stream_event(whole["status"], response=whole)
 
-    def _content(self, part: Json, at: Json, told: Any) -> Iterator[str]:
+    def _content(self, part: Json, at: Json, stream_event: Any) -> Iterator[str]:
         at = {**at, "content_index": 0}
         more: Json = {"logprobs": []} if part["type"] == "output_text" else {}
-        yield told("content_part.added", **at, part={**part, "text": ""})
-        yield told(f"{part['type']}.delta", **at, delta=part["text"], **more)
-        yield told(f"{part['type']}.done", **at, text=part["text"], **more)
-        yield told("content_part.done", **at, part=part)
+        yield stream_event("content_part.added", **at, part={**part, "text": ""})
+        yield stream_event(f"{part['type']}.delta", **at, delta=part["text"], **more)
+        yield stream_event(f"{part['type']}.done", **at, text=part["text"], **more)
+        yield stream_event("content_part.done", **at, part=part)
 
     def _output(self) -> list[Json]:
-        said, status = self._turn.said, "incomplete" if self._turn.reply.is_cut else "completed"
+        parsed, status = self._turn.parsed, "incomplete" if self._turn.reply.is_cut else "completed"
         items: list[Json] = []
-        if said.reasoning:
-            content = [{"type": "reasoning_text", "text": said.reasoning}]
+        if parsed.reasoning:
+            content = [{"type": "reasoning_text", "text": parsed.reasoning}]
             items.append({"type": "reasoning", "id": new_id("rs"), "summary": [], "content": content})
-        if said.text or not self._turn.calls:
-            part: Json = {"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}
+        if parsed.text or not self._turn.calls:
+            part: Json = {"type": "output_text", "text": parsed.text, "annotations": [], "logprobs": []}
             about = {"type": "message", "id": new_id("msg"), "role": "assistant", "status": status}
             items.append({**about, "content": [part]})
         for each in self._turn.calls:
@@ -160,13 +160,13 @@ class ResponseAnswer:
 
     def _response(self, items: list[Json], status: str) -> Json:
         body, turn = self._body, self._turn
-        made, prompt = turn.made_tokens, turn.prompt_tokens
+        completion_tokens, prompt = turn.completion_tokens, turn.prompt_tokens
         usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": made,
+            "output_tokens": completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + made,
+            "total_tokens": prompt + completion_tokens,
         }
         return {
             "id": self.id,

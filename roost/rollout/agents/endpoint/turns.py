@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from roost.net.errors import Refused
 from roost.rollout.agents.chat import RecordedReply
-from roost.rollout.agents.chat_format import ChatFormat, Said, ToolCall, split_reasoning
+from roost.rollout.agents.chat_format import ChatFormat, ParsedReply, ToolCall, split_reasoning
 from roost.rollout.episode import TurnForm
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Turn:
     """A turn of the policy, split into reasoning, text and tool calls."""
 
     reply: RecordedReply
-    said: Said
+    parsed: ParsedReply
     calls: tuple[NamedCall, ...]
     chat_format: ChatFormat
 
@@ -61,12 +61,12 @@ class Turn:
         return self.reply.start
 
     @property
-    def made_tokens(self) -> int:
+    def completion_tokens(self) -> int:
         return len(self.reply.token_ids)
 
     def message(self) -> Json:
         """The turn as a message of a conversation."""
-        spoken: Json = {"role": "assistant", "content": self.said.text}
+        spoken: Json = {"role": "assistant", "content": self.parsed.text}
         return {**spoken, "tool_calls": called(self)} if self.calls else spoken
 
     @property
@@ -84,13 +84,13 @@ class Turn:
 
 def read_turn(reply: RecordedReply, chat_format: ChatFormat, tools: Sequence[Json] | None) -> Turn:
     """Split a reply. Calls of tools that were not offered stay text; text alone stays as it was generated."""
-    said = chat_format.said(reply.text, tools)
-    if said.calls and not tools:
-        said = Said(split_reasoning(reply.text)[1].lstrip("\n"), (), said.reasoning)
-    elif not said.calls and not said.reasoning:
-        said = Said(reply.text)
-    calls = tuple(NamedCall(new_id("call"), call) for call in said.calls)
-    return Turn(reply, said, calls, chat_format)
+    parsed = chat_format.parse(reply.text, tools)
+    if parsed.calls and not tools:
+        parsed = ParsedReply(split_reasoning(reply.text)[1].lstrip("\n"), (), parsed.reasoning)
+    elif not parsed.calls and not parsed.reasoning:
+        parsed = ParsedReply(reply.text)
+    calls = tuple(NamedCall(new_id("call"), call) for call in parsed.calls)
+    return Turn(reply, parsed, calls, chat_format)
 
 
 def called(turn: Turn) -> list[Json]:
@@ -136,7 +136,7 @@ def now() -> int:
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "write them as tools"),
     "function_call": (("none", "auto"), "write tools and tool_choice"),
-    "logit_bias": (({},), "tokens are drawn from the policy as it is"),
+    "logit_bias": (({},), "tokens are sampled from the policy as it is"),
     "top_logprobs": ((0,), "only the tokens that were made have log-probabilities; ask for logprobs alone"),
     "modalities": ((["text"],), "there is only text"),
     "audio": ((), "there is only text"),
@@ -177,7 +177,7 @@ class RequestRules:
     """Checks keys of requests that are not read."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def check(self, more: Mapping[str, Any]) -> None:
         """Raise Refused for unsupported keys; warn once about keys that the run's settings override.
@@ -188,16 +188,16 @@ class RequestRules:
             ...
         roost.net.errors.Refused: functions is not offered: write them as tools
         """
-        asked = {key: value for key, value in more.items() if value is not None and value != USUAL.get(key)}
-        for key, value in asked.items():
+        given = {key: value for key, value in more.items() if value is not None and value != USUAL.get(key)}
+        for key, value in given.items():
             idle, instead = REFUSED.get(key, ((value,), ""))
             if value not in idle:
                 raise Refused(f"{key} is not offered: {instead}", 400, key)
-        others = asked.keys() - REFUSED.keys() - OF_NO_MATTER - self._told
+        others = given.keys() - REFUSED.keys() - OF_NO_MATTER - self._warned
         if others:
-            self._told |= others
+            self._warned |= others
             logger.warning(
-                "a program asks for %s; how tokens are drawn is set for the whole run, and this is not followed",
+                "a program asks for %s; sampling is set for the whole run, and this is ignored",
                 ", ".join(sorted(others)),
             )
 

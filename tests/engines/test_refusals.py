@@ -1,4 +1,4 @@
-"""What servers say when they refuse a prompt, as each of them words it."""
+"""Refusals of prompts, as each server words them."""
 
 import pytest
 

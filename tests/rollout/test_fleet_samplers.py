@@ -42,10 +42,10 @@ class NotingFleet:
 )
 def test_a_turn_is_drawn_as_the_run_says(asked, limit):
     fleet = NotingFleet()
-    draws = FleetSamplers(
+    samplers = FleetSamplers(
         fleet, SamplingSettings(max_new_tokens=9, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1), seed=3
     )
-    ran(draws.open(12, 0, 0)([1, 2], 0, asked))
+    ran(samplers.open(12, 0, 0)([1, 2], 0, asked))
     token_ids, sampling, _ = fleet.asked[0]
     assert token_ids == [1, 2]
     assert (sampling.max_tokens, sampling.temperature) == (limit, 0.7)
@@ -54,12 +54,12 @@ def test_a_turn_is_drawn_as_the_run_says(asked, limit):
 
 def test_the_episodes_of_a_group_go_to_one_engine_with_seeds_of_their_own():
     fleet = NotingFleet()
-    draws = FleetSamplers(fleet, SamplingSettings(), seed=3)
+    samplers = FleetSamplers(fleet, SamplingSettings(), seed=3)
     for episode, attempt, turn in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]:
-        ran(draws.open(12, episode, attempt)([1], turn, None))
+        ran(samplers.open(12, episode, attempt)([1], turn, None))
     assert {episode for _, _, episode in fleet.asked} == {"group 12"}
     assert len({sampling.seed for _, sampling, _ in fleet.asked}) == 4
-    draws.close(12)
+    samplers.close(12)
     assert fleet.ended == ["group 12"]
 
 
@@ -88,8 +88,8 @@ class GroupFleet(NotingFleet):
         return [completion((sampling.seed + index,)) for index in range(n)]
 
 
-def first_turns(draws, episodes, attempt=0):
-    return [asyncio.create_task(draws.open(12, episode, attempt)([1, 2], 0, None)) for episode in episodes]
+def first_turns(samplers, episodes, attempt=0):
+    return [asyncio.create_task(samplers.open(12, episode, attempt)([1, 2], 0, None)) for episode in episodes]
 
 
 async def sent(fleet, count=1):
@@ -128,23 +128,23 @@ def test_a_group_that_is_not_whole_is_sent_after_a_moment_in_runs():
 
 def test_other_attempts_and_turns_are_requests_of_their_own():
     fleet = NotingFleet()
-    draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=4)
-    ran(draws.open(12, 0, 1)([1], 0, None))
-    ran(draws.open(12, 0, 0)([1], 1, None))
+    samplers = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=4)
+    ran(samplers.open(12, 0, 1)([1], 0, None))
+    ran(samplers.open(12, 0, 0)([1], 1, None))
     assert len(fleet.asked) == 2
 
 
 def test_a_group_request_ends_when_the_last_episode_is_cancelled_and_not_before():
     async def turns():
         fleet = GroupFleet()
-        draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
-        one, other = first_turns(draws, range(2))
+        samplers = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
+        one, other = first_turns(samplers, range(2))
         await sent(fleet)
         one.cancel()
         fleet.may_answer.set()
         assert (await other).token_ids == (fleet.together[0][1] + 1,)
         fleet.may_answer.clear()
-        both = first_turns(draws, range(2))
+        both = first_turns(samplers, range(2))
         await sent(fleet, 2)
         for each in both:
             each.cancel()
@@ -159,8 +159,8 @@ def test_an_error_of_a_group_request_fails_each_episode():
     async def turns():
         fleet = GroupFleet(EngineRefused("too long"))
         fleet.may_answer.set()
-        draws = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
-        made = await asyncio.gather(*first_turns(draws, range(2)), return_exceptions=True)
+        samplers = FleetSamplers(fleet, SamplingSettings(), seed=3, group_size=2)
+        made = await asyncio.gather(*first_turns(samplers, range(2)), return_exceptions=True)
         assert [str(each) for each in made] == ["too long"] * 2
 
     ran(turns())
@@ -184,9 +184,9 @@ def test_generations_are_joint_only_where_none_is_waited_for(rollout, single_tur
 
 def test_log_probs_are_requested_of_every_nth_group_and_seeds_only_if_there_is_one():
     fleet = NotingFleet()
-    draws = FleetSamplers(fleet, SamplingSettings(), seed=None, logprobs_every=4)
+    samplers = FleetSamplers(fleet, SamplingSettings(), seed=None, logprobs_every=4)
     for number in range(8, 14):
-        ran(draws.open(number, 0, 0)([1], 0, None))
+        ran(samplers.open(number, 0, 0)([1], 0, None))
     assert [sampling.logprobs for _, sampling, _ in fleet.asked] == [True, False, False, False, True, False]
     assert {sampling.seed for _, sampling, _ in fleet.asked} == {None}
 
@@ -219,6 +219,6 @@ def test_log_probs_that_nobody_uses_are_not_requested(engine, train, single_turn
 def test_requests_are_seeded_where_it_is_cheap_or_written(engine, wanted, is_seeded):
     fleet = NotingFleet()
     settings = TrainSettings(LearnerSettings("model"), engine=engine, rollout=RolloutSettings(request_seeds=wanted))
-    for draws in samplers_of(fleet, settings, SimpleNamespace(single_turn=True)).values():
-        ran(draws.open(0, 0, 0)([1], 1, None))
+    for samplers in samplers_of(fleet, settings, SimpleNamespace(single_turn=True)).values():
+        ran(samplers.open(0, 0, 0)([1], 1, None))
     assert {sampling.seed is not None for _, sampling, _ in fleet.asked} == {is_seeded}

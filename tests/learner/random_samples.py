@@ -12,7 +12,7 @@ from roost.learner.sample import NOT_GENERATED, Sample
 CPU = torch.device("cpu")
 
 
-def drawn_sample(seed, length, prompt=3, **arrays):
+def random_sample(seed, length, prompt=3, **arrays):
     """A prompt, and two turns with an observation between them."""
     random = np.random.default_rng(seed)
     turns = np.full(length, NOT_GENERATED)
@@ -31,8 +31,8 @@ def drawn_sample(seed, length, prompt=3, **arrays):
     )
 
 
-def drawn_samples(*lengths, seed=0):
-    return [drawn_sample(seed * 100 + number, length) for number, length in enumerate(lengths)]
+def random_samples(*lengths, seed=0):
+    return [random_sample(seed * 100 + number, length) for number, length in enumerate(lengths)]
 
 
 def totals_of(samples):
@@ -53,8 +53,8 @@ def settings_of(model, **changes):
 def trained(learner, *batches):
     """The weights after a step on each batch, and what was told of the last."""
     for samples in batches:
-        told = learner.learn(samples, totals_of(samples))
-    return {name: weight.clone() for name, weight in learner.weights()}, told
+        described = learner.learn(samples, totals_of(samples))
+    return {name: weight.clone() for name, weight in learner.weights()}, described
 
 
 def assert_equal(one, other, tolerance=0.0):
