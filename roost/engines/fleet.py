@@ -159,7 +159,7 @@ class Fleet:
 
     async with Fleet([LocalOwner(spec, logs) for spec in specs]) as fleet:
         completion = await fleet.generate(token_ids, Sampling(max_tokens=64), episode="7")
-        await fleet.update(Release(1, probe, sender))
+        await fleet.update(WeightUpdate(1, probe, sender))
     """
 
     def __init__(
