@@ -1,4 +1,4 @@
-"""Speed of the learner, the engines and whole steps on one GPU, beside what the hardware and vLLM reach there."""
+"""Speed and memory of the learner, the engines and whole steps on one GPU, beside the hardware's, vLLM's and TRL's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,12 @@ SECTIONS = {
     "learner": ("gpu_learner.py",),
     "serving": ("gpu_engines.py", "serving"),
     "step": ("gpu_engines.py", "step"),
+    "trl": ("gpu_engines.py", "trl"),
+    "memory": ("gpu_memory.py", "torch"),
+    "memory_vllm": ("gpu_memory.py", "vllm"),
+    "update": ("gpu_engines.py", "update"),
 }
+NEEDS = {"step": "vllm", "trl": "trl", "memory_vllm": "vllm"}  # a package; left out where it is not installed
 # A Llama of 1.2 B parameters.
 SIZES = {
     "vocab_size": 32_000,
@@ -38,22 +44,38 @@ def main(
     model: Annotated[Path | None, typer.Option(help="Folder of the model; written if it does not exist.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on the first CUDA device, each section in a process of its own."""
+    """Measure on the first CUDA device, each section in a process of its own.
+
+    Results of other sections that the JSON file has from the same commit, versions and device are kept and judged, too.
+    """
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder = model or Path(temporary) / "model"
         if not (folder / "config.json").exists():
             console.print(f"writing a model of 1.2 B parameters to {folder}", style="dim")
             write_model(folder)
-        results: dict[str, Any] = {"versions": versions()}
-        for name in only or list(SECTIONS):
+        results = earlier(json_file, versions())
+        for name in only or [name for name in SECTIONS if name not in NEEDS or find_spec(NEEDS[name])]:
             console.print(f"measuring: {name}", style="dim")
             results |= section(name, folder, Path(temporary) / f"{name}.json")
+            if json_file is not None:
+                write_results(json_file, results, verdicts_of(results))
     console.print_json(json.dumps(results))
-    verdicts = [verdict for judge in (of_learner, of_offload, of_serving, of_step) for verdict in judge(results)]
-    print_verdicts(verdicts, console)
-    if json_file is not None:
-        write_results(json_file, results, verdicts)
+    print_verdicts(verdicts_of(results), console)
+
+
+def earlier(file: Path | None, now: dict[str, str]) -> dict[str, Any]:
+    """Results in the file, if they are of the same versions; else those alone."""
+    if file is not None and file.exists():
+        found: dict[str, Any] = json.loads(file.read_text())
+        if found.get("versions") == now:
+            return {name: value for name, value in found.items() if name not in ("machine", "targets")}
+    return {"versions": now}
+
+
+def verdicts_of(results: dict[str, Any]) -> list[Verdict]:
+    judges = (of_learner, of_offload, of_serving, of_step, of_trl, of_memory, of_update)
+    return [verdict for judge in judges for verdict in judge(results)]
 
 
 def section(name: str, model: Path, file: Path) -> dict[str, Any]:
@@ -77,7 +99,7 @@ def versions() -> dict[str, str]:
     found = {"gpu": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda)}
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
     found["commit"] = git.stdout.strip() or "unknown"
-    for package in ("torch", "transformers", "vllm", "ray"):
+    for package in ("torch", "transformers", "vllm", "trl", "ray"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -139,6 +161,37 @@ def of_step(results: dict[str, Any]) -> list[Verdict]:
         share = step["generated_tokens_per_s"] / plain
         measured = f"{share:.0%}, {step['generated_tokens_per_s']:,.0f} of {plain:,.0f} tokens/s"
         verdicts.append(Verdict("generation in a step: 85% of plain requests", measured, share >= 0.85))
+    return verdicts
+
+
+def of_trl(results: dict[str, Any]) -> list[Verdict]:
+    if "trl" not in results or "step" not in results:
+        return []
+    own, peer = results["step"]["samples_per_s"], results["trl"]["samples_per_s"]
+    measured = f"{own / peer:.2f}, {own:.1f} and {peer:.1f} samples/s (its generation: {results['trl']['generation']})"
+    return [Verdict("samples a second: at least 1.5 times TRL's", measured, own >= 1.5 * peer)]
+
+
+def of_memory(results: dict[str, Any]) -> list[Verdict]:
+    verdicts = []
+    for engine in ("torch", "vllm"):
+        for decision, phases in results.get(f"memory_{engine}", {}).items():
+            about = f"memory within 10% of the plan, {decision}, {engine}"
+            if "failed" in phases:
+                verdicts.append(Verdict(about, phases["failed"].splitlines()[0], False))
+                continue
+            off = {name: row["peak"] / row["predicted"] - 1 for name, row in phases.items()}
+            shown = (f"{name} {row['peak']:.1f} of {row['predicted']:.1f}" for name, row in phases.items())
+            verdicts.append(Verdict(about, f"GiB: {', '.join(shown)}", all(abs(each) <= 0.1 for each in off.values())))
+    return verdicts
+
+
+def of_update(results: dict[str, Any]) -> list[Verdict]:
+    verdicts = []
+    for about, rates in results.get("update", {}).items():
+        rate, share = rates["float32, asleep"], rates["float32, asleep"] / rates["copy"]
+        measured = f"{share:.1%}, {rate:.0f} of {rates['copy']:.0f} GB/s; reload {rates['reload']:.1f}"
+        verdicts.append(Verdict(f"weight update, {about}: 50% of the copy rate", measured, share >= 0.5))
     return verdicts
 
 

@@ -1,28 +1,42 @@
-"""Engines and whole training steps on one GPU.
+"""Engines, weight updates and whole training steps on one GPU, and TRL's steps beside them.
 
-`python benchmarks/gpu_engines.py serving|step MODEL RESULTS` writes the results as JSON; `benchmarks/gpu.py` calls it.
+`python benchmarks/gpu_engines.py serving|step|trl|update MODEL RESULTS` writes the results as JSON; `benchmarks/gpu.py`
+calls it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
-from train_roost import run
+import torch
+from train_roost import PATIENT, run
+from train_workload import Workload
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.protocol import Engine, Sampling
+from roost.engines.protocol import Engine, InFlight, Part, Sampling
 from roost.engines.server_process import start_ready
+from roost.engines.weights.carriers import SharedMemoryCarrier, device_carrier
+from roost.engines.weights.send import send
+from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import LocalSender
+from roost.placement.routes import WeightRoute
 
 READY_LIMIT_S, RUN_LIMIT_S = 600.0, 900.0
 PROMPT, SERVED_TOKENS, STEP_TOKENS = 128, 256, 512
@@ -30,6 +44,19 @@ AT_ONCE = (1, 64, 256, 512)
 PROMPTS, GROUP, STEPS = 64, 8, 3
 OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
 PHASES = ("generate", "switch", "score", "learn", "sync", "step")
+HERE = Path(__file__).parent
+TRL_WORKLOAD = Workload(STEPS, PROMPTS, GROUP, PROMPT, STEP_TOKENS, learning_rate=1e-6)
+TRL_MICRO_BATCH, TRL_LIMIT_S = 32, 400.0  # samples of 640 tokens in one pass: about 100 GiB without recomputation
+ROUNDS = 3
+COPIED_BYTES = 4_000_000_000
+UPDATED_FRACTION = 0.4
+SMALL = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
+LARGE = {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_attention_heads": 32}
+UPDATED = {  # by GB in bfloat16
+    "1": {**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 8},
+    "4": {**LARGE, "num_key_value_heads": 8, "num_hidden_layers": 10},
+    "16": {**LARGE, "num_key_value_heads": 8, "num_hidden_layers": 44},
+}
 
 
 def serving(model: Path) -> dict[str, Any]:
@@ -74,15 +101,29 @@ def step(model: Path) -> dict[str, Any]:
     """Seconds of each phase of a collocated step with vLLM, and tokens per second of its generation."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = folder / "prompts.jsonl"
-        random = Random(1)
-        rows = ("".join(str(random.randrange(10)) for _ in range(PROMPT)) for _ in range(PROMPTS * STEPS))
-        data.write_text("".join(f"{json.dumps({'prompt': row})}\n" for row in rows))
+        data = write_prompts(folder / "prompts.jsonl", PROMPTS * STEPS, PROMPT)
         began = time.time()
-        metrics = run(job(model, data), folder / "job", RUN_LIMIT_S)
-        log = (folder / "job" / "log").read_text(errors="replace")
-    print(log, file=sys.stderr)
-    return {"step": {**phases(metrics[1:]), "first_step_s": metrics[0]["time"] - metrics[0]["time/step"] - began}}
+        metrics = run(job(model, data), folder / "job", RUN_LIMIT_S, is_shown=True)
+    rate = samples_per_s(metrics, PROMPTS * GROUP)
+    first = metrics[0]["time"] - metrics[0]["time/step"] - began
+    return {"step": {**phases(metrics[1:]), "samples_per_s": rate, "first_step_s": first}}
+
+
+def write_prompts(file: Path, count: int, tokens: int) -> Path:
+    """A data file of random digits, each of which is a token."""
+    random = Random(1)
+    rows = ("".join(str(random.randrange(10)) for _ in range(tokens)) for _ in range(count))
+    file.write_text("".join(f"{json.dumps({'prompt': row})}\n" for row in rows))
+    return file
+
+
+def samples_per_s(rows: Sequence[dict[str, Any]], samples: int) -> float:
+    """Samples per second from the end of the first step, which warms up, to the end of the last.
+
+    >>> samples_per_s([{"time": 10.0}, {"time": 12.0}, {"time": 14.0}], 8)
+    4.0
+    """
+    return samples * (len(rows) - 1) / float(rows[-1]["time"] - rows[0]["time"])
 
 
 def phases(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -114,6 +155,174 @@ def job(model: Path, data: Path) -> dict[str, Any]:
     }
 
 
+def trl(model: Path) -> dict[str, Any]:
+    """Samples per second of TRL's GRPO on the prompts and lengths of `step`: with vLLM, else with `generate`."""
+    ways = [*(["vllm"] if find_spec("vllm") else []), "dynamic"]
+    for way in ways:
+        rows = trl_rows(model, TRL_WORKLOAD, TRL_MICRO_BATCH, way, "cuda")
+        if len(rows) > 1:
+            tokens = median(row["tokens"] for row in rows[1:])
+            rate = samples_per_s(rows, TRL_WORKLOAD.samples)
+            return {"trl": {"generation": way, "steps": len(rows), "tokens": tokens, "samples_per_s": rate}}
+        print(f"TRL with {way}: {len(rows)} steps done", file=sys.stderr, flush=True)
+    raise RuntimeError("TRL did not complete two steps; its output is above")
+
+
+def trl_rows(model: Path, workload: Workload, micro_batch: int, generation: str, device: str) -> list[dict[str, Any]]:
+    """The steps that TRL completed within the limit."""
+    settings = {
+        "workload": asdict(workload),
+        "micro_batch": micro_batch,
+        "generation": generation,
+        "device": device,
+        "threads": os.cpu_count() or 1,
+    }
+    environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ, **PATIENT, "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows"
+        command = [sys.executable, str(HERE / "train_peer_trl.py"), str(model), json.dumps(settings), str(file)]
+        try:
+            subprocess.run(command, stdout=sys.stderr, env=environment, timeout=TRL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            print(f"TRL was stopped after {TRL_LIMIT_S:.0f} s", file=sys.stderr, flush=True)
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def update(model: Path) -> dict[str, Any]:
+    """Weight updates of models of 1, 4 and 16 GB, beside the copy rate of the device; vLLM takes the smallest."""
+    found = {}
+    copied = copy_rate()
+    for name, sizes in UPDATED.items():
+        kinds = [EngineKind.TORCH, *([EngineKind.VLLM] if name == "1" and find_spec("vllm") else [])]
+        with sent_model(model, sizes, torch.device("cuda", 0)) as (module, folder, written):
+            for kind in kinds:
+                rates = asyncio.run(update_rates(kind, module, folder))
+                found[f"{name} GB, {kind.value}"] = {"copy": copied, "write": written, **rates}
+                print(name, kind, found[f"{name} GB, {kind.value}"], file=sys.stderr, flush=True)
+    return {"update": found}
+
+
+def copy_rate() -> float:
+    """GB/s of a copy within the device; what is copied counts once."""
+    one, other = (torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        other.copy_(one)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return COPIED_BYTES / median(seconds[1:]) / 1e9
+
+
+@contextmanager
+def sent_model(
+    model: Path, sizes: dict[str, int], device: torch.device
+) -> Iterator[tuple[torch.nn.Module, Path, float]]:
+    """A random model in float32 on the device, its checkpoint in bfloat16, and the GB/s of writing that."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"])
+    with torch.device(device):
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).requires_grad_(False)
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * gigabytes(module) * 1e9
+    with tempfile.TemporaryDirectory(dir=memory if has_room else None) as name:
+        companions, folder = Path(name) / "companions", Path(name) / "model"
+        shutil.copytree(model, companions, ignore=shutil.ignore_patterns("*.safetensors*"))
+        config.save_pretrained(companions)
+        sender = LocalSender(ModuleSource(module, torch.bfloat16), WeightRoute.RELOAD, SharedMemoryCarrier)
+        began = time.perf_counter()
+        asyncio.run(sender.write(str(companions), str(folder)))
+        yield module, folder, gigabytes(module) / (time.perf_counter() - began)
+    del module, sender
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def gigabytes(module: torch.nn.Module) -> float:
+    """Size of the weights in bfloat16."""
+    return sum(weight.numel() for weight in module.parameters()) * 2 / 1e9
+
+
+async def update_rates(kind: EngineKind, module: torch.nn.Module, folder: Path) -> dict[str, float]:
+    """GB/s of updates from weights in float32, as a learner has them, and in bfloat16, and of a reload.
+
+    An engine that is awake keeps its old weights in host memory until the update is whole; one that sleeps has none.
+    """
+    device = next(module.parameters()).device
+    spec = ServerSpec(
+        kind,
+        str(folder),
+        device=device.type,
+        dtype="bfloat16",
+        max_context=1024,
+        memory_fraction=UPDATED_FRACTION,
+        sleeps=True,
+        weight_transfer="ipc" if kind is EngineKind.VLLM else None,
+        args=("--enforce-eager",),
+    )
+    size = gigabytes(module)
+    with tempfile.TemporaryDirectory() as logs:
+        process = await start_ready(spec, logs, READY_LIMIT_S)
+        engine = connect(kind, process.url, sleeps=True)
+        try:
+            found = {}
+            for name, source in sources(module):
+                for is_asleep in (True, False):
+                    seconds = await update_s(engine, local_sender(source, device).send, is_asleep)
+                    found[f"{name}, {'asleep' if is_asleep else 'awake'}"] = size / seconds
+            # The last source is bfloat16: what sending takes without fingerprints of what is sent.
+            plain = await update_s(engine, lambda engines, version: plain_send(engines, source, version, device), True)
+            found["bfloat16, asleep, no fingerprints"] = size / plain
+            await engine.pause(InFlight.DRAIN)
+            began = time.perf_counter()
+            await engine.load_checkpoint(str(folder), 100)
+            found["reload"] = size / (time.perf_counter() - began)
+            return found
+        finally:
+            await engine.close()
+            await process.stop()
+
+
+def sources(module: torch.nn.Module) -> Iterator[tuple[str, ModuleSource]]:
+    """Weights of the module in float32, cast on the way, then in bfloat16; the module is changed for the second."""
+    yield "float32", ModuleSource(module.float(), torch.bfloat16)
+    yield "bfloat16", ModuleSource(module.bfloat16())
+
+
+def local_sender(source: ModuleSource, device: torch.device) -> LocalSender:
+    """The sender of a learner that shares the engine's device; without one (to try it), by shared memory."""
+    if device.type == "cpu":
+        return LocalSender(source, WeightRoute.SHARED_MEMORY, SharedMemoryCarrier)
+    return LocalSender(source, WeightRoute.DEVICE, lambda: device_carrier(source))
+
+
+async def plain_send(engines: Sequence[Engine], source: ModuleSource, version: int, device: torch.device) -> Any:
+    return await send(
+        engines, source, version, SharedMemoryCarrier() if device.type == "cpu" else device_carrier(source)
+    )
+
+
+async def update_s(engine: Engine, give: Callable[[Sequence[Engine], int], Any], is_asleep: bool) -> float:
+    """Median seconds of an update after a first one."""
+    seconds = []
+    for version in range(1, ROUNDS + 2):
+        if is_asleep:
+            await engine.sleep(2)
+            await engine.wake([Part.WEIGHTS])
+        else:
+            await engine.pause(InFlight.DRAIN)
+        began = time.perf_counter()
+        sent = await give([engine], version)
+        seconds.append(time.perf_counter() - began)
+        for error in sent.failed.values():
+            raise error
+        await (engine.wake([Part.KV_CACHE]) if is_asleep else engine.resume())
+    return median(seconds[1:])
+
+
 if __name__ == "__main__":
-    section = {"serving": serving, "step": step}[sys.argv[1]]
+    section = {"serving": serving, "step": step, "trl": trl, "update": update}[sys.argv[1]]
     Path(sys.argv[3]).write_text(json.dumps(section(Path(sys.argv[2]))))

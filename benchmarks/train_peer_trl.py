@@ -1,8 +1,9 @@
 """TRL's side, run by the interpreter that has `trl`: `train_peer_trl.py MODEL SETTINGS FILE`.
 
 SETTINGS is a JSON object: the workload, `micro_batch` (samples in one pass), `generation` (dynamic or static, the cache
-of `generate`, or continuous, transformers' continuous batching) and `threads`. For each step a JSON object is written
-to FILE: when it ended (seconds since the epoch), what was generated, the mean reward and the norm of the gradient.
+of `generate`, continuous, transformers' continuous batching, or vllm, in the same process), `threads`, and `device`
+(cpu or cuda). For each step a JSON object is written to FILE: when it ended (seconds since the epoch), what was
+generated, the mean reward and the norm of the gradient.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     workload = Workload(**settings["workload"])
     with tempfile.TemporaryDirectory() as folder, file.open("w") as out:
-        trainer = new_trainer(model, workload, settings["micro_batch"], settings["generation"], folder, out)
-        trainer.train()
+        chosen = options(
+            workload, settings["micro_batch"], settings["generation"], folder, settings.get("device", "cpu")
+        )
+        new_trainer(model, workload, chosen, out).train()
 
 
-def new_trainer(model: str, workload: Workload, micro_batch: int, generation: str, folder: str, out: Any) -> Any:
+def new_trainer(model: str, workload: Workload, chosen: dict[str, Any], out: Any) -> Any:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -46,7 +49,7 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, generation: st
         # Without dropout there is nothing that differs between training and evaluation.
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=liked,
-        args=GRPOConfig(**options(workload, micro_batch, generation, folder)),
+        args=GRPOConfig(**chosen),
         train_dataset=Dataset.from_list(
             [{"prompt": prompt(workload, index)} for index in range(workload.steps * workload.prompts)]
         ),
@@ -55,8 +58,9 @@ def new_trainer(model: str, workload: Workload, micro_batch: int, generation: st
     )
 
 
-def options(workload: Workload, micro_batch: int, generation: str, folder: str) -> dict[str, Any]:
+def options(workload: Workload, micro_batch: int, generation: str, folder: str, device: str) -> dict[str, Any]:
     """Whatever costs time without being asked of Roost is switched off: recomputing, checkpoints, completions shown."""
+    on_gpu = {"use_cpu": False, "bf16": True, "optim": "adamw_torch_fused"}  # weights stay in float32, as Roost's do
     return {
         "output_dir": folder,
         "max_steps": workload.steps,
@@ -72,8 +76,8 @@ def options(workload: Workload, micro_batch: int, generation: str, folder: str) 
         "num_iterations": 1,
         "beta": 0.0,
         "loss_type": "grpo",
-        "use_cpu": True,
-        "bf16": False,
+        **(on_gpu if device == "cuda" else {"use_cpu": True, "bf16": False}),
+        **(vllm_options(workload) if generation == "vllm" else {}),
         "gradient_checkpointing": False,
         "use_transformers_continuous_batching": generation == "continuous",
         "cache_implementation": "static" if generation == "static" else None,
@@ -82,6 +86,17 @@ def options(workload: Workload, micro_batch: int, generation: str, folder: str) 
         "report_to": "none",
         "disable_tqdm": True,
         "seed": workload.seed,
+    }
+
+
+def vllm_options(workload: Workload) -> dict[str, Any]:
+    """The engine sleeps while the model learns, so its share of the device can hold all samples of a step at once."""
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+        "vllm_gpu_memory_utilization": 0.4,
+        "vllm_max_model_length": workload.prompt_tokens + workload.max_tokens,
     }
 
 
@@ -103,6 +118,7 @@ def step_writer(samples: list[tuple[int, float]], out: Any) -> Any:
                 "samples": len(samples),
             }
             print(json.dumps(row), file=out, flush=True)
+            print(f"TRL: step {row['step']}, {row['tokens']} tokens", file=sys.stderr, flush=True)
             samples.clear()
 
     return StepWriter()

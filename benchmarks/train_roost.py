@@ -104,20 +104,21 @@ def job(model: Path, train: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(config: Mapping[str, Any], folder: Path, limit: float) -> list[Row]:
-    """Train, and give the metrics of every step."""
+def run(config: Mapping[str, Any], folder: Path, limit: float, is_shown: bool = False) -> list[Row]:
+    """Train, and give the metrics of every step. The output is kept in a log, or shown while it comes."""
     folder.mkdir(parents=True)
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(dict(config)))
     environment = {
         **os.environ,
         **PATIENT,
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "RAY_worker_niceness": "0",  # Ray lets others go first, the peer does not
     }
     command = [*COMMAND, str(file), "--runs", str(folder), "--name", "run", "--address", "local"]
     with (folder / "log").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=limit)
+        out = sys.stderr if is_shown else log
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=limit)
     if done.returncode:
         lines = (folder / "log").read_text(errors="replace").splitlines()
         raise RuntimeError(f"roost train ended with {done.returncode}: {' / '.join(lines[-LAST_LINES:])}")
