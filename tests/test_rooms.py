@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "trace": {"config"},
     "transport": MACHINE | {"placement", "trace"},
     "runtime": PURE | MACHINE | {"trace", "transport"},
+    "doctor": PURE | {"procs", "runtime"},
     "schedulers": PURE | {"runtime"},
     "engines": PURE | MACHINE | {"trace", "transport", "runtime"},
     "torch_engine": {"config", "net", "engines"},
@@ -28,8 +29,8 @@ MAY_IMPORT = {
     "sandbox": {"procs"},
     "rollout": PURE | MACHINE | {"trace", "transport", "runtime", "engines", "sandbox"},
     "app_world": {"config", "procs", "net", "rollout", "sandbox"},
-    "trainer": CORE,
-    "cli": CORE | {"schedulers", "trainer"},
+    "trainer": CORE | {"doctor"},
+    "cli": CORE | {"doctor", "schedulers", "trainer"},
 }
 NETWORK = {"requests", "httpx", "aiohttp", "socket"}
 EFFECTS = {"ray", "torch", "transformers", "vllm", "sglang", "time", "asyncio"} | NETWORK

@@ -28,6 +28,7 @@ COMMANDS = (
     "check",
     "diff",
     "convert",
+    "doctor",
     "eval",
     "explain",
     "explain-finding",

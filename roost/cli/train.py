@@ -18,7 +18,7 @@ from roost.config.job import Job, Notation
 from roost.config.notations.notation import read_job
 from roost.config.train import TrainSettings
 from roost.procs.signals import SigtermInterrupts
-from roost.trainer.preflight import check_before_launch, check_hub_models
+from roost.trainer.preflight import check_before_launch, check_hub_models, check_machine
 from roost.view.text import print_findings
 
 ConfigFile = Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")]
@@ -73,7 +73,7 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
             try:
                 config, resume_from, changes = _step_of_resume(resume, resume_from, config, list(overrides or ()))
                 say(f"checking {config}")
-                job, settings = _checked(config, [*changes, *own_overrides], notation, address, say)
+                job, settings = _checked(config, [*changes, *own_overrides], notation, address, runs, say)
                 say("loading torch and Ray")
                 run_job = _loaded_run_job()
                 folder = runs / (name or settings.name or config.stem)
@@ -109,7 +109,12 @@ sft_command = training_command(
 
 
 def _checked(
-    config: Path, overrides: Sequence[str], notation: Notation | None, address: str | None, say: Callable[[str], None]
+    config: Path,
+    overrides: Sequence[str],
+    notation: Notation | None,
+    address: str | None,
+    runs: Path,
+    say: Callable[[str], None],
 ) -> tuple[Job, TrainSettings]:
     """The job, without any mistake that can be found before torch is loaded and Ray is started."""
     findings = Findings()
@@ -120,6 +125,7 @@ def _checked(
     if job is None or job.training is None or findings.has_errors:
         raise typer.Exit(1)
     try:
+        check_machine(runs, say)
         check_before_launch(job, job.training, address, os.environ)
         check_hub_models(job, job.training, say)
     except ConfigError as error:

@@ -275,7 +275,7 @@ def describe(
     _check_accelerator_types(inventory, registry, findings)
     groups, hardware = bind_groups(job, inventory.num_nodes, findings, registry)
     nodes = _with_hardware(inventory, hardware, is_known, job, findings)
-    return Inventory(nodes, _merged_groups(inventory.groups, groups, job, findings))
+    return Inventory(nodes, _merged_groups(inventory.groups, groups, job, findings), inventory.bandwidth)
 
 
 def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventory:

@@ -84,6 +84,15 @@ class Group:
         return (self.label, self.node_ranks.tobytes(), self.hardware_type, self.ignore_hardware, self.software)
 
 
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Measured GB/s between devices; None where it was not measured."""
+
+    all_reduce_gb_s: float | None = None  # over all devices (bus bandwidth)
+    within_node_gb_s: float | None = None  # from one device to another, the slowest pair
+    between_nodes_gb_s: float | None = None
+
+
 class UnknownGroup(KeyError):
     """A node group label that the inventory does not have."""
 
@@ -103,6 +112,7 @@ class Inventory:
 
     nodes: tuple[Node, ...]
     groups: tuple[Group, ...] = ()
+    bandwidth: Bandwidth | None = None
 
     @classmethod
     def uniform(cls, num_nodes: int, accelerators: int, **fields: Any) -> Inventory:
@@ -126,7 +136,7 @@ class Inventory:
     def first(self, count: int) -> Inventory:
         """The first nodes alone, and what is left of the groups on them."""
         groups = (replace(group, node_ranks=group.node_ranks[group.node_ranks < count]) for group in self.groups)
-        return Inventory(self.nodes[:count], tuple(group for group in groups if len(group.node_ranks)))
+        return Inventory(self.nodes[:count], tuple(group for group in groups if len(group.node_ranks)), self.bandwidth)
 
     def to_dict(self) -> dict[str, Any]:
         """The form that `from_dict` reads; runs of equal nodes are folded."""
@@ -215,6 +225,7 @@ NODE_KEYS = (
     "host",
 )
 GROUP_KEYS = ("label", "node_ranks", "hardware", "ignore_hardware", "software")
+BANDWIDTH_KEYS = ("all_reduce_gb_s", "within_node_gb_s", "between_nodes_gb_s")
 SOFTWARE_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
 
@@ -238,7 +249,7 @@ def inventory_from_dict(data: Mapping[str, Any]) -> Inventory:
 
 def _read(source: Source, findings: Findings) -> Inventory:
     root = Section.root(source, findings)
-    root.refuse_unknown_keys(("nodes", "node_groups"))
+    root.refuse_unknown_keys(("nodes", "node_groups", "bandwidth"))
     nodes: list[Node] = []
     accelerators = 0
     for section in root.mappings("nodes", fix="write - accelerators: 8 for each node"):
@@ -264,8 +275,17 @@ def _read(source: Source, findings: Findings) -> Inventory:
     labels = [group.label for group in groups]
     for label in (label for label, times in Counter(labels).items() if times > 1):
         root.error("RST-H016", "node_groups", f"{label} is declared twice", fix="give each group its own label")
+    bandwidth = _read_bandwidth(root)
     findings.raise_errors()
-    return Inventory(tuple(nodes), groups)
+    return Inventory(tuple(nodes), groups, bandwidth)
+
+
+def _read_bandwidth(root: Section) -> Bandwidth | None:
+    section = root.mapping("bandwidth")
+    if section is None:
+        return None
+    section.refuse_unknown_keys(BANDWIDTH_KEYS)
+    return Bandwidth(**{key: section.number(key) for key in BANDWIDTH_KEYS})
 
 
 def _read_node(section: Section) -> Node:
@@ -360,7 +380,14 @@ def inventory_to_dict(inventory: Inventory) -> dict[str, Any]:
     return {
         "nodes": [_node_to_dict(node, count) for node, count in runs],
         "node_groups": [_group_to_dict(group) for group in inventory.groups],
+        **_bandwidth_to_dict(inventory.bandwidth),
     }
+
+
+def _bandwidth_to_dict(bandwidth: Bandwidth | None) -> dict[str, Any]:
+    measured = {} if bandwidth is None else {key: getattr(bandwidth, key) for key in BANDWIDTH_KEYS}
+    known = {key: value for key, value in measured.items() if value is not None}
+    return {"bandwidth": known} if known else {}
 
 
 def _node_to_dict(node: Node, count: int) -> dict[str, Any]:

@@ -270,7 +270,9 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
         )
         findings.raise_errors()
     try:
-        inventory = Inventory.from_dict({"nodes": data["nodes"], "node_groups": data["node_groups"]})
+        machines = {key: data[key] for key in ("nodes", "node_groups")}
+        measured = {"bandwidth": data["bandwidth"]} if "bandwidth" in data else {}
+        inventory = Inventory.from_dict({**machines, **measured})
         return Plan(
             notation=Notation(data["notation"]),
             file=data["file"],

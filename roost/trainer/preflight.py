@@ -6,14 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import Inventory
+from roost.config.data import read_data
 from roost.config.findings import Findings, Severity, Where, shown
 from roost.config.job import Job, Notation
 from roost.config.model_files import ModelLocation, model_location
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location
+from roost.doctor.judge import Level, judge_machine
+from roost.doctor.probe import probe_machine
 from roost.engines.installed import ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.hub import check_on_hub
@@ -121,6 +125,26 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
 
 def _models(job: Job, settings: TrainSettings) -> list[tuple[Where, str]]:
     return models_of(settings, job.components, lambda name: setting_location(name, job))
+
+
+def input_paths(job: Job, settings: TrainSettings) -> list[str]:
+    """Absolute paths of the models and data files of a run; names on the hub are left out."""
+    models = [model for _, model in _models(job, settings) if model_location(model) is not ModelLocation.HUB]
+    data = read_data(settings.data, setting_location("data", job), Findings()) if settings.data else None
+    sources = [] if data is None else [*data.sources, *(source for each in data.eval.values() for source in each)]
+    files = [path for source in sources for path in source.path if Path(path).suffix or Path(path).exists()]
+    return list(dict.fromkeys(str(Path(path).expanduser().absolute()) for path in (*models, *files)))
+
+
+def check_machine(folder: Path, say: Callable[[str], None]) -> None:
+    """Raise ConfigError if this machine lacks room or limits that a run needs; say what is only tight."""
+    findings = Findings()
+    for check in judge_machine(probe_machine([folder])):
+        if check.level is Level.FAILED:
+            findings.error("RST-L002", Where("this machine"), f"{check.name}: {check.found}", fix=check.fix)
+        elif check.level is Level.WARNING:
+            say(f"{check.name}: {check.found}; {check.fix}")
+    findings.raise_errors()
 
 
 def check_hub_models(job: Job, settings: TrainSettings, say: Callable[[str], None]) -> None:

@@ -1,0 +1,136 @@
+"""`roost doctor`: is this machine, or every node of a cluster, ready for a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from roost.cli.console import open_console
+from roost.cli.options import WITH_RAY, WITH_TRAINING, NotationChoice, Overrides, not_installed
+from roost.config.compose import load
+from roost.config.findings import ConfigError, Findings
+from roost.config.notations.notation import read_job
+from roost.doctor.judge import Check, Level, Measured, failures, judge, judge_bandwidth
+from roost.doctor.probe import probe_node
+from roost.trainer.preflight import input_paths
+from roost.view.text import print_findings
+
+
+def doctor_command(
+    config: Annotated[
+        Path | None, typer.Argument(help="A job whose model and data paths are looked for.", metavar="CONFIG")
+    ] = None,
+    overrides: Overrides = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at every node of a running Ray cluster.")] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", help="The Ray cluster; one that runs on this machine if left out.")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
+    quick: Annotated[bool, typer.Option("--quick", help="Do not measure bandwidth.")] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save", metavar="FILE", help="Write the machines and their bandwidth for `roost plan --inventory`."
+        ),
+    ] = None,
+    notation: NotationChoice = None,
+) -> None:
+    """Check versions, GPUs, clocks, disks, limits, paths and bandwidth, and say how to fix what is wrong.
+
+    Exit code 1 means that something is. `roost train` makes the checks of limits and disks before it loads anything.
+    """
+    console = open_console()
+    paths = _paths(config, overrides, notation)
+    folders = [runs, Path(tempfile.gettempdir())]
+    if save is not None and not cluster:
+        raise typer.BadParameter("needs --cluster: it describes the machines of a cluster", param_hint="--save")
+    if cluster or address is not None:
+        checks = _of_cluster(address, folders, paths, runs, quick, save)
+    else:
+        try:
+            checks = judge([probe_node("this machine", folders, paths, None, os.environ)])
+        except ImportError as error:
+            console.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
+            raise typer.Exit(1) from None
+    console.print(table_of(checks))
+    wrong = failures(checks)
+    if wrong:
+        console.print(f"{len(wrong)} of {len(checks)} checks failed")
+        raise typer.Exit(1)
+
+
+def _paths(config: Path | None, overrides: Sequence[str] | None, notation: NotationChoice) -> list[str]:
+    if config is None:
+        return []
+    findings = Findings()
+    source = load(config, tuple(overrides or ()), findings)
+    job = None if source is None else read_job(source, findings, notation, trains=True)
+    if job is None or job.training is None or findings.has_errors:
+        print_findings(findings.found, open_console(stderr=True))
+        raise typer.Exit(1)
+    return input_paths(job, job.training)
+
+
+def _of_cluster(
+    address: str | None, folders: Sequence[Path], paths: Sequence[str], runs: Path, quick: bool, save: Path | None
+) -> tuple[Check, ...]:
+    notes = open_console(stderr=True)
+
+    def say(text: str) -> None:
+        notes.print(f"roost: {text}", soft_wrap=True)
+
+    try:
+        from roost.doctor.cluster import joined, measure, probe_nodes
+    except ImportError as error:
+        notes.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    try:
+        with joined(address, say) as nodes:
+            checks = judge(probe_nodes(nodes, folders, paths, runs))
+            measured = None
+            if not quick:
+                say(f"measuring bandwidth over {len(nodes)} nodes" if len(nodes) > 1 else "measuring bandwidth")
+                measured = measure(nodes)
+                checks += judge_bandwidth(measured)
+            if save is not None:
+                _save(save, measured)
+                say(f"written to {save}; plan on it with: roost plan CONFIG --inventory {save}")
+            return checks
+    except ConfigError as error:
+        print_findings(error.findings, notes)
+        raise typer.Exit(1) from None
+    except (ConnectionError, TimeoutError) as error:
+        notes.print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _save(file: Path, measured: Measured | None) -> None:
+    """Write the inventory of the cluster, with what was measured."""
+    from roost.runtime.cluster import Cluster
+
+    with Cluster() as cluster:  # this process is connected already
+        inventory = cluster.inventory
+    if measured is not None and not measured.problem:
+        inventory = replace(inventory, bandwidth=measured.bandwidth)
+    file.write_text(json.dumps(inventory.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def table_of(checks: Sequence[Check]) -> Table:
+    """Checks in order; the fix stands below what is wrong."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("check", "result", "found"):
+        table.add_column(name, overflow="fold")
+    colours = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "red"}
+    for check in checks:
+        fix = f"\nfix  {check.fix}" if check.fix and check.level is not Level.OK else ""
+        table.add_row(check.name, Text(check.level, colours[check.level]), check.found + fix)
+    return table
