@@ -39,6 +39,7 @@ COMMANDS = (
     "sft",
     "train",
     "try",
+    "up",
 )
 MODULES = {"sft": "train"}
 

@@ -92,6 +92,8 @@ def read_allocation(environ: Environ, nodes: int | None = None, domain: str = ""
     `domain` is the DNS domain of this host, which pods of an indexed Kubernetes job share. Raise AllocationError if
     variables disagree, or the rank or the number of nodes is not known. Without any variable the job is this machine.
     """
+    if environ.get("SLURM_LOCALID", "0") != "0":
+        raise AllocationError("Slurm started several tasks on this node: use `srun --ntasks-per-node=1`")
     given = None if nodes is None else Fact("--nodes", str(nodes))
     found = sources(environ, nodes, domain)
     count = _agreed_nodes(found, given)

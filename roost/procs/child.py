@@ -20,13 +20,13 @@ START_LIMIT = 60.0  # seconds for the process to start, not for its service to b
 LINES_SHOWN = 15
 
 
-def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> tuple[Link, int]:
-    """Start a program whose prints go to the log; its keeper, and the number of its process.
+def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], log: Path | None) -> tuple[Link, int]:
+    """Start a program whose prints go to the log, or to those of this process; its keeper, and its process number.
 
     Closing the link, or losing it, ends the program. OSError where it cannot be started.
     """
     link = _keeper(name, log)
-    link.tell(argv=list(command), env=dict(env), log=str(log), owner=os.getpid())
+    link.tell(argv=list(command), env=dict(env), log=None if log is None else str(log), owner=os.getpid())
     deadline = time.monotonic() + START_LIMIT
     received: list[dict[str, Any]] = []
     while not received and not link.is_closed and time.monotonic() < deadline:
@@ -34,7 +34,8 @@ def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], 
     if received and "started" in received[0]:
         return link, received[0]["started"]
     link.close()
-    why = received[0]["failed"] if received else last_lines(log, LINES_SHOWN)
+    shown = last_lines(log, LINES_SHOWN) if log is not None else "its keeper ended"
+    why = received[0]["failed"] if received else shown
     raise OSError(f"{name} could not be started with {command[0]}: {why}")
 
 
@@ -59,11 +60,12 @@ def _command(name: str, folder: Path) -> list[str]:
     return [sys.executable, "-P", server_keeper.__file__, name, str(folder)]
 
 
-def _keeper(name: str, log: Path) -> Link:
+def _keeper(name: str, log: Path | None) -> Link:
     ours, theirs = socket.socketpair()
-    with theirs, log.open("ab") as printed:
+    with theirs, contextlib.ExitStack() as opened:
+        printed = opened.enter_context(log.open("ab")) if log is not None else None
         launcher = subprocess.Popen(
-            _command(name, log.parent),
+            _command(name, log.parent if log is not None else Path.cwd()),
             stdin=theirs.fileno(),
             stdout=printed,
             stderr=printed,

@@ -183,7 +183,8 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    with Path(order["log"]).open("ab") as log:
+    with contextlib.ExitStack() as opened:
+        log = opened.enter_context(Path(order["log"]).open("ab")) if order["log"] is not None else None
         return subprocess.Popen(
             order["argv"],
             env=order["env"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
+REQUEUE_CODE = 75  # exit code of a run that was preempted and saved (EX_TEMPFAIL): start the same command again
 SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
 AGAIN_S = 0.05  # enough for a finalizer to end
 

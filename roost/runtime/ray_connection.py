@@ -410,6 +410,7 @@ class Reaper:
     def __init__(self, folder: ScratchFolder) -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
+        self._leash: int | None
         their_end, self._leash = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(reaper.__file__), self._mark, str(folder.path)],
@@ -435,6 +436,13 @@ class Reaper:
             del os.environ[reaper.MARK]
 
     def end(self) -> None:
-        """Let the reaper stop what is left of the local Ray, and remove the folder."""
-        os.close(self._leash)
-        self.folder.remove()
+        """Let the reaper stop what is left of the local Ray, and remove the folder; may be called again."""
+        leash, self._leash = self._leash, None
+        if leash is not None:
+            os.close(leash)
+            self.folder.remove()
+
+    def wait(self, limit: float) -> None:
+        """Wait after `end` until nothing is left."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.limits import HANG_S
+from tests.network import NETWORK, Network, can_make_namespaces
 
 DRIVERS = Path(__file__).parent / "drivers"
 RAY = Path(sys.executable).with_name("ray")
-PREFIX = f"roost-{os.getpid()}"
-NETWORK = "10.213.77"
 HOSTS = {"a": 2, "b": 10, "c": 9}  # the driver's, and two whose order as text is not their order as numbers
 PORT = 6399
 
@@ -29,22 +27,10 @@ cluster:
 """
 
 
-def can_make_namespaces():
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = subprocess.run(["ip", "netns", "add", f"{PREFIX}-probe"], capture_output=True)
-    subprocess.run(["ip", "netns", "del", f"{PREFIX}-probe"], capture_output=True)
-    return made.returncode == 0
-
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not can_make_namespaces(), reason="needs root and iproute2 to make network namespaces"),
 ]
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 class Hosts:
@@ -60,20 +46,10 @@ class Hosts:
         }
         self.raylets = []
         self.starts = 0
-        for name in ("switch", *HOSTS):
-            ip("netns", "add", f"{PREFIX}-{name}")
-            ip("-n", f"{PREFIX}-{name}", "link", "set", "lo", "up")
-        ip("-n", f"{PREFIX}-switch", "link", "add", "bridge", "type", "bridge")
-        ip("-n", f"{PREFIX}-switch", "link", "set", "bridge", "up")
-        for name, number in HOSTS.items():
-            space, switch = f"{PREFIX}-{name}", f"{PREFIX}-switch"
-            ip("link", "add", "eth0", "netns", space, "type", "veth", "peer", "name", f"to-{name}", "netns", switch)
-            ip("-n", switch, "link", "set", f"to-{name}", "master", "bridge", "up")
-            ip("-n", space, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-            ip("-n", space, "link", "set", "eth0", "up")
+        self.network = Network(HOSTS)
 
     def run(self, host, *words, limit=HANG_S, **options):
-        command = ["ip", "netns", "exec", f"{PREFIX}-{host}", *map(str, words)]
+        command = self.network.command(host, *words)
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=limit, **options)
 
     def start(self, order, hidden=None):
@@ -85,7 +61,7 @@ class Hosts:
                 words += ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self.folder}/{order}"]
             else:
                 words += [f"--address={NETWORK}.{HOSTS[order[0]]}:{PORT}"]
-            command = ["ip", "netns", "exec", f"{PREFIX}-{host}"]
+            command = self.network.command(host)
             if hidden is not None and host == order[-1]:
                 command += ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hidden} && exec "$@"', "sh"]
             log = (self.folder / f"{host}.out").open("a")
@@ -113,15 +89,11 @@ class Hosts:
         for process in self.raylets:
             process.wait(HANG_S)
         self.raylets = []
-        for host in HOSTS:
-            left = subprocess.run(["ip", "netns", "pids", f"{PREFIX}-{host}"], capture_output=True, text=True)
-            for pid in left.stdout.split():
-                os.kill(int(pid), signal.SIGKILL)
+        self.network.kill_all()
 
     def close(self):
         self.stop()
-        for name in ("switch", *HOSTS):
-            subprocess.run(["ip", "netns", "del", f"{PREFIX}-{name}"], capture_output=True)
+        self.network.close()
 
 
 @pytest.fixture(scope="module")

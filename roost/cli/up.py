@@ -1,0 +1,59 @@
+"""`roost up`: Ray on every node of an allocation, and a command on the first."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+import typer
+
+from roost.cli.console import open_console
+from roost.cli.options import WITH_RAY, not_installed
+from roost.cluster.allocation import AllocationError, read_allocation
+
+Words = Annotated[list[str], typer.Argument(help="The command to run on the first node.", metavar="-- COMMAND")]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, metavar="N", help="Number of nodes, where no variable of the scheduler has it."),
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait for all nodes.")]
+Grace = Annotated[
+    float,
+    typer.Option("--grace", min=0, metavar="SECONDS", help="How long the command may take to end after a SIGTERM."),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65_000, help="First port at which nodes look for the head; from the job's id."),
+]
+
+
+def up_command(
+    command: Words,
+    nodes: Nodes = None,
+    timeout: Timeout = 600.0,
+    grace: Grace = 300.0,
+    port: Port = None,
+) -> None:
+    """Start Ray on all nodes of an allocation and run a command on the first of them; the same line on every node.
+
+    Rank, number of nodes and the head come from the variables of Slurm, SkyPilot, dstack, Kubernetes and others. The
+    exit code is the command's, on every node. Everything ends everywhere when the command or any node ends.
+    """
+    console = open_console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(f"roost: {text}", soft_wrap=True, markup=False, highlight=False)
+
+    try:
+        allocation = read_allocation(os.environ, nodes, socket.getfqdn().partition(".")[2])
+        from roost.runtime.up.launcher import UpOptions, run_up
+    except AllocationError as error:
+        say(f"error: {error}")
+        raise typer.Exit(1) from None
+    except ImportError as error:
+        say(f"error: {not_installed(error, WITH_RAY)}")
+        raise typer.Exit(1) from None
+    if os.environ.get("RAY_ADDRESS"):
+        say(f"RAY_ADDRESS={os.environ['RAY_ADDRESS']} is not used: this command starts a Ray of its own")
+    raise typer.Exit(run_up(allocation, UpOptions(tuple(command), timeout, grace, port), os.environ, say))

@@ -1,0 +1,390 @@
+"""`roost up` on a node: the head waits for the others and runs the command, the others follow the head."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from roost.cluster.allocation import Allocation, AllocationError
+from roost.config.findings import counted
+from roost.procs.signals import REQUEUE_CODE
+from roost.runtime.probe import interface_of
+from roost.runtime.ray_connection import make_token_private
+from roost.runtime.up.local import Command, LocalRay, RayFailed, job_environ, ray_order
+from roost.runtime.up.rendezvous import LONGEST, Caller, OtherJob, Peer, Refused, answer, call, ports_of
+
+Say = Callable[[str], None]
+
+NAME_AFTER = 15.0  # seconds until nodes that have not come are named
+NAME_EVERY = 60.0
+CALL_AGAIN = 0.5
+TOKEN_LIMIT = 30.0  # seconds for a token file to show on a shared disk
+LOST_GRACE = 10.0  # seconds for the command to end after a node was lost
+GOODBYE_LIMIT = 60.0  # seconds for the others to end
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+TOKEN_FILE = Path(".ray/auth_token")  # in the home folder
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Options of `roost up`."""
+
+    command: tuple[str, ...]
+    timeout: float  # seconds for all nodes to come
+    grace: float  # seconds for the command to end after a SIGTERM
+    port: int | None = None  # first port at which nodes look for the head
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Exit code of a job, and the cause if it was not its command."""
+
+    code: int
+    cause: str = ""
+
+
+def run_up(allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> int:
+    """Run this node's part of the job to its end; return the exit code, which is the same on all nodes."""
+    part = Head if allocation.rank == 0 else Follower
+    return asyncio.run(part(allocation, options, environ, say).run())
+
+
+def read_token(environ: Mapping[str, str]) -> str:
+    """The token that this job's nodes share, from where Ray reads it; empty if there is none."""
+    if environ.get("RAY_AUTH_TOKEN"):
+        return environ["RAY_AUTH_TOKEN"].strip()
+    file = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE)
+    try:
+        return file.expanduser().read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+SHARE_TOKEN = (
+    f"export the same RAY_AUTH_TOKEN on every node (openssl rand -hex 32), or let all nodes see ~/{TOKEN_FILE} of the "
+    "head"
+)
+
+
+class Part:
+    """One node of the job: its Ray, its signals, and the reason for its end."""
+
+    def __init__(self, allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> None:
+        self._allocation, self._options, self._say = allocation, options, say
+        self._environ = job_environ(environ, allocation)
+        self._job = allocation.job or allocation.head or ""
+        self._ray = LocalRay()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: asyncio.Future[Ending]
+        self._started = time.monotonic()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_future()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.signalled, number)
+        try:
+            self._do(self._work())
+            ending = await self._ending
+            await self._end(ending)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._ray.stop()
+            await self._leave()
+        return ending.code
+
+    def end(self, code: int, cause: str = "") -> None:
+        """End the job; the first cause counts and is printed at once, before what follows from it."""
+        if not self._ending.done():
+            if cause:
+                self._say(cause)
+            self._ending.set_result(Ending(code, cause))
+
+    def signalled(self, number: signal.Signals) -> None:
+        raise NotImplementedError
+
+    async def _work(self) -> None:
+        raise NotImplementedError
+
+    async def _end(self, ending: Ending) -> None:
+        raise NotImplementedError
+
+    async def _leave(self) -> None:
+        raise NotImplementedError
+
+    def _do(self, work: Awaitable[None]) -> None:
+        """Do something beside the rest; an error ends the job."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (OSError, ValueError, RayFailed) as error:
+                self._failed(str(error))
+
+        self._tasks.add(asyncio.create_task(guarded()))
+
+    def _failed(self, cause: str) -> None:
+        self.end(1, cause)
+
+    async def _start_ray(self, address: str | None, head: str | None) -> None:
+        """Start Ray on this node, and fail when it ends."""
+        order = partial(ray_order, self._allocation, address, head, self._environ, self._say)
+        await self._ray.start(order, self._environ, self._say)
+        network = f" at {address} ({interface_of(address)})" if address is not None else ""
+        self._say(f"Ray runs on {self._allocation.name(self._allocation.rank)}{network}")
+        self._do(self._watch_ray())
+
+    async def _watch_ray(self) -> None:
+        self._failed(await self._ray.ended())
+
+    def _ended_at_start(self, number: signal.Signals) -> None:
+        code = REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number
+        self.end(code, f"{number.name} ended the job before its command started")
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - self._started
+
+
+class Head(Part):
+    """Rank 0: other nodes call it, and it runs the command."""
+
+    def __init__(self, allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> None:
+        super().__init__(allocation, options, environ, say)
+        self._peers: dict[int, Peer] = {}
+        self._callers: dict[int, Caller] = {}
+        self._joined: set[int] = set()
+        self._address: str | None = None
+        self._first_called, self._all_joined = asyncio.Event(), asyncio.Event()
+        self._command = Command(options.command)
+        self._forwarded: set[signal.Signals] = set()
+
+    async def _work(self) -> None:
+        nodes = self._allocation.nodes
+        if nodes > 1:
+            await self._listen()
+            self._do(self._name_missing())
+            await self._first_called.wait()
+        await self._start_ray(self._address, None)
+        self._joined.add(0)
+        for peer in self._peers.values():
+            peer.tell(ray=self._ray.address)
+        if nodes > 1:
+            await self._all_joined.wait()
+        words = " ".join(self._options.command)
+        self._say(f"{counted(nodes, 'node')} joined after {self._waited:.0f} s; running {words}")
+        self.end(await self._command.run({**self._environ, "RAY_ADDRESS": self._ray.address}))
+
+    async def _listen(self) -> None:
+        self._token = read_token(self._environ)
+        if not self._token:
+            await asyncio.to_thread(make_token_private)
+            self._token = read_token(self._environ)
+        for port in ports_of(self._job, self._options.port):
+            try:
+                self._server = await asyncio.start_server(self._called, port=port, limit=LONGEST)
+            except OSError:
+                continue
+            self._say(f"the head of {self._allocation.nodes} nodes waits for the others on port {port}")
+            return
+        raise OSError(f"ports {ports_of(self._job, self._options.port)} are taken: choose others with --port")
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        caller = None
+        with contextlib.suppress(TimeoutError):
+            caller = await answer(peer, self._job, self._token)
+        if caller is None:
+            await peer.close()
+            return
+        refused = self._refused(caller)
+        if refused:
+            peer.tell(refused=refused)
+            await peer.close()
+            return
+        peer.tell(welcome=True)
+        self._peers[caller.rank], self._callers[caller.rank] = peer, caller
+        if not self._first_called.is_set():
+            # Where nodes find this one; its own host name may lead to loopback.
+            self._address = peer.local_address
+            self._first_called.set()
+        if self._ray.address:
+            peer.tell(ray=self._ray.address)
+        async for message in peer.messages():
+            self._told(caller, message)
+        del self._peers[caller.rank]
+        if not self._ending.done():
+            self.end(1, f"{self._named(caller)} is gone: its `roost up` was killed, or the machine does not answer")
+        await peer.close()
+
+    def _refused(self, caller: Caller) -> str:
+        """Why a node is not let in; empty if it is."""
+        if caller.nodes != self._allocation.nodes:
+            return f"the head counts {self._allocation.nodes} nodes, this node {caller.nodes}"
+        if not 0 < caller.rank < caller.nodes:
+            return f"rank {caller.rank} is not one of the other nodes'"
+        if caller.rank in self._peers:
+            return f"rank {caller.rank} is taken by {self._named(self._callers[caller.rank])}"
+        return ""
+
+    def _told(self, caller: Caller, message: dict[str, Any]) -> None:
+        if "joined" in message:
+            self._joined.add(caller.rank)
+            if len(self._joined) == self._allocation.nodes:
+                self._all_joined.set()
+        if "failed" in message:
+            self.end(1, f"{self._named(caller)}: {message['failed']}")
+        if "signal" in message:
+            self._forward(signal.Signals(message["signal"]), f"on {self._named(caller)}", is_own=False)
+
+    def _named(self, caller: Caller) -> str:
+        return f"node {caller.rank} ({caller.host})"
+
+    async def _name_missing(self) -> None:
+        """Name the nodes that have not come, again and again, until all have or time is over."""
+        name_at = NAME_AFTER
+        while not self._all_joined.is_set():
+            await asyncio.sleep(min(0.5, self._options.timeout / 10))
+            if self._waited < min(name_at, self._options.timeout):
+                continue
+            missing = self._missing()
+            if self._waited >= self._options.timeout:
+                self.end(1, f"{missing} after {self._options.timeout:g} s; is `roost up` running there?")
+                return
+            self._say(f"{missing} after {self._waited:.0f} s; waiting up to {self._options.timeout:g} s")
+            name_at += NAME_EVERY
+
+    def _missing(self) -> str:
+        ranks = range(self._allocation.nodes)
+        absent = [self._allocation.name(rank) for rank in ranks if rank and rank not in self._peers]
+        if absent:
+            return f"{', '.join(absent)} {'has' if len(absent) == 1 else 'have'} not called"
+        starting = [self._allocation.name(rank) for rank in ranks if rank not in self._joined]
+        return f"Ray has not started on {', '.join(starting)}"
+
+    # Signals ---------------------------------------------------------------------------------------------------------
+
+    def signalled(self, number: signal.Signals) -> None:
+        self._forward(number, "here", is_own=True)
+
+    def _forward(self, number: signal.Signals, where: str, is_own: bool) -> None:
+        """Pass a signal on to the command. A scheduler signals every node: from the others each counts once."""
+        if not self._command.is_running:
+            self._ended_at_start(number)
+        elif is_own or number not in self._forwarded:
+            self._forwarded.add(number)
+            self._say(f"{number.name} {where}: passing it on to the command")
+            self._command.send(number)
+            if number != signal.SIGUSR1:
+                self._do(self._end_command())
+
+    async def _end_command(self) -> None:
+        await asyncio.sleep(self._options.grace)
+        self._say(f"the command did not end within {self._options.grace:g} s; ending it")
+        self._command.stop(0.0)
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    async def _end(self, ending: Ending) -> None:
+        for peer in self._peers.values():
+            peer.tell(end=ending.code, cause=ending.cause)
+        if self._command.is_running:
+            self._command.stop(LOST_GRACE)
+            while self._command.is_running:
+                await asyncio.sleep(0.1)
+
+    async def _leave(self) -> None:
+        """Wait until the other nodes have ended; a scheduler may kill them when the first task exits."""
+        deadline = time.monotonic() + GOODBYE_LIMIT
+        while self._peers and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+
+
+class Follower(Part):
+    """Any other rank: it calls the head, starts Ray, and blocks until the job ends."""
+
+    _peer: Peer | None = None
+
+    async def _work(self) -> None:
+        head = self._allocation.head
+        if head is None:
+            raise AllocationError("no variable has the address of rank 0: export ROOST_HEAD_ADDRESS=HOST on every node")
+        self._peer = await self._call(head)
+        async for message in self._peer.messages():
+            self._told(message)
+        self.end(1, f"the head at {head} is gone: its `roost up` was killed, or the machine does not answer")
+
+    async def _call(self, head: str) -> Peer:
+        """Call the head until it answers."""
+        ports = ports_of(self._job, self._options.port)
+        rank, hosts = self._allocation.rank, self._allocation.hosts
+        caller = Caller(rank, self._allocation.nodes, hosts[rank] if hosts else socket.gethostname())
+        name_at, problem = NAME_AFTER, ""
+        while self._waited < self._options.timeout:
+            for port in ports:
+                try:
+                    return await self._call_port(head, port, caller)
+                except OtherJob:
+                    continue
+                except Refused:
+                    raise
+                except OSError as error:
+                    problem = str(error)
+            if self._waited >= name_at:
+                self._say(f"the head at {head} has not answered for {self._waited:.0f} s: {problem}")
+                name_at += NAME_EVERY
+            await asyncio.sleep(CALL_AGAIN)
+        raise ConnectionError(f"the head at {head} did not answer within {self._options.timeout:g} s: {problem}")
+
+    async def _call_port(self, head: str, port: int, caller: Caller) -> Peer:
+        try:
+            return await call(head, port, self._job, caller, await self._wait_for_token())
+        except Refused as error:
+            raise Refused(f"{error}; {SHARE_TOKEN}" if "token" in str(error) else str(error)) from None
+
+    async def _wait_for_token(self) -> str:
+        while not (token := read_token(self._environ)):
+            if self._waited > TOKEN_LIMIT:
+                raise Refused(f"this node has no token; {SHARE_TOKEN}")
+            await asyncio.sleep(CALL_AGAIN)
+        return token
+
+    def _told(self, message: dict[str, Any]) -> None:
+        if "ray" in message:
+            self._do(self._join(str(message["ray"])))
+        if "end" in message:
+            self.end(int(message["end"]), str(message["cause"]))
+
+    async def _join(self, ray_address: str) -> None:
+        if self._peer is not None:
+            await self._start_ray(self._peer.local_address, ray_address)
+            self._peer.tell(joined=True)
+
+    def _failed(self, cause: str) -> None:
+        if self._peer is not None and not self._ending.done():
+            self._peer.tell(failed=cause)
+        self.end(1, cause)
+
+    def signalled(self, number: signal.Signals) -> None:
+        """Pass a signal on to the head, whose command saves what there is; this node ends with the job."""
+        if self._peer is None:
+            self._ended_at_start(number)
+        else:
+            self._peer.tell(signal=int(number))
+
+    async def _end(self, ending: Ending) -> None:
+        pass
+
+    async def _leave(self) -> None:
+        if self._peer is not None:
+            await self._peer.close()

@@ -1,0 +1,111 @@
+"""Ray of one node, in a process of its own that ends with the process that started it.
+
+`python -m roost.runtime.up.ray_node ORDER` prints a line of JSON when Ray runs, and another if one of Ray's processes
+exits. It ends Ray and exits when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LOOK_EVERY = 0.5  # seconds
+RAYLET = "raylet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOrder:
+    """How to start Ray on a node. All ports are chosen by the system as each process binds its own."""
+
+    address: str | None  # of this node; None: Ray's choice
+    folder: str
+    cpus: int
+    accelerators: int = 0
+    resource: str = "GPU"  # what Ray calls the accelerators
+    is_simulated: bool = False
+    labels: Mapping[str, str]
+    head: str | None = None  # address of Ray's control service; None: start it
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", __spec__.name, json.dumps(asdict(self))]
+
+
+def start(order: RayOrder) -> Any:
+    """Start Ray's processes; they are killed by the kernel if this process ends."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    from roost.runtime.ray_connection import SYSTEM_CONFIG, patient_start, simulating, without_services
+
+    of_gpus = order.resource == "GPU"
+    settings: Any = dict(SYSTEM_CONFIG) if order.head is None else None
+    params = RayParams(
+        node_ip_address=order.address,
+        node_name=order.labels.get("roost.host"),
+        gcs_address=order.head,
+        num_cpus=order.cpus,
+        num_gpus=order.accelerators if of_gpus else 0,
+        resources={} if of_gpus or not order.accelerators else {order.resource: order.accelerators},
+        labels=dict(order.labels),
+        min_worker_port=0,
+        max_worker_port=0,
+        dashboard_agent_listen_port=0,
+        include_dashboard=False if order.head is None else None,
+        temp_dir=order.folder,
+        _system_config=settings,
+    )
+    is_head = order.head is None
+    with simulating(order.accelerators if order.is_simulated else 0), without_services(), patient_start():
+        return Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True, connect_only=False)
+
+
+def describe_exit(name: str, code: int) -> str:
+    """Exit of a process of Ray.
+
+    >>> describe_exit("raylet", -9), describe_exit("gcs_server", 1)
+    ("Ray's raylet was ended by SIGKILL", "Ray's gcs_server exited with code 1")
+    """
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return f"Ray's {name} {how}"
+
+
+def first_cause(ended: Iterable[tuple[str, subprocess.Popen[bytes]]]) -> str | None:
+    """The exit of a process of Ray that explains the others: a raylet ends when the control service does."""
+    found = sorted(ended, key=lambda one: one[0] == RAYLET)
+    return describe_exit(found[0][0], found[0][1].returncode) if found else None
+
+
+def tell(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def main(order: RayOrder) -> None:
+    from roost.runtime.ray_connection import RayExited
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the launcher, which closes the input
+    try:
+        node = start(order)
+    except Exception as error:
+        tell(failed=f"{type(error).__name__}: {error}", may_retry=isinstance(error, RayExited))
+        raise SystemExit(1) from error
+    tell(started=node.gcs_address)
+    while True:
+        ready, _, _ = select.select([0], [], [], LOOK_EVERY)
+        if ready and not os.read(0, 1):
+            break
+        cause = first_cause(node.dead_processes())
+        if cause is not None:
+            tell(ended=cause)
+            break
+    node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+
+if __name__ == "__main__":
+    main(RayOrder(**json.loads(sys.argv[1])))
