@@ -15,8 +15,12 @@ _HOMES = {
     "roost.placement.plan": ("Plan",),
     "roost.placement.placement": ("Placement",),
     "roost.placement.component_plan": ("PlacementMode",),
-    "roost.placement.strategy": ("PlacementStrategy",),
-    "roost.placement.strategies": ("FlexiblePlacementStrategy", "NodePlacementStrategy", "PackedPlacementStrategy"),
+    "roost.placement.strategies": (
+        "FlexiblePlacementStrategy",
+        "NodePlacementStrategy",
+        "PackedPlacementStrategy",
+        "PlacementStrategy",
+    ),
     "roost.placement.components": (
         "ComponentPlacement",
         "HybridComponentPlacement",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from roost.app_world.errors import ApiError
-from roost.app_world.state import Json
+from roost.app_world.state import ApiError, Json
 
 Call = Callable[[str, str, Mapping[str, Json]], Json]  # app, API and arguments, as `World.call` takes them
 

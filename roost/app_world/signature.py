@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roost.app_world.errors import ApiError, unknown
-from roost.app_world.state import Json, Record
+from roost.app_world.state import ApiError, Json, Record, unknown
 
 MOST_TEXT = 20_000  # characters of one argument
 LARGEST = 10**12

@@ -13,9 +13,8 @@ from roost.app_world.apps.notes import Notes
 from roost.app_world.apps.payments import Payments
 from roost.app_world.apps.supervisor import Supervisor
 from roost.app_world.apps.todo import Todo
-from roost.app_world.errors import ApiError, unknown
 from roost.app_world.generation import generated_state
-from roost.app_world.state import Json, Snapshot, State, copied
+from roost.app_world.state import ApiError, Json, Snapshot, State, copied, unknown
 
 APPS: Mapping[str, type[App]] = {
     app.name: app for app in (ApiDocs, Supervisor, Notes, Todo, Contacts, Calendar, Payments, Files)

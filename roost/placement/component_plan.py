@@ -1,20 +1,163 @@
-"""A component in a plan: its processes, their placements and its mode."""
+"""A component in a plan: its processes, the table of their placements, and its mode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
-from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
 from roost.config.job import ModelUse, ParallelSizes, Role
 from roost.placement.placement import Placement
-from roost.placement.table import PlacementTable
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementTable(Sequence[Placement]):
+    """The processes of one component in rank order.
+
+    Process i runs on node `nodes[i]` for group `labels[groups[i]]` and holds the devices
+    `offsets[i]:offsets[i + 1]` of `device_nodes` and `device_ranks`.
+    """
+
+    inventory: Inventory
+    labels: tuple[str, ...]
+    kinds: tuple[str, ...]  # resource kind of each group
+    nodes: Ints
+    groups: Ints
+    offsets: Ints
+    device_nodes: Ints
+    device_ranks: Ints
+    isolate: bool = True
+
+    def __post_init__(self) -> None:
+        for column in (self.nodes, self.groups, self.offsets, self.device_nodes, self.device_ranks):
+            column.flags.writeable = False  # plans are immutable
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def owners(self) -> Ints:
+        """Process of each device."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def device_numbers(self) -> Ints:
+        """Cluster-wide number of each device that is an accelerator."""
+        return self.inventory.first_accelerators[self.device_nodes] + self.device_ranks
+
+    @cached_property
+    def processes_on_accelerators(self) -> Ints:
+        """Number of processes on each accelerator of the cluster; robots and nodes do not count."""
+        if ACCELERATOR not in self.kinds:
+            return np.zeros(self.inventory.num_accelerators, np.int64)
+        is_accelerator = np.array([kind == ACCELERATOR for kind in self.kinds])[self.groups]
+        held = self.device_numbers[np.repeat(is_accelerator, np.diff(self.offsets))]
+        return np.bincount(held, minlength=self.inventory.num_accelerators)
+
+    @cached_property
+    def local(self) -> tuple[Ints, Ints, Ints]:
+        """For each process: index on its node, processes on that node, and index of the node among those used."""
+        return _local_ranks(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Placement: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Placement]: ...
+    def __getitem__(self, index: int | slice) -> Placement | list[Placement]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return list(self._rows(start, max(start, stop)))[::step] if step > 0 else list(self)[index]
+        position = range(len(self))[index]
+        return next(self._rows(position, position + 1))
+
+    def __iter__(self) -> Iterator[Placement]:
+        return self._rows(0, len(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlacementTable):
+            return NotImplemented
+        mine, theirs = ((table.nodes, table.offsets, table.device_nodes, table.device_ranks) for table in (self, other))
+        return (
+            all(np.array_equal(one, two) for one, two in zip(mine, theirs, strict=True))
+            and self.isolate == other.isolate
+            and self._label_column() == other._label_column()
+            and self.inventory == other.inventory
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # compares by value and holds arrays
+
+    def _label_column(self) -> list[str]:
+        return [self.labels[index] for index in self.groups.tolist()]
+
+    def _rows(self, start: int, stop: int) -> Iterator[Placement]:
+        """Rows of a range of processes; converting whole columns at once is many times faster than row by row."""
+        span, first = slice(start, stop), int(self.offsets[start])
+        device_span = slice(first, int(self.offsets[stop]))
+        ranks = self.device_ranks[device_span].tolist()
+        devices = list(zip(self.device_nodes[device_span].tolist(), ranks, strict=True))
+        bounds = (self.offsets[start : stop + 1] - first).tolist()
+        local_ranks, local_sizes, places = (column[span].tolist() for column in self.local)
+        nodes = self.nodes[span].tolist()
+        labels = [self.labels[group] for group in self.groups[span].tolist()]
+        columns = zip(nodes, places, local_ranks, local_sizes, labels, bounds[:-1], bounds[1:], strict=True)
+        machines = self.inventory.nodes
+        names = [str(rank) for rank in ranks] if self._shows_what_it_holds else []
+        for rank, (node, place, local_rank, local_size, label, low, high) in enumerate(columns, start):
+            if names:
+                here, visible = ranks[low:high], names[low:high]
+            else:
+                here = [index for on, index in devices[low:high] if on == node]
+                visible = self._visible(label, here, machines[node].accelerators)
+            yield Placement(
+                rank, node, place, int(visible[0]) if visible else -1, machines[node].accelerator_type,
+                local_rank, local_size, visible, self.isolate, here, label, devices[low:high],
+            )  # fmt: skip
+
+    @cached_property
+    def _shows_what_it_holds(self) -> bool:
+        """Return True if every process sees exactly its own devices, on its node and ascending, as in most tables."""
+        owners = self.owners
+        is_ascending = (owners[1:] != owners[:-1]) | (self.device_ranks[1:] > self.device_ranks[:-1])
+        return (
+            self.isolate
+            and set(self.kinds) == {ACCELERATOR}
+            and bool(is_ascending.all())
+            and np.array_equal(self.device_nodes, self.nodes[owners])
+        )
+
+    def _visible(self, label: str, here: list[int], accelerators: int) -> list[str]:
+        holds_accelerators = self.kinds[self.labels.index(label)] == ACCELERATOR
+        shown = sorted(here) if self.isolate and holds_accelerators else range(accelerators)
+        return [str(index) for index in shown]
+
+
+def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:
+    """Index on the node, processes on the node, and index of the node in order of first use."""
+    count = len(nodes)
+    if count == 0:
+        return nodes, nodes, nodes
+    is_sorted = bool(np.all(nodes[1:] >= nodes[:-1]))
+    order = np.arange(count) if is_sorted else np.argsort(nodes, kind="stable")
+    by_node = nodes[order]
+    starts = np.flatnonzero(np.concatenate([[True], by_node[1:] != by_node[:-1]]))
+    sizes = np.diff(np.append(starts, count))
+    run = np.repeat(np.arange(len(starts)), sizes)
+    local, size, place = (np.empty(count, np.int64) for _ in range(3))
+    local[order] = np.arange(count) - starts[run]
+    size[order] = sizes[run]
+    # A node's first process is the first of its run, because the sort is stable.
+    place_of_run = np.empty(len(starts), np.int64)
+    place_of_run[np.argsort(order[starts], kind="stable")] = np.arange(len(starts))
+    place[order] = place_of_run[run]
+    return local, size, place
+
 
 Bools = npt.NDArray[np.bool_]
 

@@ -11,17 +11,16 @@ import numpy as np
 
 from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import BUILT_IN
-from roost.cluster.inventory import Inventory
-from roost.cluster.resources import ACCELERATOR, Ints
+from roost.cluster.inventory import ACCELERATOR, Ints, Inventory
 from roost.config.compose import load
 from roost.config.findings import Findings, Where, did_you_mean
 from roost.config.job import Component, CpuWorkers, DeviceList, Job, Layout, Notation, RankMap
 from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP
 from roost.config.notations.notation import read_job
-from roost.placement.component_plan import PlacementMode, mode_of
+from roost.placement.component_plan import PlacementMode, PlacementTable, mode_of
 from roost.placement.model_parallel import Bound, lay_out
 from roost.placement.rank_map import BoundRanks, bind_rank_map
-from roost.placement.strategy import (
+from roost.placement.strategies import (
     PlacementStrategy,
     check_count,
     check_ranks,
@@ -30,7 +29,6 @@ from roost.placement.strategy import (
     inventory_of,
     without_devices,
 )
-from roost.placement.table import PlacementTable
 
 
 @dataclass(frozen=True, eq=False)

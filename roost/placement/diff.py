@@ -8,15 +8,13 @@ from itertools import groupby
 
 import numpy as np
 
-from roost.cluster.inventory import Node
-from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
 from roost.config.job import ModelUse
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan, Process
+from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
-from roost.placement.table import PlacementTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roost.cluster.resources import ACCELERATOR, NODE
+from roost.cluster.inventory import ACCELERATOR, NODE
 from roost.config.findings import counted
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process

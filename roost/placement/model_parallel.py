@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roost.cluster.resources import ACCELERATOR, Ints
+from roost.cluster.inventory import ACCELERATOR, Ints
 from roost.config.findings import Findings, Where
 from roost.config.job import Component, Job
 from roost.config.node_groups import CLUSTER_GROUP
@@ -19,8 +19,7 @@ from roost.config.notations.rlinf import MODEL_PARALLEL_COMPONENTS
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import PlacementMode
 from roost.placement.rank_map import BoundRanks
-from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacementStrategy
-from roost.placement.strategy import PlacementStrategy
+from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 
 CONTIGUOUS = MODEL_PARALLEL_COMPONENTS
 MANAGED = (*CONTIGUOUS, "reward")

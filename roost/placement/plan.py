@@ -19,11 +19,10 @@ from roost.config.findings import ConfigError, Finding, Findings, Severity, Wher
 from roost.config.job import ModelUse, Notation, Origin, ParallelSizes, ResolvedSetting, Role, Sharding
 from roost.config.known_keys.tables import Effect, KeyUse, Known
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan, PlacementMode, Process
+from roost.placement.component_plan import ComponentPlan, PlacementMode, PlacementTable, Process
 from roost.placement.memory.phases import Phase
 from roost.placement.memory.residency import ClassResidency, Residency, ResidencySettings, find_residency
 from roost.placement.routes import EngineRoutes, Reach, Routes, find_routes
-from roost.placement.table import PlacementTable
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.rules.engines import check_engines
 from roost.placement.rules.training import check_training
-from roost.placement.strategy import inventory_of
+from roost.placement.strategies import inventory_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roost.cluster.inventory import Inventory, UnknownGroup
-from roost.cluster.resources import Ints, ResourceTable
+from roost.cluster.inventory import Ints, Inventory, ResourceTable, UnknownGroup
 from roost.config.findings import MAX_PROCESSES, Findings, Where, counted
 from roost.config.job import RankMap
 from roost.config.ranks import Segment
-from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
-from roost.placement.strategy import PlacementStrategy, report_unknown_group
+from roost.placement.strategies import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PlacementStrategy,
+    report_unknown_group,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,13 +12,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from roost.cluster.inventory import Inventory
-from roost.cluster.resources import ACCELERATOR, Ints
+from roost.cluster.inventory import ACCELERATOR, Ints, Inventory
 from roost.config.findings import counted
 from roost.config.job import Sharding
-from roost.placement.component_plan import ComponentPlan
+from roost.placement.component_plan import ComponentPlan, PlacementTable
 from roost.placement.memory.phases import takes_policy, trains_policy
-from roost.placement.table import PlacementTable
 
 
 class WeightRoute(StrEnum):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.cluster.hardware.accelerator import AcceleratorType
-from roost.cluster.inventory import Inventory, Node
-from roost.cluster.resources import Ints
+from roost.cluster.inventory import Ints, Inventory, Node
 from roost.config.findings import Findings, Where, counted
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan

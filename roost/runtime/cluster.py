@@ -21,7 +21,7 @@ from roost.config.findings import Findings
 from roost.config.job import Notation
 from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.plan import Plan
-from roost.placement.strategy import PlacementStrategy
+from roost.placement.strategies import PlacementStrategy
 from roost.procs.logs import LogCollector
 from roost.runtime import launch as launcher
 from roost.runtime import nodes, probe

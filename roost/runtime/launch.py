@@ -15,13 +15,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType
 from roost.cluster.hardware.registry import HardwareRegistry
-from roost.cluster.inventory import Inventory, Node
-from roost.cluster.resources import ACCELERATOR
+from roost.cluster.inventory import ACCELERATOR, Inventory, Node
 from roost.config.findings import Findings, did_you_mean
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
-from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
-from roost.placement.strategy import PlacementStrategy
+from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.procs.logs import log_name
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.membership import NodeReport

@@ -25,7 +25,7 @@ from roost.transport.failure import DRIVER, Address
 
 if TYPE_CHECKING:
     from roost.placement.component_plan import ComponentPlan
-    from roost.placement.strategy import PlacementStrategy
+    from roost.placement.strategies import PlacementStrategy
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

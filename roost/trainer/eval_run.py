@@ -20,7 +20,7 @@ from roost.engines.fleet import Fleet
 from roost.engines.owner import LocalOwner
 from roost.rollout.episode import Group, Scenario, Split
 from roost.trainer.evaluation import Evaluation, answer_in, at_k, evaluate
-from roost.trainer.records.json_lines import write_whole
+from roost.trainer.records.run_folder import write_whole
 from roost.trainer.records.samples import sample_record
 from roost.trainer.report.page import page_file
 from roost.trainer.rollout_workers import open_stages

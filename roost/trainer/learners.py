@@ -1,26 +1,262 @@
-"""Learner groups as the driver sees them: scoring, learning, and sending weights to engines."""
+"""Learners: the worker of each rank, and the driver's view of a group: scoring, learning, weight sync, checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from roost.config.train import LearnerSettings
+from roost.engines.command import EngineKind
+from roost.engines.connect import connect
 from roost.engines.fleet import Fleet
-from roost.engines.protocol import Engine, UpdateFailed
-from roost.engines.weights.probe import Probe
-from roost.engines.weights.send import Sent
-from roost.engines.weights.update import WeightUpdate
+from roost.engines.protocol import Engine, EngineError, UpdateFailed
+from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
+from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.group import VllmWeightGroup
+from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
+from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import BroadcastSender, Sent, WeightUpdate, send
+from roost.learner.distributed import init_distributed
+from roost.learner.export import whole_bytes
+from roost.learner.heads import Head
+from roost.learner.learner import Learner, in_buckets
 from roost.learner.losses import Totals
+from roost.learner.model import float_type
 from roost.learner.sample import Distribution, Floats, Sample
 from roost.placement.routes import ServerRoute, WeightRoute
-from roost.runtime.worker import WorkerGroup
+from roost.runtime.worker import Worker, WorkerGroup
 from roost.trainer.guards import check_policy
-from roost.trainer.learner_worker import Receiver
+from roost.transport import current
 from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
+
+
+class WeightStream(ModuleSource):
+    """Weights gathered by all ranks together. A rank that stopped halfway would leave the others waiting."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
+        super().__init__(module, dtype)
+        self._streaming: Iterator[torch.Tensor] | None = None
+
+    def stream(self) -> Iterator[torch.Tensor]:
+        self._streaming = super().stream()
+        return self._streaming
+
+    def finish(self) -> None:
+        """Consume the rest of the stream."""
+        for _ in self._streaming if self._streaming is not None else self.stream():
+            pass
+
+
+NOTHING = Sent(0, 0, {}, {})
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """An engine that takes weights, and the rank that sends them."""
+
+    kind: EngineKind
+    url: str
+    sleeps: bool
+    api_key: str | None
+    sender: int  # the rank of the learner
+    route: WeightRoute
+    processes: int = 1  # over which its model is sharded
+
+
+class LearnerWorker(Worker):
+    """One rank. All ranks are called at the same time, each with its share of the samples."""
+
+    def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None, learns: bool = True) -> None:
+        super().__init__()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._device = _device(self.has_accelerator and self.worker_info.simulated is None)
+        if self._world_size > 1:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            init_distributed(self._rank, self._world_size, address, port, self._device, file=self._meeting_file(port))
+        self._settings = settings
+        self._learner = Learner(settings, self._device, head, learns)
+
+    def _meeting_file(self, port: int) -> Path | None:
+        """Rendezvous file in the private folder of the node daemon; None if ranks span several nodes."""
+        setup = current.worker_setup()
+        if setup is None or setup.placement.local_world_size != self._world_size:
+            return None
+        return Path(setup.daemon.socket).parent / f"{self._group_name}-{port}.store"
+
+    def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
+        return self._learner.score(samples, as_reference)
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        return self._learner.values(samples)
+
+    def distributions(self, samples: Sequence[Sample], top_k: int, vocabulary: int) -> list[Distribution | None]:
+        return self._learner.distributions(samples, top_k, vocabulary)
+
+    def learn(self, samples: Sequence[Sample], totals: Totals, position: int) -> dict[str, float]:
+        return self._learner.learn(samples, totals, position)
+
+    def offload(self, parts: Sequence[str]) -> None:
+        self._learner.offload(tuple(parts))
+
+    def load(self, parts: Sequence[str]) -> None:
+        self._learner.load(tuple(parts))
+
+    def save(self, folder: str) -> None:
+        """Copy the state; it is written in the background."""
+        self._learner.save(folder)
+
+    def wait_saved(self) -> None:
+        self._learner.wait_saved()
+
+    def is_saved(self) -> bool:
+        return self._learner.is_saved()
+
+    def checkpoint_bytes(self) -> int:
+        return self._learner.checkpoint_bytes()
+
+    def restore(self, folder: str) -> None:
+        self._learner.restore(folder)
+
+    def export(self, folder: str) -> None:
+        self._learner.export(folder)
+
+    def export_whole(self, folder: str) -> None:
+        self._learner.export_whole(folder)
+
+    def whole_bytes(self) -> int:
+        """Bytes of the whole model's weights, as `export_whole` writes them."""
+        return whole_bytes(self._learner.module)
+
+    def memory(self) -> dict[str, float]:
+        """Memory of this process in bytes: on its accelerator, with the peak since the last call, or on the host."""
+        if self._device.type != "cuda":
+            return {"rss": float(psutil.Process().memory_info().rss)}
+        free, total = torch.cuda.mem_get_info(self._device)
+        found = {
+            "allocated": torch.cuda.memory_allocated(self._device),
+            "reserved": torch.cuda.memory_reserved(self._device),
+            "peak": torch.cuda.max_memory_allocated(self._device),
+            "device": total - free,  # of all processes
+        }
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return {name: float(count) for name, count in found.items()}
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    def probe(self) -> Probe:
+        """Probe of these weights: what an engine that has them must answer."""
+        tokens = probe_tokens(self._learner.module.config.vocab_size)
+        found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
+        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25))
+
+    def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
+        """Send weights to the engines assigned to this rank, route by route. All ranks take part in gathering.
+
+        For an engine that was lost and restarted, the weights may already be offloaded to the host.
+        """
+        by_route = [[one for one in receivers if one.route is route] for route in WeightRoute]
+        try:
+            with self._learner.at_hand():
+                parts = [self._send_by(some, version) for some in by_route if some]
+        except MemoryError as error:
+            return replace(NOTHING, failed={one.url: UpdateFailed(str(error)) for one in receivers})
+        sent = max(parts, key=lambda part: part.buckets)
+        return replace(sent, failed={url: error for part in parts for url, error in part.failed.items()})
+
+    def _send_by(self, receivers: Sequence[Receiver], version: int) -> Sent:
+        own = [receiver for receiver in receivers if receiver.sender == self._rank]
+        stream = self._stream()
+        try:
+            return asyncio.run(self._send(own, stream, version)) if own else NOTHING
+        except EngineError as error:
+            # Returned, not raised: the other ranks continue with the next route, and need this one there.
+            return replace(NOTHING, failed={receiver.url: error for receiver in own})
+        finally:
+            stream.finish()
+
+    async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
+        engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]
+        try:
+            match receivers[0].route:
+                case WeightRoute.BROADCAST:
+                    return await self._broadcast_sender(receivers[0], stream).send(engines, version)
+                case WeightRoute.SHARED_MEMORY:
+                    carrier: Carrier = SharedMemoryCarrier()
+                case WeightRoute.DEVICE:
+                    carrier = device_carrier(stream)
+                case WeightRoute.RELOAD | WeightRoute.ADAPTER | WeightRoute.RESTART as route:
+                    raise ValueError(f"the weight route {route} sends no weights to running engines")
+                case route:
+                    assert_never(route)
+            return await send(engines, stream, version, carrier, with_fingerprints=True)
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+
+    def _broadcast_sender(self, receiver: Receiver, stream: WeightStream) -> BroadcastSender:
+        open_group = VllmWeightGroup if receiver.kind is EngineKind.VLLM else None
+        return BroadcastSender(
+            stream,
+            os.environ["MASTER_ADDR"],  # of rank 0, which is the one that broadcasts
+            self.acquire_free_port,
+            self._device,
+            receiver.processes,
+            open_group=open_group,
+        )
+
+    def give_weights(self, group: str) -> None:
+        """Send the weights to all workers of another group, which call `take_weights`. Call it on all ranks."""
+        for bucket in in_buckets(self._learner.weights()):
+            self._give(bucket, group)
+        self._give(None, group)
+
+    def _give(self, bucket: Bucket | None, group: str) -> None:
+        if self._rank == 0:  # every rank gathers the weights, one sends them
+            self.broadcast(bucket, [(self._group_name, 0), (group, None)])
+
+    def take_weights(self, group: str) -> None:
+        """Take the weights of another group, which calls `give_weights`."""
+        self._learner.take(entry for bucket in self._coming(group) for entry in bucket)
+
+    def _coming(self, group: str) -> Iterator[Bucket]:
+        while (bucket := self.broadcast(None, [(group, 0), (self._group_name, None)])) is not None:
+            yield bucket
+
+    def write_weights(self, model: str, folder: str) -> str:
+        """Write a checkpoint that engines can start from. Return the error as text; empty if there is none."""
+        try:
+            with self._learner.at_hand():
+                self._write(model, folder)
+        except (EngineError, OSError, MemoryError) as error:
+            return str(error)
+        return ""
+
+    def _write(self, model: str, folder: str) -> None:
+        stream = self._stream()
+        try:
+            if self._rank == 0:
+                write_checkpoint(stream, model, folder)
+        finally:
+            stream.finish()
+
+    def _stream(self) -> WeightStream:
+        return WeightStream(self._learner.module, float_type(self._settings.compute_dtype))
+
+
+def _device(has_gpu: bool) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+
 
 SendingRoutes = Mapping[str, ServerRoute]  # by engine name, as planned
 

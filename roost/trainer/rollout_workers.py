@@ -30,8 +30,7 @@ from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, clos
 from roost.rollout.gateway import Gateway
 from roost.rollout.order import sample_seed
 from roost.rollout.rewards.config import ConfiguredRewards
-from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
-from roost.rollout.rewards.worker import RewardWorker
+from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards, RewardWorker
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner

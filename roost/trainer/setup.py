@@ -33,7 +33,7 @@ from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions
-from roost.trainer.learner_worker import LearnerWorker
+from roost.trainer.learners import LearnerWorker
 from roost.trainer.loop import WEIGHT, DeviceSwitch
 from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
 from roost.trainer.records.checkpoints import TrainerState

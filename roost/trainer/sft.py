@@ -31,8 +31,7 @@ from roost.runtime.worker import LaunchOptions
 from roost.trainer.batch import Batch, minibatches
 from roost.trainer.figures import of_learning, of_memory, of_time
 from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
-from roost.trainer.learner_worker import LearnerWorker
-from roost.trainer.learners import Learners, totals_of
+from roost.trainer.learners import Learners, LearnerWorker, totals_of
 from roost.trainer.loop import WEIGHT
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.records.run_folder import RunFolder

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from roost.cluster.inventory import Group, Inventory, Node
-from roost.cluster.resources import ACCELERATOR, NODE, Ints
+from roost.cluster.inventory import ACCELERATOR, NODE, Group, Ints, Inventory, Node
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan
+from roost.placement.component_plan import ComponentPlan, PlacementTable
 from roost.placement.plan import Plan
-from roost.placement.table import PlacementTable
 
 # Okabe and Ito's colours (2008) stay apart under the common kinds of colour blindness; the tones after them repeat the
 # hues, which the short names tell apart.

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.cluster.inventory import Inventory
-from roost.cluster.resources import Ints
+from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Finding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.phases import Phase

@@ -8,8 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from roost.cluster.inventory import Inventory, Node
-from roost.cluster.resources import Ints
+from roost.cluster.inventory import Ints, Inventory, Node
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.phases import Phase, State, works_in

@@ -3,10 +3,9 @@
 import re
 from random import Random
 
-from roost.app_world.errors import ApiError
 from roost.app_world.evaluate import evaluate
 from roost.app_world.proxy import Apis
-from roost.app_world.state import KEYS
+from roost.app_world.state import KEYS, ApiError
 from roost.app_world.world import APPS
 
 WORKING_APPS = [name for name in APPS if name not in ("api_docs", "supervisor")]

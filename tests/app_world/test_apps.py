@@ -3,9 +3,8 @@ import math
 import pytest
 
 from roost.app_world import records
-from roost.app_world.errors import ApiError
 from roost.app_world.proxy import Apis
-from roost.app_world.state import State
+from roost.app_world.state import ApiError, State
 from roost.app_world.world import World
 
 OWN = "me@example.com"

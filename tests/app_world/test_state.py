@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.app_world.changes import Change, changes_between
-from roost.app_world.errors import ApiError
 from roost.app_world.generation import generated_state
-from roost.app_world.state import KEYS, MOST_RECORDS, State
+from roost.app_world.state import KEYS, MOST_RECORDS, ApiError, State
 from roost.app_world.world import APPS, World
 from tests.app_world.play import WORKING_APPS, arguments
 

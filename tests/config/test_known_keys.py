@@ -10,8 +10,8 @@ import roost
 from roost.config.compose import load
 from roost.config.findings import Findings, Severity
 from roost.config.job import Notation
+from roost.config.known_keys.report import TABLES
 from roost.config.known_keys.tables import Effect
-from roost.config.known_keys.tree import TABLES
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived
 from roost.config.notations.loop import read_loop
 from roost.config.notations.notation import read_job

@@ -11,9 +11,8 @@ from roost.engines.members import EngineState, Member
 from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.payload import Manifest
 from roost.engines.weights.probe import Probe
-from roost.engines.weights.send import Sent
 from roost.engines.weights.sync import WeightSync
-from roost.engines.weights.update import WeightRoute, WeightUpdate
+from roost.engines.weights.update import Sent, WeightRoute, WeightUpdate
 from tests.engines.vllm_standin import NEW, OLD, running_standin
 from tests.limits import HANG_S
 

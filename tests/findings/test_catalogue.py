@@ -20,7 +20,7 @@ from roost.config.ranks import RankSyntaxError
 from roost.config.section import Section
 from roost.config.yaml_events import Refused, ValueBuilder
 from roost.placement.memory.residency import MemoryRefused
-from roost.placement.strategy import refuse
+from roost.placement.strategies import refuse
 from tests.findings.catalogue import SHIPPED, findings_pages, read_catalogue, run, shipped_examples, written_pages
 
 ROOT = Path(roost.__file__).parent

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 
 from roost.app_world.apps.app import App, has_text
-from roost.app_world.errors import unknown
-from roost.app_world.state import Record
+from roost.app_world.state import Record, unknown
 
 
 class ApiDocs(App):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, page_of
-from roost.app_world.apps.checks import needs_path
-from roost.app_world.errors import ApiError, unknown
+from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_path, page_of
 from roost.app_world.signature import MOST_TEXT
-from roost.app_world.state import Record
+from roost.app_world.state import ApiError, Record, unknown
 
 
 class Files(App):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, page_of
-from roost.app_world.apps.checks import needs_room, needs_text
-from roost.app_world.errors import ApiError
-from roost.app_world.state import Record
+from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_room, needs_text, page_of
+from roost.app_world.state import ApiError, Record
 
 
 class Notes(App):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, page_of
-from roost.app_world.apps.checks import needs_date, needs_email, needs_one_of
-from roost.app_world.errors import ApiError
-from roost.app_world.state import Record
+from roost.app_world.apps.app import PAGE_LIMIT, App, needs_date, needs_email, needs_one_of, page_of
+from roost.app_world.state import ApiError, Record
 
 KINDS = ("sent", "received")
 DIRECTIONS = ("incoming", "outgoing")

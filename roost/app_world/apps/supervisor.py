@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from roost.app_world.apps.app import App
-from roost.app_world.apps.checks import needs_one_of
+from roost.app_world.apps.app import App, needs_one_of
 from roost.app_world.state import Completion, Json, Record
 
 

@@ -10,7 +10,7 @@ from typing import overload
 
 from roost.app_world import records
 from roost.app_world.changes import changes_between
-from roost.app_world.errors import unknown
+from roost.app_world.state import unknown
 from roost.app_world.tasks import money, one_app, several_apps
 from roost.app_world.tasks import one_app as pages
 from roost.app_world.tasks import several_apps as two_apps

@@ -8,8 +8,7 @@ from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.job import Job, Layout, Notation
-from roost.config.known_keys.report import report_keys, report_unread
-from roost.config.known_keys.uses import key_uses
+from roost.config.known_keys.report import key_uses, report_keys, report_unread
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll

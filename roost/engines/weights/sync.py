@@ -29,8 +29,7 @@ from roost.engines.weights.probe import (
     verify_by_fingerprints,
     verify_by_probe,
 )
-from roost.engines.weights.send import Sent
-from roost.engines.weights.update import WeightUpdate
+from roost.engines.weights.update import Sent, WeightUpdate
 from roost.placement.routes import WeightRoute
 
 

@@ -9,8 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from roost.cluster.inventory import Inventory
-from roost.cluster.resources import Ints
+from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
 from roost.config.notations.loop import MEMORY_KEYS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.cluster.resources import ACCELERATOR
+from roost.cluster.inventory import ACCELERATOR
 from roost.config.findings import Findings, Where
 from roost.placement.component_plan import ComponentPlan
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from roost.learner.checksums import Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
-from roost.trainer.records.json_lines import Record, number_of, write_whole
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import Record, RunFolder, number_of, write_whole
 
 NAME = re.compile(r"step-(\d+)")
 

@@ -13,8 +13,7 @@ from roost.trace.spans import SpanRecorder
 from roost.trainer.guards import SkippedSteps
 from roost.trainer.learners import Learners
 from roost.trainer.records.checkpoints import Checkpoint, Checkpoints, TrainerState, best_checkpoint
-from roost.trainer.records.json_lines import write_whole
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder, write_whole
 
 ADAPTER = "adapter"  # the folder in policy/
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost.trainer.records.json_lines import Record, number_of, write_whole
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import Record, RunFolder, number_of, write_whole
 from roost.trainer.report.page_data import page_data, phase_colours, phases_of, times_of
 from roost.view.grid_model import COLOURS
 from roost.view.html import one_file_page

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from roost.placement.plan import Plan
 from roost.trainer.records.checkpoints import HELD_OUT, best_checkpoint
-from roost.trainer.records.json_lines import Record, number_of
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import Record, RunFolder, number_of
 from roost.trainer.records.samples import shortened
 from roost.view.grid_model import COLOURS, USUAL, marks
 from roost.view.text import machines_line

@@ -12,8 +12,7 @@ from rich.text import Text
 from roost.config.findings import counted
 from roost.trainer.figures import PHASES
 from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
-from roost.trainer.records.json_lines import Record, number_of
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import Record, RunFolder, number_of
 from roost.trainer.report.live_view import sparkline
 from roost.view.plain import plain_line
 

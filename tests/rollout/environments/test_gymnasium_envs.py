@@ -6,8 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from roost.rollout.environments.gymnasium_envs import GymnasiumEnvironments
-from roost.rollout.environments.gymnasium_text import fitted, text_of
+from roost.rollout.environments.gymnasium_envs import GymnasiumEnvironments, fitted, text_of
 from roost.rollout.episode import Task
 from tests.rollout.script import others_running, ran, settled
 

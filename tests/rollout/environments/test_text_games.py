@@ -3,8 +3,7 @@ from collections import Counter, deque
 import pytest
 
 from roost.rollout.environments.environment import Observation
-from roost.rollout.environments.sokoban_rooms import SIDES, Room, make_room
-from roost.rollout.environments.text_games import FrozenLake, GameTasks, Sokoban, TextGames
+from roost.rollout.environments.text_games import SIDES, FrozenLake, GameTasks, Room, Sokoban, TextGames, make_room
 from roost.rollout.episode import Split, Task
 from tests.rollout.script import ran
 

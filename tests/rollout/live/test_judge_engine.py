@@ -18,8 +18,7 @@ from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.judge import Judge
 from roost.rollout.rewards.judge_server import OwnServer
 from roost.rollout.rewards.reward import Answer, RewardFailed
-from roost.rollout.rewards.scoring import Rewards
-from roost.rollout.rewards.worker import RewardWorker
+from roost.rollout.rewards.scoring import Rewards, RewardWorker
 from tests.limits import HANG_S
 from tests.local_ray import end_ray
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from roost.rollout.episode import Task
 from roost.rollout.rewards.reward import Answer, Scored
-from roost.rollout.rewards.worker import RewardWorker
+from roost.rollout.rewards.scoring import RewardWorker
 from tests.rollout.script import ran
 
 

@@ -8,7 +8,7 @@ import roost.trainer.setup
 from roost.learner.sample import Sample
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.episode import Split
-from roost.trainer.learner_worker import LearnerWorker
+from roost.trainer.learners import LearnerWorker
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, trained
 from tests.trainer.live.scenarios import Patient, count_learning
