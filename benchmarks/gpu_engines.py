@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from roost.engines.weights.send import send
 from train_roost import PATIENT, run
 from train_workload import Workload
 
@@ -33,7 +34,6 @@ from roost.engines.connect import connect
 from roost.engines.protocol import Engine, InFlight, Part, Sampling
 from roost.engines.server_process import start_ready
 from roost.engines.weights.carriers import SharedMemoryCarrier, device_carrier
-from roost.engines.weights.send import send
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import LocalSender
 from roost.placement.routes import WeightRoute

@@ -81,3 +81,27 @@ def _leads_to_code(folder, names):
             return re.search(rf"\b{name}\b", (folder / "__init__.py").read_text(encoding="utf-8")) is not None
         folder /= name
     return True
+
+
+def _rows():
+    """Rows of the table in CONTRIBUTING.md: the task, and all that is in backticks after it."""
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where to change what")[2]
+    lines = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    return [(line.split("|")[1].strip(), re.findall(r"`([^`]+)`", line)) for line in lines]
+
+
+@pytest.mark.parametrize(("task", "named"), [pytest.param(*row, id=row[0]) for row in _rows()])
+def test_where_to_change_what(task, named):
+    """Every path exists, and every other name occurs in a file of its row."""
+    paths = [ROOT / name for name in named if "/" in name]
+    assert [str(path) for path in paths if not path.exists()] == []
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+    names = [name.partition("=")[0] for name in named if "/" not in name and not name.startswith(("make ", "_target_"))]
+    assert [name for name in names if not any(name in text for text in texts)] == []
+
+
+def test_tasks_of_contributors():
+    tasks = " ".join(task for task, _ in _rows())
+    for task in ("loss", "engine", "vendor", "finding", "reward", "key of a notation", "route", "devices", "metric"):
+        assert task in tasks
+    assert "launcher" in tasks
