@@ -25,7 +25,7 @@ from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
-from roost.learner.residence import PARTS, Residence
+from roost.learner.residence import MOMENTS, PARTS, Residence
 from roost.learner.sample import Distribution, Floats, Sample
 
 BUCKET_BYTES = 1 << 28
@@ -421,6 +421,8 @@ class Learner:
         away = [part for part in parts if part in self._residence.away]
         if away:
             raise RuntimeError(f"the learner's {' and '.join(away)} are offloaded; load them first")
+        if MOMENTS in parts:
+            self._residence.wait_for_moments()
 
     def _require(self, head: Head, what: str) -> None:
         if self._head is not head:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-PARTS = ("weight", "grad", "optimizer")
+MOMENTS = "optimizer"
+PARTS = ("weight", "grad", MOMENTS)
 ALIGNMENT = 256  # bytes
 ALLOCATION, SMALL_ALLOCATION = 512, 1 << 20  # torch's CUDA allocator: granularity, and largest size from small blocks
 TOUCHED_TOGETHER = 1 << 28  # bytes
@@ -72,6 +73,7 @@ class Residence:
         self._optimizer = optimizer
         self._device = device
         self._away: dict[str, list[Away]] = {}
+        self._arriving: torch.cuda.Event | None = None  # end of a copy of moments that may still run
         self._pinned: dict[str, HostBuffer] = {}  # kept, because page-locking takes longer than a copy
 
     @property
@@ -81,10 +83,13 @@ class Residence:
 
     def offload(self, parts: Iterable[str]) -> None:
         """Move parts to the host; offloaded parts are skipped."""
+        self.wait_for_moments()
         leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
-        with _beside(self._device):
+        with _beside(self._device) as stream:
             # Copy everything before freeing any memory: if the host has too little, nothing has changed.
             copies = {part: self._to_host(part, storages) for part, storages in leaving.items()}
+        if stream is not None:
+            stream.synchronize()
         for part, away in copies.items():
             for each in away:
                 each.storage.resize_(0)
@@ -94,8 +99,11 @@ class Residence:
             torch.cuda.empty_cache()  # for other processes on the device
 
     def load(self, parts: Iterable[str]) -> None:
-        """Move parts back to the device; loaded parts are skipped."""
-        coming = [part for part in _known(parts) if part in self._away]
+        """Move parts back to the device; loaded parts are skipped.
+
+        On a GPU, moments are copied in the background, as scoring comes first: call `wait_for_moments`.
+        """
+        coming = sorted((part for part in _known(parts) if part in self._away), key=PARTS.index)
         arriving = [each for part in coming for each in self._away[part]]
         try:
             for part in coming:
@@ -106,12 +114,22 @@ class Residence:
             for each in arriving:
                 each.storage.resize_(0)
             raise
-        with _beside(self._device):
+        with _beside(self._device) as stream:
             for part in coming:
                 for each in self._away[part]:
                     _bytes(each.storage).copy_(each.content, non_blocking=True)
+                if stream is not None and part == MOMENTS:
+                    self._arriving = stream.record_event()
+                elif stream is not None:
+                    stream.synchronize()
         for part in coming:
             del self._away[part]
+
+    def wait_for_moments(self) -> None:
+        """Let later work on the current stream see the optimizer's moments."""
+        if self._arriving is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._arriving)
+            self._arriving = None
 
     def _reserve(self, arriving: Sequence[Away]) -> None:
         """Let torch's allocator get the memory of a part at once: hundreds of allocations take as long as the copy.
@@ -170,15 +188,12 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 @contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """Run copies on a separate stream after all queued work; synchronize at the end."""
+def _beside(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+    """Queue copies on a separate stream, after all work queued so far; None on a CPU."""
     if device.type != "cuda":
-        yield
+        yield None
         return
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        stream.synchronize()
+    with torch.cuda.stream(stream):
+        yield stream
