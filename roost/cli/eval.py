@@ -191,10 +191,10 @@ def _job(path: str, model: str, reward: str, columns: Mapping[str, Any], changes
 def _check_columns(path: str, columns: Mapping[str, Any]) -> None:
     """Refuse a data file that is not there or lacks a column; data sets of the hub are checked when they are loaded."""
     from roost.rollout.data.prompts import USUAL
-    from roost.rollout.data.tables import LOOKED_AT, DataError, first_rows
+    from roost.rollout.data.tables import CHECKED_ROWS, DataError, first_rows
 
     try:
-        found = first_rows(path, LOOKED_AT)
+        found = first_rows(path, CHECKED_ROWS)
     except DataError as error:
         raise typer.BadParameter(str(error), param_hint="--data") from None
     if found is None:

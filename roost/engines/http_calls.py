@@ -104,13 +104,13 @@ class RetryRule:
     longest_wait_s: float = 5.0
     longest_retry_after_s: float = 60.0  # limit for a server's Retry-After
 
-    def wait_s(self, failures: int, chance: float, reply: str | None = None) -> float:
+    def wait_s(self, failures: int, chance: float, retry_after: str | None = None) -> float:
         """Exponential backoff with jitter of one half, so that clients do not return together.
 
-        `reply` is the server's Retry-After, if any, and is a lower bound.
+        `retry_after` is the server's header, if any, and a lower bound.
         """
         longest = min(self.first_wait_s * 2.0 ** (failures - 1), self.longest_wait_s)
-        retry_after_s = float(reply) if reply and reply.isdecimal() else 0.0
+        retry_after_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
         return min(retry_after_s, self.longest_retry_after_s) + longest * (0.5 + 0.5 * chance)
 
 
@@ -186,7 +186,7 @@ class HttpCalls:
         return None
 
     async def close(self) -> None:
-        """Close all connections, also where whoever closes them is cancelled: nobody else would."""
+        """Close all connections, even if the caller is cancelled."""
         await asyncio.shield(asyncio.gather(self._persistent.close(), self._new.close()))
 
     async def _answer(self, call: Call) -> Any:
@@ -215,7 +215,7 @@ class HttpCalls:
                     return answer
                 failures += 1
                 wait_s = self._retry.wait_s(failures, self._chance(), answer.retry_after)
-                # Rather the server's own words than a limit that passes while nobody asks.
+                # Report the server's own error rather than a timeout.
                 if failures >= self._retry.tries or asyncio.get_running_loop().time() + wait_s > end:
                     return answer
             except ClientClosed:
@@ -248,7 +248,7 @@ def _content(answer: Answer) -> Any:
 
 
 class ServerClient(ABC):
-    """The client of one server. Make a new one when the server was restarted: what it knows is of the old one."""
+    """The client of one server. Create a new one after a restart: its state is of the old server."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class ServerClient(ABC):
     ) -> None:
         self._calls = HttpCalls(url, api_key, sleep=sleep)
         self._limits = limits or TimeLimits()
-        self._sleeps = sleeps  # it was to be started so that sleeping frees memory; its routes do not tell
+        self._sleeps = sleeps  # started so that sleeping frees memory; its routes do not show it
         self._sleep = sleep
         self._known: Capabilities | None = None
         self._probing = asyncio.Lock()
@@ -283,7 +283,7 @@ class ServerClient(ABC):
 
     @abstractmethod
     async def _probe(self) -> Capabilities:
-        """Ask the server what it can do."""
+        """Query the server's capabilities."""
 
     async def _order(self, path: str, body: Any = None, is_idempotent: bool = False) -> Any:
         return await self._calls.post(path, body, limit_s=self._limits.answer, is_idempotent=is_idempotent)

@@ -1,4 +1,4 @@
-"""A small model with random weights and a tokenizer of bytes, for trying things out where nothing can be downloaded."""
+"""A small model with random weights and a tokenizer of bytes, for tests and demos without downloads."""
 
 from __future__ import annotations
 

@@ -82,9 +82,8 @@ class TurnForm:
         return bool(self.stop) or self.json_schema is not None
 
 
-Sampler = Callable[
-    ..., Awaitable[Completion]
-]  # token IDs so far, turn number, max_tokens, and a TurnForm if there is one
+# Samples a turn from the token IDs so far, the turn's number, max_tokens, and a TurnForm if there is one.
+Sampler = Callable[..., Awaitable[Completion]]
 
 
 class Transcript:

@@ -51,7 +51,7 @@ _ANSWERS_WITHIN_S = 30.0  # it has next to nothing to do
 _OF_THREAD = threading.local()
 
 
-class TemplateGone(Exception):
+class TemplateLost(Exception):
     """The template no longer answers."""
 
 
@@ -87,8 +87,8 @@ class Template:
         """Exit status of a fork, as in `subprocess`; None while it runs."""
         try:
             reply = self._answer(STATUS + str(pid).encode())
-        except TemplateGone:
-            return -signal.SIGKILL  # as the kernel does to what the template leaves behind
+        except TemplateLost:
+            return -signal.SIGKILL  # the kernel kills a dead template's forks
         return None if reply == NONE else int(reply)
 
     def _answer(self, request: bytes, descriptors: Sequence[int] = ()) -> str:
@@ -97,10 +97,10 @@ class Template:
             reply = self._control.recv(LONGEST)
             if not reply:
                 raise ConnectionResetError("it ended")
-        except BaseException as error:  # an answer that comes late must not be taken for that to the next request
+        except BaseException as error:  # a late answer must not be read as the answer to the next request
             self._end()
             if isinstance(error, OSError):
-                raise TemplateGone from error
+                raise TemplateLost from error
             raise
         return reply.decode()
 
@@ -143,16 +143,16 @@ def forked(stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket)
         return None
     template: Template | None = getattr(_OF_THREAD, "template", None)
     if template is not None and template.owner == os.getpid():  # a fork of this process has its own
-        with contextlib.suppress(TemplateGone):
+        with contextlib.suppress(TemplateLost):
             return template.fork(stdin, output, connection)
     _OF_THREAD.template = template = Template()
-    with contextlib.suppress(TemplateGone):
+    with contextlib.suppress(TemplateLost):
         return template.fork(stdin, output, connection)
     return None
 
 
 def _can_be_held() -> bool:
-    """Return True if pidfds are available, which hold processes that are not children."""
+    """Return True if pidfds are available, which refer to processes that are not children."""
     if sys.platform != "linux":
         return False
     try:
@@ -182,7 +182,7 @@ _DIES_WITHIN_S = 1.0
 Process = Forked | subprocess.Popen[bytes]
 
 
-class Gone(Exception):
+class ProcessLost(Exception):
     """The process closed its end of the connection, most likely by dying."""
 
 
@@ -233,13 +233,13 @@ class Child:
         """PID of the process that it ends with."""
         return self._process.parent if isinstance(self._process, Forked) else os.getpid()
 
-    async def say(self, message: Any) -> None:
+    async def send(self, message: Any) -> None:
         """Send a message; blocks while the process does not read."""
         self._writer.write(packed(message))
-        with contextlib.suppress(ConnectionError):  # the next `hear` reports it
+        with contextlib.suppress(ConnectionError):  # the next `receive` reports it
             await self._writer.drain()
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """Return the next message, which is only known to be JSON of bounded size."""
         try:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
@@ -247,11 +247,11 @@ class Child:
                 raise Malformed(f"a message of {length} bytes, where {LARGEST} are the most")
             return json.loads(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise Gone from error
+            raise ProcessLost from error
         except (ValueError, RecursionError) as error:
             raise Malformed(f"a message is not JSON: {error}") from error
 
-    def go_on(self, printed: Printed) -> None:
+    def resume(self, printed: Printed) -> None:
         """Resume the process; its output goes to `printed` from now on."""
         self._printed = printed
         self._process.send_signal(signal.SIGCONT)

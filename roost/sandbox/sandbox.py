@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from roost.procs.user_code import within
-from roost.sandbox.child import FLOOD_BYTES, Child, Gone, Malformed
+from roost.sandbox.child import FLOOD_BYTES, Child, Malformed, ProcessLost
 from roost.sandbox.execution import Execution, Fault, Printed
 from roost.sandbox.limits import Limits, is_larger, remove
 
@@ -207,7 +207,7 @@ class Sandbox:
             printed, began = Printed(self._limits.output_chars), time.monotonic()
             is_alive = False
             try:
-                child.go_on(printed)
+                child.resume(printed)
                 fault, sentence = await self._outcome(child, code)
                 is_alive = fault is None or not fault.is_fatal
             finally:
@@ -252,13 +252,13 @@ class Sandbox:
             self._child = child = await Child.start(given, printed)
         try:
             self._check_open()
-            await child.say(self._request(child.parent, waits_for_threads=stdin is not None))
-            in_force = await within(_STARTS_WITHIN_S, child.hear())
+            await child.send(self._request(child.parent, waits_for_threads=stdin is not None))
+            in_force = await within(_STARTS_WITHIN_S, child.receive())
             self._isolation = Isolation(**in_force["in_force"])
             if not self._allows_weak:
                 self._isolation.check()
             self._check_open()
-        except Gone:
+        except ProcessLost:
             await self._end(child)
             self._check_open()
             raise RuntimeError(f"a sandbox with {self._limits} did not start: {printed.text()}") from None
@@ -297,7 +297,7 @@ class Sandbox:
             fault, status = child.fault or Fault.TIMED_OUT, None
         except Malformed:
             fault, status = child.fault or Fault.BROKEN, None
-        except Gone:
+        except ProcessLost:
             status = await child.death()
             fault = child.fault or _fault_of(status)
         finally:
@@ -310,11 +310,11 @@ class Sandbox:
         The receipt is new for every execution, so that leftovers of an earlier one cannot answer for this one.
         """
         receipt = secrets.token_hex(16)
-        await child.say({"code": code, "receipt": receipt})
+        await child.send({"code": code, "receipt": receipt})
         while True:
-            match await child.hear():
+            match await child.receive():
                 case {"app": str(app), "api": str(api), "arguments": dict(arguments)} if self._call is not None:
-                    await child.say(await _answer(self._call, app, api, arguments))
+                    await child.send(await _answer(self._call, app, api, arguments))
                 case {"receipt": number, "outcome": None} if number == receipt:
                     return None
                 case {"receipt": number, "outcome": str(word)} if number == receipt and word in _WORDS:

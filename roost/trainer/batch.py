@@ -66,7 +66,7 @@ class Batch:
     stopped_in: Mapping[int, Ints] = field(default_factory=dict)  # episode: last state of a cut-off episode
     values_after: Mapping[int, float] = field(default_factory=dict)  # episode: the critic's value of that state
     teacher_kl: Mapping[str, Floats] = field(default_factory=dict)  # teacher: k1 of all tokens that it scored
-    cut: int = 0  # samples that are longer than what is learnt from them
+    cut: int = 0  # samples cut to the longest length that is learnt
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -108,7 +108,7 @@ def down_sampled(groups: Sequence[Group], settings: AdvantageSettings) -> list[G
 
 
 def tool_error_share(episode: Episode) -> float:
-    """Share of the answers of tools that speak of an error; a half where no tool was called."""
+    """Share of tool answers that mention an error; 0.5 without tool calls."""
     answers = [
         text for tokens in episode.sequences for part in tokens.parts for role, text in part.messages if role == TOOL
     ]
@@ -197,7 +197,7 @@ def from_token_rewards(
         found, returns = [each.advantages for each in along], [each.returns for each in along]
     else:
         found = [_discounted(sample, each, settings) for sample, each in zip(batch.samples, rewards, strict=True)]
-    return _whiten_and_clip(batch, _taught(batch, found), settings, among), returns
+    return _whiten_and_clip(batch, _less_teacher_penalty(batch, found), settings, among), returns
 
 
 def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
@@ -298,7 +298,7 @@ def _whiten_and_clip(
     return found if limit is None else [each.clip(-limit, limit) for each in found]
 
 
-def _taught(batch: Batch, values: Sequence[Doubles]) -> list[Doubles]:
+def _less_teacher_penalty(batch: Batch, values: Sequence[Doubles]) -> list[Doubles]:
     """Advantages less the penalty of the teachers, token by token; it is not discounted."""
     return [
         each if sample.teacher_penalty is None else each - sample.teacher_penalty[predicted(sample)]

@@ -358,9 +358,9 @@ class Loop:
         if self.models.critic is not None and self.settings.advantage.advantage_estimator is AdvantageEstimator.GAE:
             values = await self.models.critic.values([*batch.samples, *continuations(batch)])
             batch = with_values(batch, values)
-        return await self._taught(with_scores(batch, old, reference))
+        return await self._with_teachers(with_scores(batch, old, reference))
 
-    async def _taught(self, batch: Batch) -> Batch:
+    async def _with_teachers(self, batch: Batch) -> Batch:
         teachers = self.settings.teachers
         if not teachers:
             return batch

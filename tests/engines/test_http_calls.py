@@ -69,7 +69,7 @@ def test_each_wait_is_twice_the_last_up_to_a_limit_and_half_of_it_is_chance():
 def test_a_server_that_says_when_to_come_back_is_obeyed():
     rule = RetryRule(first_wait_s=1.0, longest_wait_s=3.0, longest_retry_after_s=10.0)
     described = (None, "0", "7", "600", "Fri, 31 Dec 1999 23:59:59 GMT")
-    assert [rule.wait_s(1, chance=1.0, reply=each) for each in described] == [1.0, 1.0, 8.0, 11.0, 1.0]
+    assert [rule.wait_s(1, chance=1.0, retry_after=each) for each in described] == [1.0, 1.0, 8.0, 11.0, 1.0]
 
     async def scenario():
         come_back = [(429, "", "Retry-After: 3"), (503, "", "Retry-After: 4"), OK]

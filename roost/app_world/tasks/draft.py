@@ -22,7 +22,7 @@ LOGIN = (
 
 
 class Draft:
-    """A task that is being written: `state` is its world, in which the writer puts what the task is about."""
+    """A task under construction: `state` is its world, which the generator prepares."""
 
     def __init__(self, scenario_id: str, variant: int) -> None:
         self._phrasing = Random(f"phrasing {scenario_id}")  # the variants of a scenario are worded alike
@@ -40,11 +40,11 @@ class Draft:
         return self.random.randint(least, most)
 
     def people(self, count: int) -> list[Record]:
-        """Different contacts."""
+        """Distinct random contacts."""
         return self.random.sample(self.state.rows("contacts"), count)
 
     def record(self, table: str) -> Record:
-        """Some record that is there."""
+        """A random record of a table."""
         return self.pick(self.state.rows(table))
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
@@ -83,10 +83,10 @@ def code(*parts: str) -> str:
     return "\n".join(parts)
 
 
-def every(name: str, call: str) -> str:
+def all_pages(name: str, call: str) -> str:
     """Code that collects all pages of a search; `call` lacks its closing bracket.
 
-    >>> print(every("found", "apis.notes.search(tag='a'"))
+    >>> print(all_pages("found", "apis.notes.search(tag='a'"))
     found, page = [], 0
     while batch := apis.notes.search(tag='a', page_index=page):
         found, page = found + batch, page + 1

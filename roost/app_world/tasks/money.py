@@ -6,7 +6,7 @@ from collections import Counter
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, code, every, pay
+from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, pay
 
 PARTIES = ("Dinner at the harbour", "Boat trip", "Karaoke night", "Cooking evening", "Museum day")
 POSTS = ("food", "drinks", "tickets", "transport")
@@ -70,10 +70,12 @@ def settle_requests(draft: Draft) -> Plan:
         relation=relation,
     )
     solution = code(
-        every("people", "apis.contacts.search("),
+        all_pages("people", "apis.contacts.search("),
         'relations = dict((person["email"], person["relation"]) for person in people)',
         LOGIN,
-        every("requests", 'apis.payments.search_requests(access_token=token, direction="incoming", status="pending"'),
+        all_pages(
+            "requests", 'apis.payments.search_requests(access_token=token, direction="incoming", status="pending"'
+        ),
         "for request in requests:",
         f'    is_paid = relations[request["email"]] == "{relation}" and request["amount"] <= {limit}',
         "    act = apis.payments.pay_request if is_paid else apis.payments.decline_request",
@@ -114,7 +116,7 @@ def watch_budget(draft: Draft) -> Plan:
     solution = code(
         'lines = apis.notes.search(query="My budget")[0]["content"].splitlines()',
         LOGIN,
-        every("rows", f'apis.payments.search_transactions(access_token=token, kind="sent", from_date="{since}"'),
+        all_pages("rows", f'apis.payments.search_transactions(access_token=token, kind="sent", from_date="{since}"'),
         "for line in lines:",
         '    category, limit = line.split(": ")',
         '    above = sum(row["amount"] for row in rows if row["note"] == category) - int(limit)',
@@ -196,9 +198,11 @@ def thank_most(draft: Draft) -> Plan:
         since=since,
     )
     solution = code(
-        every("people", f'apis.contacts.search(relation="{relation}"'),
+        all_pages("people", f'apis.contacts.search(relation="{relation}"'),
         LOGIN,
-        every("rows", f'apis.payments.search_transactions(access_token=token, kind="received", from_date="{since}"'),
+        all_pages(
+            "rows", f'apis.payments.search_transactions(access_token=token, kind="received", from_date="{since}"'
+        ),
         "totals = dict()",
         "for row in rows:",
         '    totals[row["email"]] = totals.get(row["email"], 0) + row["amount"]',

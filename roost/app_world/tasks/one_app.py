@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from, person
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, code, every, quoted
+from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, quoted
 
 OCCASIONS = ("Eye test", "Flat viewing", "Parents' evening", "Wine tasting", "Haircut", "Chess club", "Fire drill")
 NEW_TITLES = ("Old plans", "Read again", "Weekend", "From the workshop", "For later", "Do not forget")
@@ -142,7 +142,7 @@ def finish_list(draft: Draft) -> Plan:
         'Mark every open task on the list "{name}" as done.',
         name=list_name,
     )
-    find = every("tasks", f'apis.todo.search(list_name="{list_name}", is_done=False')
+    find = all_pages("tasks", f'apis.todo.search(list_name="{list_name}", is_done=False')
     act = code("for task in tasks:", '    apis.todo.complete(task_id=task["task_id"])')
     return Plan(instruction, code(find, act, DONE), after)
 
@@ -161,7 +161,7 @@ def delete_tagged(draft: Draft) -> Plan:
     instruction = draft.phrase(
         'Delete all my notes with the tag "{tag}".', 'I no longer need the notes tagged "{tag}". Delete them.', tag=tag
     )
-    find = every("notes", f'apis.notes.search(tag="{tag}"')
+    find = all_pages("notes", f'apis.notes.search(tag="{tag}"')
     act = code("for note in notes:", '    apis.notes.delete(note_id=note["note_id"])')
     return Plan(instruction, code(find, act, DONE), after)
 
@@ -182,7 +182,9 @@ def total_sent(draft: Draft) -> Plan:
         name=someone["name"],
     )
     find = f"person = apis.contacts.search(query={quoted(someone['name'])})[0]"
-    rows_of = every("rows", 'apis.payments.search_transactions(access_token=token, kind="sent", email=person["email"]')
+    rows_of = all_pages(
+        "rows", 'apis.payments.search_transactions(access_token=token, kind="sent", email=person["email"]'
+    )
     answer = 'apis.supervisor.complete_task(answer=sum(row["amount"] for row in rows))'
     return Plan(instruction, code(find, LOGIN, rows_of, answer), answer=total)
 
@@ -206,7 +208,7 @@ def raise_overdue(draft: Draft) -> Plan:
         '    if task["due"] and task["due"] < today:',
         '        apis.todo.update(task_id=task["task_id"], priority=1)',
     )
-    return Plan(instruction, code(today_code, every("tasks", "apis.todo.search(is_done=False"), act, DONE), after)
+    return Plan(instruction, code(today_code, all_pages("tasks", "apis.todo.search(is_done=False"), act, DONE), after)
 
 
 def cancel_day(draft: Draft) -> Plan:
@@ -224,6 +226,6 @@ def cancel_day(draft: Draft) -> Plan:
         "Clear my calendar on {day}: delete every event that begins on that day.",
         day=day,
     )
-    find = every("events", f'apis.calendar.search(from_date="{day}", to_date="{day}"')
+    find = all_pages("events", f'apis.calendar.search(from_date="{day}", to_date="{day}"')
     act = code("for event in events:", '    apis.calendar.delete(event_id=event["event_id"])')
     return Plan(instruction, code(find, act, DONE), after)

@@ -6,7 +6,7 @@ from datetime import date, datetime, timedelta
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, code, every, pay, quoted
+from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, pay, quoted
 
 ITEMS = (
     "socks", "torch", "map", "charger", "towel", "raincoat", "tent", "sunscreen", "passport", "hat", "camera", "rope",
@@ -112,7 +112,7 @@ def list_city(draft: Draft) -> Plan:
         path=path,
     )
     solution = code(
-        every("people", f'apis.contacts.search(query="{city}"'),
+        all_pages("people", f'apis.contacts.search(query="{city}"'),
         f'emails = sorted(person["email"] for person in people if person["city"] == "{city}")',
         f'apis.files.write(path="{path}", content="\\n".join(emails))',
         DONE,
@@ -136,7 +136,7 @@ def prepare_day(draft: Draft) -> Plan:
         eve=eve,
     )
     solution = code(
-        every("events", f'apis.calendar.search(from_date="{day}", to_date="{day}"'),
+        all_pages("events", f'apis.calendar.search(from_date="{day}", to_date="{day}"'),
         "for event in events:",
         f'    apis.todo.create(title="Prepare " + event["title"], due="{eve}")',
         DONE,
@@ -179,7 +179,7 @@ def meeting_time(draft: Draft) -> Plan:
     )
     solution = code(
         f"email = apis.contacts.search(query={quoted(someone['name'])})[0]['email']",
-        every("events", f'apis.calendar.search(from_date="{first}", to_date="{last}"'),
+        all_pages("events", f'apis.calendar.search(from_date="{first}", to_date="{last}"'),
         'total = sum(event["minutes"] for event in events if email in event["attendees"])',
         f"apis.notes.create(title={quoted(title)}, content=str(total))",
         "apis.supervisor.complete_task(answer=total)",
@@ -215,11 +215,11 @@ def postpone_trip(draft: Draft) -> Plan:
     solution = code(
         "from datetime import date, datetime, timedelta",
         f"later = timedelta(days={days})",
-        every("events", f'apis.calendar.search(query="{city}"'),
+        all_pages("events", f'apis.calendar.search(query="{city}"'),
         "for event in events:",
         '    start = (datetime.fromisoformat(event["start"]) + later).isoformat(timespec="minutes")',
         '    apis.calendar.update(event_id=event["event_id"], start=start)',
-        every("tasks", f'apis.todo.search(list_name="trip to {city}", is_done=False'),
+        all_pages("tasks", f'apis.todo.search(list_name="trip to {city}", is_done=False'),
         "for task in tasks:",
         '    if task["due"]:',
         '        due = (date.fromisoformat(task["due"]) + later).isoformat()',
@@ -255,7 +255,7 @@ def birthday_gifts(draft: Draft) -> Plan:
     )
     solution = code(
         "from datetime import date, timedelta",
-        every("people", f'apis.contacts.search(relation="{relation}"'),
+        all_pages("people", f'apis.contacts.search(relation="{relation}"'),
         "for person in people:",
         '    born = date.fromisoformat(person["birthday"])',
         f"    if born.month == {month}:",
@@ -325,10 +325,10 @@ def week_report(draft: Draft) -> Plan:
         since=since,
     )
     solution = code(
-        every("tasks", "apis.todo.search(is_done=False"),
-        every("events", f'apis.calendar.search(from_date="{today}", to_date="{last}"'),
+        all_pages("tasks", "apis.todo.search(is_done=False"),
+        all_pages("events", f'apis.calendar.search(from_date="{today}", to_date="{last}"'),
         LOGIN,
-        every("rows", f'apis.payments.search_transactions(access_token=token, kind="sent", from_date="{since}"'),
+        all_pages("rows", f'apis.payments.search_transactions(access_token=token, kind="sent", from_date="{since}"'),
         'minutes = sum(event["minutes"] for event in events)',
         'sent = sum(row["amount"] for row in rows)',
         'content = f"open tasks: {len(tasks)}\\nminutes: {minutes}\\nsent: {sent}"',

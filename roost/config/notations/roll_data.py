@@ -10,7 +10,7 @@ from roost.config.findings import did_you_mean, shown
 from roost.config.section import Section
 
 PROMPT_LENGTH = 1024
-FEWEST_TOKENS = 6  # ROLL drops prompts of 5 tokens or fewer
+MIN_PROMPT_TOKENS = 6  # ROLL drops prompts of 5 tokens or fewer
 DOMAIN = "math_rule"  # of rows that no reward lists
 VISION = re.compile(r"[-_]vl\b", re.IGNORECASE)  # in names of templates
 NATIVE: Mapping[str, Any] = {"chat_template": True}
@@ -36,7 +36,7 @@ def data_settings(root: Section, learner: str) -> dict[str, Any]:
         **files,
         **(_template(root, arguments) if "prompt" not in arguments else {"chat_template": False}),
         "max_prompt_tokens": root.whole_number("prompt_length", 1, PROMPT_LENGTH),
-        "min_prompt_tokens": FEWEST_TOKENS,
+        "min_prompt_tokens": MIN_PROMPT_TOKENS,
         "optional_tag_column": tag,
         "domain_column": "domain",
         "domains": domains,

@@ -18,10 +18,10 @@ from roost.rollout.data.tables import DataError, ManyRows, Row, first_of, first_
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import MixedOrder, Order, TaskOrder
 
-CHUNK = 1024  # rows that are looked at together
-LOOKED_AT = 1000  # rows that are checked before a run, where no setting needs all
+CHUNK = 1024  # rows scanned at a time
+CHECKED_ROWS = 1000  # rows that are checked before a run, where no setting needs all
 ROLL_SPLIT = ("split", "train")  # ROLL selects by it in every file, also where rows have no such column
-HELD_OUT = 0x0DD  # tells the choice of held-out rows from the order of tasks
+HELD_OUT = 0x0DD  # separates the random choice of held-out rows from the order of tasks
 Ints = npt.NDArray[np.integer[Any]]
 
 
@@ -103,10 +103,10 @@ class PromptScenario:
         ]
         for source in all_sources(self._settings):
             for path in source.path:
-                found = first_rows(path, LOOKED_AT)
+                found = first_rows(path, CHECKED_ROWS)
                 if found is None:
                     own = (part for part, its in parts if its is source and part.label == path)
-                    found = next((first_of(part, LOOKED_AT) for part in own), None)
+                    found = next((first_of(part, CHECKED_ROWS) for part in own), None)
                 for number, row in enumerate([] if found is None else found.rows):
                     if has_values(row, self._settings.only):
                         label = path if found is None else found.label
@@ -267,7 +267,7 @@ class PromptScenario:
     def _scanned(
         self, loaded: Loaded, shares: dict[str, float], only: Mapping[str, Any]
     ) -> tuple[npt.NDArray[np.bool_], Ints | None]:
-        """Which rows have a prompt of the right length and the values of `only`, and the domain of each row to mix."""
+        """Mask of rows with a prompt of the right length and the values of `only`, and the domain of each row."""
         settings = self._settings
         is_bounded = settings.max_prompt_tokens is not None and settings.overlong != "truncate"
         measures = is_bounded or settings.min_prompt_tokens > 0
@@ -280,7 +280,7 @@ class PromptScenario:
         names = {name: number for number, name in enumerate(shares)}
         unseen = {key for key, value in only.items() if (key, value) != ROLL_SPLIT}
         for start in range(0, len(loaded.used), CHUNK):
-            if not (measures or mixes or only) and start >= LOOKED_AT:
+            if not (measures or mixes or only) and start >= CHECKED_ROWS:
                 break
             numbers = loaded.used[start : start + CHUNK].tolist()
             rows = _rows(loaded.rows, numbers)
@@ -373,7 +373,7 @@ def all_sources(settings: DataSettings) -> list[DataSource]:
 
 def _check_first(path: str, source: DataSource, settings: DataSettings) -> bool:
     """Check columns and prompts in the first rows of a path; return True unless it has no rows. Raise DataError."""
-    found = first_rows(path, LOOKED_AT)
+    found = first_rows(path, CHECKED_ROWS)
     if found is None or not found.rows:
         return found is None
     check_columns(source, found.columns)

@@ -43,7 +43,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 BATCH_ROWS = 8192  # of a converted file; one of its batches is the unit of a read
 BLOCK = 1 << 24  # bytes that are looked through at a time
 NAMED = 8  # files in a message
-LOOKED_AT = 100  # rows whose keys are the columns of a JSON file
+CHECKED_ROWS = 100  # rows whose keys are the columns of a JSON file
 
 Row = dict[str, Any]
 
@@ -97,7 +97,7 @@ class JsonRows:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        rows = self.read(0, min(len(self), LOOKED_AT))
+        rows = self.read(0, min(len(self), CHECKED_ROWS))
         return tuple(dict.fromkeys(key for row in rows for key in row))
 
     def __len__(self) -> int:

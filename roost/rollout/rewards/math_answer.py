@@ -210,7 +210,7 @@ class AnsweringProcesses:
             try:
                 answer = await process.ask(question, limit_s)
                 is_sound = process.uses < USES and not self._is_closed
-            finally:  # also on cancellation: a late answer must not be taken for the next one
+            finally:  # also on cancellation: a late answer must not be read as the next one
                 if is_sound:
                     self._idle.append(process)
                 else:

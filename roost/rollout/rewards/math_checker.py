@@ -75,14 +75,14 @@ def main(memory_bytes: int) -> None:
     logging.disable(logging.CRITICAL)
     compare("$x=1$", ["1"])  # trigger lazy imports now
     hows = {"any": compare, "first": compare_first, "rlinf": math_text().is_right}
-    _tell(answers, "ready")
+    _answer(answers, "ready")
     for line in sys.stdin:
         question = json.loads(line)
         bound_cpu(question["limit_s"])
-        _tell(answers, hows[question["how"]](question["text"], question["right"]))
+        _answer(answers, hows[question["how"]](question["text"], question["right"]))
 
 
-def _tell(answers: Any, value: Any) -> None:
+def _answer(answers: Any, value: Any) -> None:
     answers.write(json.dumps(value) + "\n")
     answers.flush()
 

@@ -30,7 +30,7 @@ def finite(value: Any, giver: str) -> float:
     number = value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else value
     try:
         is_finite = isinstance(number, Real) and math.isfinite(number)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         is_finite = False
     if not is_finite:
         raise RewardFailed(f"{giver} gives {shown(value)}; a score is a finite number")
@@ -79,7 +79,7 @@ def wrong_answer(value: Any) -> str:
 
 
 def any_value(value: Any) -> str:
-    """Accept every value: the reward itself says what is wrong with one."""
+    """Accept every value: the reward itself checks them."""
     return ""
 
 
@@ -94,7 +94,7 @@ class Answer:
     """The outcome of an episode, to be scored."""
 
     task: Task  # its data has what the reward needs: the right answer, unit tests, a rubric
-    text: str  # output of the policy, as the scenario wants it scored
+    text: str  # the policy's output that is scored
     reward: float = 0.0  # the scenario's own reward
     # The conversation in order: `role`, `content`, `generated`, and `turn` of the policy's messages.
     messages: Sequence[Mapping[str, Any]] = ()
