@@ -25,7 +25,7 @@ SECTIONS = {
     "memory_vllm": ("gpu_memory.py", "vllm"),
     "update": ("gpu_engines.py", "update"),
 }
-NEEDS = {"step": "vllm", "trl": "trl", "memory_vllm": "vllm"}  # a package; left out where it is not installed
+NEEDS = {"trl": "trl", "memory_vllm": "vllm"}  # a package; left out where it is not installed
 # A Llama of 1.2 B parameters.
 SIZES = {
     "vocab_size": 32_000,
@@ -148,28 +148,29 @@ def of_serving(results: dict[str, Any]) -> list[Verdict]:
 
 
 def of_step(results: dict[str, Any]) -> list[Verdict]:
-    step = results.get("step")
-    if step is None:
-        return []
-    moved = step["switch"] + step["sync"]
-    verdicts = [
-        Verdict("switch and sync within 1 s", f"{moved:.2f} s", moved <= 1.0),
-        Verdict("switch and sync within 3% of the step", f"{moved / step['step']:.1%}", moved <= 0.03 * step["step"]),
-    ]
-    plain = results.get("serving", {}).get("vllm", {}).get("groups")
-    if plain:
-        share = step["generated_tokens_per_s"] / plain
-        measured = f"{share:.0%}, {step['generated_tokens_per_s']:,.0f} of {plain:,.0f} tokens/s"
-        verdicts.append(Verdict("generation in a step: 85% of plain requests", measured, share >= 0.85))
+    verdicts = []
+    for engine, step in results.get("step", {}).items():
+        moved, share = step["switch"] + step["sync"], (step["switch"] + step["sync"]) / step["step"]
+        verdicts.append(Verdict(f"switch and sync within 1 s, {engine}", f"{moved:.2f} s", moved <= 1.0))
+        verdicts.append(Verdict(f"switch and sync within 3% of the step, {engine}", f"{share:.1%}", share <= 0.03))
+        plain = results.get("serving", {}).get(engine, {}).get("groups")
+        if plain:
+            share = step["generated_tokens_per_s"] / plain
+            measured = f"{share:.0%}, {step['generated_tokens_per_s']:,.0f} of {plain:,.0f} tokens/s"
+            verdicts.append(Verdict(f"generation in a step: 85% of plain requests, {engine}", measured, share >= 0.85))
     return verdicts
 
 
 def of_trl(results: dict[str, Any]) -> list[Verdict]:
-    if "trl" not in results or "step" not in results:
+    if "trl" not in results:
         return []
-    own, peer = results["step"]["samples_per_s"], results["trl"]["samples_per_s"]
-    measured = f"{own / peer:.2f}, {own:.1f} and {peer:.1f} samples/s (its generation: {results['trl']['generation']})"
-    return [Verdict("samples a second: at least 1.5 times TRL's", measured, own >= 1.5 * peer)]
+    verdicts = []
+    peer, generation = results["trl"]["samples_per_s"], results["trl"]["generation"]
+    for engine, step in results.get("step", {}).items():
+        own = step["samples_per_s"]
+        measured = f"{own / peer:.2f}, {own:.1f} and {peer:.1f} samples/s (its generation: {generation})"
+        verdicts.append(Verdict(f"samples a second: at least 1.5 times TRL's, {engine}", measured, own >= 1.5 * peer))
+    return verdicts
 
 
 def of_memory(results: dict[str, Any]) -> list[Verdict]:

@@ -25,7 +25,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from roost.engines.weights.send import send
 from train_roost import PATIENT, run
 from train_workload import Workload
 
@@ -35,7 +34,7 @@ from roost.engines.protocol import Engine, InFlight, Part, Sampling
 from roost.engines.server_process import start_ready
 from roost.engines.weights.carriers import SharedMemoryCarrier, device_carrier
 from roost.engines.weights.source import ModuleSource
-from roost.engines.weights.update import LocalSender
+from roost.engines.weights.update import LocalSender, send
 from roost.placement.routes import WeightRoute
 
 READY_LIMIT_S, RUN_LIMIT_S = 600.0, 900.0
@@ -98,15 +97,22 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def step(model: Path) -> dict[str, Any]:
-    """Seconds of each phase of a collocated step with vLLM, and tokens per second of its generation."""
+    """Collocated steps with each engine: seconds of each phase, and tokens per second of the generation."""
+    kinds = [EngineKind.TORCH, *([EngineKind.VLLM] if find_spec("vllm") else [])]
+    return {"step": {kind.value: step_with(kind, model) for kind in kinds}}
+
+
+def step_with(kind: EngineKind, model: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_prompts(folder / "prompts.jsonl", PROMPTS * STEPS, PROMPT)
         began = time.time()
-        metrics = run(job(model, data), folder / "job", RUN_LIMIT_S, is_shown=True)
+        metrics = run(job(kind, model, data), folder / "job", RUN_LIMIT_S, is_shown=True)
     rate = samples_per_s(metrics, PROMPTS * GROUP)
     first = metrics[0]["time"] - metrics[0]["time/step"] - began
-    return {"step": {**phases(metrics[1:]), "samples_per_s": rate, "first_step_s": first}}
+    found = {**phases(metrics[1:]), "samples_per_s": rate, "first_step_s": first}
+    print(kind, found, file=sys.stderr, flush=True)
+    return found
 
 
 def write_prompts(file: Path, count: int, tokens: int) -> Path:
@@ -134,12 +140,12 @@ def phases(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {**found, "generated_tokens_per_s": median(rates), "mismatch": median(mismatch)}
 
 
-def job(model: Path, data: Path) -> dict[str, Any]:
+def job(kind: EngineKind, model: Path, data: Path) -> dict[str, Any]:
     return {
         "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": 0}},
         "actor": {"model": {"model_path": str(model)}, "optim": {"lr": 1e-6}, **OFFLOADS},
-        "rollout": {"rollout_backend": "vllm"},
         "train": {
+            "engine": kind.value,
             "compute_dtype": "bfloat16",
             "activation_checkpointing": False,  # the engine sleeps while the learner works: there is room
             "micro_batch_tokens": 16_384,

@@ -70,7 +70,7 @@ def test_results_of_sections_are_judged_together(module, tmp_path):
     first = {"versions": VERSIONS, "trl": {"samples_per_s": 10.0, "generation": "vllm"}}
     gpu.write_results(file, first, gpu.verdicts_of(first))
     step = {"switch": 0.2, "sync": 0.2, "step": 20.0, "generated_tokens_per_s": 1.0, "samples_per_s": 14.0}
-    [trl] = gpu.of_trl(gpu.earlier(file, VERSIONS) | {"step": step})
+    [trl] = gpu.of_trl(gpu.earlier(file, VERSIONS) | {"step": {"vllm": step}})
     assert not trl.met
     assert trl.measured.startswith("1.40")
     assert gpu.earlier(file, VERSIONS | {"commit": "def"}) == {"versions": VERSIONS | {"commit": "def"}}
