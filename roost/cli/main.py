@@ -34,11 +34,15 @@ COMMANDS = (
     "explain-finding",
     "inventory",
     "launch",
+    "logs",
     "report",
     "schema",
     "sft",
+    "status",
+    "stop",
     "train",
     "try",
+    "watch",
     "up",
 )
 MODULES = {"sft": "train"}

@@ -47,7 +47,7 @@ def run_job(
             job,
             options,
             lambda text: console.print(f"roost: {text}", soft_wrap=True),
-            lambda steps, first: LiveView(steps, console, first),
+            lambda steps, first: LiveView(steps, console, first, status_file=RunFolder(folder).status_file),
             lambda plan: _show(plan, job, console),
         )
     except ConfigError as error:

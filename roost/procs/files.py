@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -201,6 +202,60 @@ def _this_process() -> str:
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     command = shlex.join(sys.argv)[:400]
     return f"process {os.getpid()} on {socket.gethostname()} since {now}: {command}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a folder, as its lock file says."""
+
+    pid: int
+    host: str
+    since: str
+    command: str
+
+    @property
+    def is_here(self) -> bool:
+        """Return True if it runs on this machine."""
+        return self.host == socket.gethostname()
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """The process that holds a folder now; None if nobody does."""
+    file = folder / LOCK_FILE
+    try:
+        found = _HOLDER.match(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    if found is None:
+        return None
+    holder = Holder(int(found[1]), found[2], found[3], found[4].strip())
+    return holder if (_has_open(holder.pid, file) if holder.is_here else _is_locked(file)) else None
+
+
+_HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+): (.*)")
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    """Return True if a process has a file open, without a lock of our own that could disturb a starting run."""
+    wanted = file.stat()
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            found = link.stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
+
+
+def _is_locked(file: Path) -> bool:
+    """Return True if a process of another machine holds a lock; False on file systems without locks."""
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 UNFINISHED = ".unfinished"

@@ -125,3 +125,43 @@ class LogCollector:
         for line in new[:end].decode("utf-8", "replace").splitlines():
             print(f"[{name}] {line}", file=console, flush=True)
         return is_more
+
+
+class LogTail:
+    """Reads logs below a folder as they grow; each line has its process before it."""
+
+    def __init__(self, folder: Path, is_wanted: Callable[[str], bool]) -> None:
+        self._folder, self._is_wanted = folder, is_wanted
+        self._offsets: dict[Path, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Logs that were read."""
+        return [str(path.relative_to(self._folder)) for path in self._offsets]
+
+    def last(self, count: int) -> list[str]:
+        """The last lines of each log; `new` continues after them."""
+        found = []
+        for path in self._logs():
+            size = path.stat().st_size
+            lines = last_lines(path, count).splitlines() if count else []
+            found += [f"{self._label(path)} {line}" for line in lines]
+            self._offsets[path] = size
+        return found
+
+    def new(self) -> list[str]:
+        """Whole lines written since the last look."""
+        found = []
+        for path in self._logs():
+            text = read_from(path, self._offsets.get(path, 0))
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) == MAX_READ else 0)
+            self._offsets[path] = self._offsets.get(path, 0) + end
+            found += [f"{self._label(path)} {line}" for line in text[:end].decode("utf-8", "replace").splitlines()]
+        return found
+
+    def _logs(self) -> list[Path]:
+        found = sorted(self._folder.rglob("*.log"))
+        return [path for path in found if self._is_wanted(str(path.relative_to(self._folder)))]
+
+    def _label(self, path: Path) -> str:
+        return f"[{path.parent.name}:{path.stem.removeprefix('rank_')}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,13 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from roost.config.findings import did_you_mean
 from roost.procs.files import is_disk_full
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder, write_whole
 
 
 class PrometheusEndpoint:
@@ -27,7 +29,7 @@ class PrometheusEndpoint:
     >>> endpoint.close()
     """
 
-    def __init__(self, run_name: str, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, run_name: str, host: str = "127.0.0.1", port: int = 0, scrape_file: Path | None = None) -> None:
         # A separate registry, so that several runs in one process do not collide.
         self._registry = CollectorRegistry()
         self._run_name = run_name
@@ -35,6 +37,10 @@ class PrometheusEndpoint:
         self._gauges: dict[str, Gauge] = {}
         self._used: set[str] = set()
         self._server, self._thread = start_http_server(port, host, self._registry)
+        self._scrape_file = scrape_file
+        if scrape_file is not None:
+            target = self.url.removeprefix("http://").removesuffix("/metrics")
+            write_whole(scrape_file, [json.dumps([{"targets": [target], "labels": {"job": "roost"}}]).encode()])
 
     @property
     def url(self) -> str:
@@ -46,6 +52,8 @@ class PrometheusEndpoint:
             self._gauge(name).labels(run=self._run_name).set(math.nan if value is None else float(value))
 
     def close(self) -> None:
+        if self._scrape_file is not None:
+            self._scrape_file.unlink(missing_ok=True)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -221,7 +229,7 @@ def open_metrics(
 
 def _opened(name: str, run: RunFolder, settings: MetricSettings, tell: Tell, first_step: int) -> MetricSink:
     if name == "prometheus":
-        endpoint = PrometheusEndpoint(run.name, settings.prometheus_host, settings.prometheus_port)
+        endpoint = PrometheusEndpoint(run.name, settings.prometheus_host, settings.prometheus_port, run.scrape_file)
         tell(f"metrics for Prometheus: {endpoint.url}")
         return endpoint
 

@@ -214,6 +214,20 @@ class RunFolder:
         return self.path / "finished.json"
 
     @property
+    def status_file(self) -> Path:
+        """Progress of a running run: step, phase, and how far it is."""
+        return self.path / "status.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def scrape_file(self) -> Path:
+        """Address of the metrics of a running run, for Prometheus' file_sd_configs."""
+        return self.path / "prometheus.json"
+
+    @property
     def policy(self) -> Path:
         return self.path / "policy"
 

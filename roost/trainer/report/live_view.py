@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -22,6 +25,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps in the mean
 CURVE = 40  # steps in the sparkline, and for the estimate of the time left
 BAR = 32
+STATUS_EVERY = 1.0  # seconds between writes of the status file
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,17 @@ class LiveView:
     """
 
     def __init__(
-        self, steps: int, console: Console, first_step: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        steps: int,
+        console: Console,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        status_file: Path | None = None,
     ) -> None:
         self._console = console
         self._clock = clock
+        self._status_file = status_file
+        self._last_status = -math.inf
         self._progress = Progress(steps, clock(), done=first_step)
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
@@ -112,18 +123,41 @@ class LiveView:
     def phase(self, name: str, total: int | None = None) -> None:
         """Start a phase, such as generating `total` samples."""
         self._progress.phase = Phase(name, total, self._clock())
+        self._write_status(is_new=True)
 
     def advance(self, done: int) -> None:
         """Set the progress of the phase, counted from its start."""
         phase = self._progress.phase
         if phase:
             self._progress.phase = Phase(phase.name, phase.total, phase.since, done)
+            self._write_status()
 
     def step(self, values: Mapping[str, float]) -> None:
         """Add a finished step with its metrics."""
         self._progress.add(values, self._clock())
+        self._write_status(is_new=True)
         if not self._live:
             self._say(step_line(self._progress))
+
+    def _write_status(self, is_new: bool = False) -> None:
+        """Write the progress for `roost status`, at most once a second within a phase; it must not end a run."""
+        now, progress = self._clock(), self._progress
+        if self._status_file is None or (not is_new and now - self._last_status < STATUS_EVERY):
+            return
+        self._last_status = now
+        phase = progress.phase
+        status = {
+            "step": progress.done,
+            "steps": progress.steps,
+            "phase": None if phase is None else phase.name,
+            "phase_done": None if phase is None else phase.done,
+            "phase_total": None if phase is None else phase.total,
+            "time": time.time(),
+        }
+        with contextlib.suppress(OSError):
+            part = self._status_file.with_name(f".{self._status_file.name}")
+            part.write_text(json.dumps(status), encoding="utf-8")
+            part.replace(self._status_file)  # without fsync, which would hold up the loop
 
     def note(self, text: str) -> None:
         """Print a message above the panel, or as a line."""

@@ -1,0 +1,204 @@
+"""`roost status`, `logs`, `stop` and `watch`, on a run whose folder a real process holds."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roost.procs.files import holder_of
+from roost.trainer.records.fan_out import MetricSettings, free_name, open_metrics
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.running import RunState, runs_in, status_of
+from roost.trainer.report.live_page import LivePage
+from roost.trainer.report.live_view import LiveView
+from tests.cli.terminal import run
+from tests.limits import HANG_S
+from tests.trainer.made_run import make_run
+
+MONITORING = Path(__file__).parents[2] / "monitoring"
+# Holds the folder as a run does; ends at SIGTERM.
+HOLD = """
+import sys, time
+from roost.procs.files import FolderLock
+with FolderLock.take(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    return make_run(tmp_path / "runs", steps=3)
+
+
+@pytest.fixture
+def held(made):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(made.path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def log(made, name, text):
+    path = made.logs / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_held_folder_is_a_running_run(made, held):
+    holder = holder_of(made.path)
+    assert (holder.pid, holder.is_here) == (held.pid, True)
+    made.status_file.write_text(json.dumps({"step": 3, "steps": 60, "phase": "generate", "phase_done": 120,
+                                            "phase_total": 256, "time": time.time()}))  # fmt: skip
+    status = status_of(made)
+    assert (status.state, status.step, status.steps, status.phase) == (RunState.RUNNING, 3, 60, "generate 120/256")
+    assert status.mode == "disaggregated" and status.components == ("actor 2", "rollout 2")
+    done = run("status", made.path.parent, width=200)
+    assert re.search(rf"sums +running +3/60 .*generate 120/256, \d+ s ago .*{held.pid} on ", done.stdout), done.stdout
+    assert json.loads(run("status", made.path, "--json").stdout)[0]["holder"]["pid"] == held.pid
+
+
+def test_a_folder_that_nobody_holds_has_ended(made):
+    assert holder_of(made.path) is None
+    assert status_of(made).state is RunState.ENDED
+    made.status_file.write_text('{"phase": "generate"}')  # left by a run that was killed
+    assert status_of(made).phase is None
+    assert "no run is active" in run("status", made.path.parent.parent / "none").stdout
+    make_run(made.path.parent, "other", steps=2)
+    done = run("status", made.path.parent)
+    assert "2 have ended" in done.stdout
+    made.finish(3)
+    done = run("status", made.path.parent, "--all", width=200)
+    assert "finished" in done.stdout and "ended" in done.stdout
+    assert [one.name for one in runs_in(made.path.parent)] == ["other", "sums"]
+
+
+def test_a_holder_of_another_machine_is_known_by_its_lock(made, held):
+    text = (made.path / ".lock").read_text()
+    (made.path / ".lock").write_text(text.replace(f" on {holder_of(made.path).host} ", " on elsewhere "))
+    assert holder_of(made.path).host == "elsewhere"
+    done = run("stop", made.path)
+    assert done.exit_code == 1 and f"kill -TERM {held.pid}" in done.output
+    held.kill()
+    held.wait()
+    assert holder_of(made.path) is None
+
+
+def test_stop_ends_the_process_that_holds_the_run(made, held):
+    done = run("stop", made.path, "--wait", HANG_S)
+    assert done.exit_code == 0, done.output
+    assert held.wait(HANG_S) == -15
+    again = run("stop", made.path)
+    assert again.exit_code == 1 and "is not running" in again.output
+    assert run("stop", made.path / "none").exit_code == 2
+
+
+def test_logs_of_one_process_or_all(made):
+    log(made, "actor/rank_0.log", "one\ntwo\nthree\n")
+    log(made, "rollout/rank_1.log", "\x1b[31mred\n")
+    assert run("logs", made.path, "actor:0", "-n", "2").stdout == "[actor:0] two\n[actor:0] three\n"
+    both = run("logs", made.path).stdout
+    assert "[actor:0] one" in both and "[rollout:1] " in both and "\x1b" not in both
+    wrong = run("logs", made.path, "actr:0")
+    assert wrong.exit_code == 1 and "actor" in wrong.output
+    # Nobody runs, so that following ends with what there is.
+    assert run("logs", made.path, "actor", "-f", "-n", "0").stdout == ""
+
+
+def test_logs_are_followed_until_the_run_ends(made, held):
+    path = log(made, "actor/rank_0.log", "one\n")
+    words = [sys.executable, "-m", "roost", "logs", str(made.path), "actor:0", "-f"]
+    follower = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert follower.stdout.readline() == "[actor:0] one\n"
+    with path.open("a") as file:
+        file.write("two\nthr")
+    assert follower.stdout.readline() == "[actor:0] two\n"
+    with path.open("a") as file:
+        file.write("ee\n")
+    held.terminate()
+    held.wait()
+    assert follower.communicate(timeout=HANG_S)[0] == "[actor:0] three\n"
+    assert follower.returncode == 0
+
+
+def fetch(url, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=HANG_S) as answer:
+        return answer.read().decode(), answer.headers
+
+
+def test_the_page_follows_the_run(made, held):
+    with LivePage(made) as page:
+        thread = threading.Thread(target=page.serve, daemon=True)
+        thread.start()
+        first, headers = fetch(page.url)
+        assert headers["Refresh"] == "5" and "sums: Roost run" in first
+        made.add_step({"step": 4, "reward/mean": 0.123456})
+        assert "0.123456" not in first and "0.123456" in fetch(page.url)[0]
+        assert json.loads(fetch(f"{page.url}plan.json")[0])["mode"] == "disaggregated"
+        for path, code in (("../../etc/passwd", 404), ("%2e%2e/other", 404), (".lock", 404)):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                fetch(page.url + path)
+            assert refused.value.code == code
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fetch(page.url, Host="evil.example")
+        assert refused.value.code == 403
+        held.terminate()
+        held.wait()
+        assert "Refresh" not in fetch(page.url)[1]
+        page._server.shutdown()
+        thread.join(HANG_S)
+
+
+def test_a_live_view_writes_where_a_run_is(made):
+    from rich.console import Console
+
+    with LiveView(9, Console(quiet=True), status_file=made.status_file) as view:
+        view.phase("generate", 256)
+        view.advance(7)  # within a second: not written
+        assert json.loads(made.status_file.read_text()) | {"time": 0} == {
+            "step": 0, "steps": 9, "phase": "generate", "phase_done": 0, "phase_total": 256, "time": 0,
+        }  # fmt: skip
+        view.step({"step": 1})
+        assert json.loads(made.status_file.read_text())["step"] == 1
+
+
+def test_prometheus_finds_a_run_by_its_file(tmp_path):
+    made = RunFolder.create(tmp_path / "runs" / "math", "", "{}")
+    metrics = open_metrics(made, MetricSettings(("prometheus",)), lambda _: None)
+    (found,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"][0]["file_sd_configs"]
+    (pattern,) = found["files"]
+    (tmp_path / "monitoring").mkdir()
+    (file,) = (tmp_path / "monitoring").parent.glob(pattern.removeprefix("../"))
+    (group,) = json.loads(file.read_text())
+    metrics.write(1, {"reward/mean": 0.5})
+    assert 'roost_reward_mean{run="math"} 0.5' in fetch(f"http://{group['targets'][0]}/metrics")[0]
+    metrics.close()
+    assert not file.exists()
+
+
+def test_the_dashboard_shows_metrics_that_runs_have(made):
+    """Names of the dashboard, against those of a run and of docs/runs.md."""
+    exported = {free_name(key, set()) for step in made.steps() for key in step}
+    table = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    described = {free_name(name, set()) for name in re.findall(r"`([a-z]+(?:/[\w/]+)?)`", table)}
+    described |= {"roost_length_completion_p50", "roost_length_completion_p90", "roost_length_completion_max"}
+    described |= {"roost_evaluation_reward_mean", "roost_step", "roost_reward_max", "roost_loss_total"}
+    described |= {f"roost_time_{name}" for name in ("score", "learn", "sync", "switch")}
+    described |= {f"roost_samples_{name}" for name in ("failed", "cancelled")}
+    board = json.loads((MONITORING / "grafana.json").read_text())
+    shown = {name for panel in board["panels"] for target in panel["targets"]
+             for name in re.findall(r"^roost_\w+", target["expr"])}  # fmt: skip
+    assert len(shown) > 20
+    assert shown - exported - described == set()
+    assert {"roost_reward_mean", "roost_tokens_per_second"} <= exported
