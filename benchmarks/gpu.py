@@ -190,6 +190,9 @@ def of_memory(results: dict[str, Any]) -> list[Verdict]:
 def of_update(results: dict[str, Any]) -> list[Verdict]:
     verdicts = []
     for about, rates in results.get("update", {}).items():
+        if "failed" in rates:
+            verdicts.append(Verdict(f"weight update, {about}", rates["failed"].splitlines()[0], False))
+            continue
         rate, share = rates["float32, asleep"], rates["float32, asleep"] / rates["copy"]
         measured = f"{share:.1%}, {rate:.0f} of {rates['copy']:.0f} GB/s; reload {rates['reload']:.1f}"
         verdicts.append(Verdict(f"weight update, {about}: 50% of the copy rate", measured, share >= 0.5))

@@ -202,7 +202,10 @@ def update(model: Path) -> dict[str, Any]:
         kinds = [EngineKind.TORCH, *([EngineKind.VLLM] if name == "1" and find_spec("vllm") else [])]
         with sent_model(model, sizes, torch.device("cuda", 0)) as (module, folder, written):
             for kind in kinds:
-                rates = asyncio.run(update_rates(kind, module, folder))
+                try:
+                    rates: dict[str, Any] = asyncio.run(update_rates(kind, module, folder))
+                except Exception as error:  # the others are still worth their time
+                    rates = {"failed": f"{type(error).__name__}: {error}"}
                 found[f"{name} GB, {kind.value}"] = {"copy": copied, "write": written, **rates}
                 print(name, kind, found[f"{name} GB, {kind.value}"], file=sys.stderr, flush=True)
     return {"update": found}

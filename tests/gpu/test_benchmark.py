@@ -92,6 +92,7 @@ def test_updates_are_measured(module, model):
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     with engines.sent_model(model, sizes | heads, torch.device("cpu")) as (sent, folder, written):
         rates = asyncio.run(engines.update_rates(engines.EngineKind.TORCH, sent, folder))
-    verdicts = module("gpu").of_update({"update": {"tiny": {"copy": 1e9, "write": written, **rates}}})
-    assert [verdict.met for verdict in verdicts] == [False]
+    rows = {"tiny": {"copy": 1e9, "write": written, **rates}, "gone": {"copy": 1e9, "failed": "it\nended"}}
+    tiny, gone = module("gpu").of_update({"update": rows})
+    assert (tiny.met, gone.met, gone.measured) == (False, False, "it")
     assert min(rates.values()) > 0
