@@ -3,63 +3,44 @@
 import json
 import random
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
 from roost.trace.chrome import write_trace
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page import write_report
-from tests.limits import HANG_S
+from tests.browser import needs_chromium, opened_browser
 from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page is tested in a browser: pip install playwright"
-)
-
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-quic",
-]  # fmt: skip
-pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="there is no Chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=HANG_S * 1000)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Reports by the folder of their run, each written once."""
+    return {}
 
 
 @pytest.fixture
-def show(browser):
-    """Opens a run's page from disk, offline; anything the page asks for, or any error in it, fails the test."""
-    contexts, troubles = [], []
+def show(browser, reports):
+    """Opens a run's page; anything that it asks for, or any error in it, fails the test."""
+    browser.troubles = []
 
     def opened(run, **options):
-        file = write_report(run)
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
-        contexts.append(context)
-        context.set_default_timeout(HANG_S * 1000)
-        page = context.new_page()
-        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.resolve().as_uri() else None)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on(
-            "console",
-            lambda reported: troubles.append(reported.text) if reported.type in ("error", "warning") else None,
-        )
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.goto(file.resolve().as_uri())
+        if run.path not in reports:
+            reports[run.path] = write_report(run)
+        page = browser.open(reports[run.path], **options)
         page.wait_for_selector("#rollouts h2")
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
+    assert browser.troubles == []
 
 
 @pytest.fixture(scope="module")

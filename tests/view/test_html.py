@@ -2,26 +2,16 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 
 import roost
 from roost.view.html import plan_to_html
-from tests.limits import HANG_S
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page is tested in a browser: pip install playwright"
-)
+from tests.browser import needs_chromium, opened_browser
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-quic",
-]  # fmt: skip
-pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="there is no Chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -31,39 +21,37 @@ QWEN_7B = {
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=HANG_S * 1000)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The file of a plan's page; plans that tests share are written once."""
+    folder, files = tmp_path_factory.mktemp("plans"), {}
+
+    def file_of(plan):
+        if id(plan) not in files:
+            file = folder / f"plan-{len(files)}.html"
+            file.write_text(plan if isinstance(plan, str) else plan_to_html(plan), encoding="utf-8")
+            files[id(plan)] = file, plan  # held, so that no other plan gets its id
+        return files[id(plan)][0]
+
+    return file_of
 
 
 @pytest.fixture
-def show(browser, tmp_path):
-    """Opens a plan's page from disk, offline; anything the page asks for, or any error in it, fails the test."""
-    contexts, troubles = [], []
+def show(browser, written):
+    """Opens a plan's page; anything that it asks for, or any error in it, fails the test."""
+    browser.troubles = []
 
     def opened(plan, **options):
-        file = tmp_path / f"plan-{len(contexts)}.html"
-        file.write_text(plan if isinstance(plan, str) else plan_to_html(plan), encoding="utf-8")
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
-        contexts.append(context)
-        context.set_default_timeout(HANG_S * 1000)
-        page = context.new_page()
-        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != file.as_uri() else None)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on(
-            "console",
-            lambda reported: troubles.append(reported.text) if reported.type in ("error", "warning") else None,
-        )
-        page.on("dialog", lambda dialog: troubles.append(dialog.message))
-        page.goto(file.as_uri())
+        page = browser.open(written(plan), **options)
         page.wait_for_selector("#grid .rows .row")
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
+    assert browser.troubles == []
 
 
 @pytest.fixture(scope="module")
@@ -358,11 +346,9 @@ class TestSafety:
         """The browser runs the page's own script only, by its hash."""
         file = tmp_path / "plan.html"
         file.write_text(plan_to_html(roll).replace("<footer>", "<script>document.title = 'taken'</script><footer>"))
-        page = browser.new_page()
-        page.goto(file.as_uri())
+        page = browser.open(file)
         assert page.locator(".cell").count() == 16
         assert page.title() != "taken"
-        page.close()
 
     def test_the_file_of_a_plan_may_have_any_name(self, show, tmp_path):
         folder = tmp_path / "<i>&\"'"
