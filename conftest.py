@@ -1,6 +1,7 @@
 """Rules for all tests and doctests; docs/testing.md has the reasons. Loaded before any of them imports torch."""
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.local_ray import end_ray
 
 ROOT = Path(__file__).parent
+# Doctests import every module, and Triton comes with torch for CUDA alone.
+collect_ignore = [] if importlib.util.find_spec("triton") else ["roost/torch_engine/paged_attention.py"]
 # Beside those in folders called live; with processes, but not with Ray in this one.
 SLOW_FILES = {
     *("test_interrupts.py", "test_try.py", "test_inventory_command.py", "test_programs.py", "test_control.py"),
