@@ -1,15 +1,19 @@
 """Rendered scripts on a real Slurm of one machine: accepted, started on every node, preempted, requeued, resumed."""
 
 import os
+import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import roost
 from roost.schedulers.job_files import Scheduler, render
 from roost.schedulers.node_requests import requests_of
+from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
-from tests.schedulers.golden_files import FOLDER, options
+from tests.schedulers.golden_files import FOLDER, ROOT, options
 from tests.schedulers.one_machine_slurm import slurm, wait_until
 
 pytestmark = pytest.mark.long
@@ -81,3 +85,30 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path):
     wait_until(lambda: (run / "finished.json").exists(), "the end of the second start")
     assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words} --resume" for rank in range(3)]
     wait_until(lambda: "JobState=COMPLETED" in call(environ, "scontrol", "show", "job", job), "the end of the job")
+
+
+def test_from_launch_to_a_trained_policy(cluster, tmp_path):
+    """The real commands: `roost launch slurm --submit`, sbatch, srun, `roost up`, `roost train`."""
+    from roost.rollout.arithmetic import write_arithmetic_model
+
+    tmp_path.chmod(0o755)
+    model = write_arithmetic_model(tmp_path / "model", hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    (tmp_path / "machines.yaml").write_text("nodes: [{accelerators: 2, accelerator_type: SIMULATED}]")
+    programs = Path(sys.executable).parent
+    environ = {**cluster, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environ = {name: value for name, value in environ.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    words = [sys.executable, "-m", "roost", "launch", "slurm", ROOT / "examples" / "arithmetic" / "rlinf.yaml",
+             f"actor.model.model_path={model}", "runner.max_steps=2", "--inventory", tmp_path / "machines.yaml",
+             "--env", "ROOST_FAKE_ACCELERATORS=2", "--time", "60", "--workdir", tmp_path, "--name", "sums", "--submit",
+             "--out", tmp_path / "job.sbatch"]  # fmt: skip
+    job = call(environ, *map(str, words)).split("Submitted batch job ")[1].split()[0]
+
+    def state():
+        return re.search(r"JobState=(\w+)", call(environ, "scontrol", "show", "job", job))[1]
+
+    wait_until(lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), "the end of the job")
+    printed = "".join(file.read_text() for file in tmp_path.glob("*.out"))
+    assert state() == "COMPLETED", printed
+    run = RunFolder.open(tmp_path / "runs" / "sums")
+    assert run.finished_at() == 2 and (run.policy / "model.safetensors").exists(), printed
+    assert [step["step"] for step in run.steps()] == [1, 2]
