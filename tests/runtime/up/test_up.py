@@ -20,6 +20,7 @@ pytest.importorskip("ray")
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = Path(__file__).with_name("commands.py")
+TRAIN = [sys.executable, "-m", "roost", "train"]
 HOSTS = {"gpu1": 2, "gpu2": 10, "cpu1": 9, "cpu2": 4}
 
 pytestmark = [
@@ -159,6 +160,31 @@ def test_a_command_over_all_nodes_under_skypilot(start, network, folder):
     found = json.loads(job.file.read_text())
     assert found["nodes"] == [[str(rank), network.address(host)] for rank, host in enumerate(HOSTS)]
     assert all(resources["GPU"] == 1 for resources in found["resources"].values())
+    assert "4 nodes joined" in job.said("gpu1")
+    job.check_nothing_is_left()
+
+
+def test_arithmetic_is_trained_over_a_heterogeneous_slurm_job(start, folder):
+    pytest.importorskip("torch")
+    from roost.rollout.arithmetic import write_arithmetic_model
+
+    model = write_arithmetic_model(folder / "model", hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    changes = {
+        "cluster.num_nodes": 4,
+        "cluster.num_gpus_per_node": 1,
+        "cluster.component_placement.actor": "0-1",
+        "cluster.component_placement.rollout": "2-3",
+        "actor.model.model_path": model,
+        "algorithm.group_size": 4,
+        "data.rollout_batch_size": 4,
+        "runner.max_steps": 2,
+    }
+    words = [f"{key}={value}" for key, value in changes.items()]
+    job = start(slurm, *TRAIN, ROOT / "examples/arithmetic/rlinf.yaml", *words, "--runs", folder / "runs")
+    assert job.codes() == dict.fromkeys(HOSTS, 0), job.said()
+    run = folder / "runs/arithmetic"
+    assert (run / "policy/model.safetensors").exists()
+    assert json.loads((run / "finished.json").read_text()) == {"step": 2}
     assert "4 nodes joined" in job.said("gpu1")
     job.check_nothing_is_left()
 
