@@ -17,7 +17,7 @@ from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job, Notation
 from roost.config.notations.notation import read_job
 from roost.config.train import TrainSettings
-from roost.procs.signals import SigtermInterrupts
+from roost.procs.signals import REQUEUE_CODE, SigtermInterrupts
 from roost.trainer.preflight import check_before_launch, check_hub_models, check_machine
 from roost.view.text import print_findings
 
@@ -83,10 +83,11 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
                 # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as
                 # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.
                 exec("")
-                how = "SIGTERM ended the run" if sigterm.came else "interrupted"
+                how = f"{sigterm.came.name} ended the run" if sigterm.came is not None else "interrupted"
                 say(f"{how}; everything that was started is ended")
-                number = signal.SIGTERM if sigterm.came else signal.SIGINT
-                raise typer.Exit(128 + number) from None  # as shells report a process that the signal ended
+                number = sigterm.came or signal.SIGINT
+                # As shells report a process that the signal ended.
+                raise typer.Exit(REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number) from None
 
     command.__doc__ = about
     return command

@@ -13,6 +13,7 @@ from roost.config.job import Job
 from roost.engines.protocol import EngineError
 from roost.placement.plan import Plan
 from roost.procs.files import DiskFull, private_files
+from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.control_watch import ControlLost
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged
@@ -40,7 +41,7 @@ def run_job(
     console: Console,
     from_step: int | None = None,
 ) -> None:
-    """Train, and say where everything is; exit code 1 where it failed."""
+    """Train, and say where everything is; exit code 1 where it failed, REQUEUE_CODE where it was preempted."""
     try:
         options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step)
         outcome = train(
@@ -75,6 +76,8 @@ def run_job(
         raise typer.Exit(error.exit_code) from None
     with private_files():
         _tell(outcome, console)
+    if outcome.was_preempted:
+        raise typer.Exit(REQUEUE_CODE)
 
 
 def _show(plan: Plan, job: Job, console: Console) -> None:
@@ -95,7 +98,9 @@ def _tell(outcome: Outcome, console: Console) -> None:
     write_plots(run)
     report = write_report(run)
     print_summary(run, console)
-    if outcome.was_stopped:
+    if outcome.was_preempted:
+        console.print(f"preempted at step {outcome.state.step}; the same command continues (exit code {REQUEUE_CODE})")
+    elif outcome.was_stopped:
         console.print(f"stopped at step {outcome.state.step}; to continue, add --resume to the command")
     console.print(f"report   {report}")
     if run.policy.exists():

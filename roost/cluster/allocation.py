@@ -211,12 +211,16 @@ def _slurm(environ: Environ) -> Source | None:
 
 def _slurm_lists(environ: Environ) -> tuple[list[tuple[str, ...]], str]:
     """Hosts of each component of a Slurm job, or of this step of it, and the variable that has them."""
-    size = environ.get("SLURM_HET_SIZE", "")
+    size, step = environ.get("SLURM_HET_SIZE", ""), expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
     if size.isdecimal() and int(size) > 1:
-        name = "SLURM_JOB_NODELIST_HET_GROUP_{}"
-        lists = [expand_hosts(environ.get(name.format(number), "")) for number in range(int(size))]
-        return lists, name.format("*")
-    variable = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
+        kind = (
+            "PACK" if "SLURM_JOB_NODELIST_PACK_GROUP_0" in environ else "HET"
+        )  # the older name, which srun still sets
+        name = f"SLURM_JOB_NODELIST_{kind}_GROUP_"
+        lists = [expand_hosts(environ.get(f"{name}{number}", "")) for number in range(int(size))]
+        # A step may run on some components; its own list is sorted by name, not by component.
+        return [tuple(host for host in hosts if not step or host in step) for hosts in lists], f"{name}*"
+    variable = "SLURM_STEP_NODELIST" if step else "SLURM_JOB_NODELIST"
     return [expand_hosts(environ.get(variable, ""))], variable
 
 

@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and Ctrl-C during a run."""
+"""Handling of SIGTERM, SIGUSR1 and Ctrl-C during a run."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
 
+T = TypeVar("T")
+
 REQUEUE_CODE = 75  # exit code of a run that was preempted and saved (EX_TEMPFAIL): start the same command again
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)  # a scheduler takes the machines away; the job is started again
 SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
 AGAIN_S = 0.05  # enough for a finalizer to end
 
 
 class SigtermInterrupts:
-    """While this holds, the first SIGTERM raises KeyboardInterrupt, as Ctrl-C does; the next ends the process at once.
+    """While this holds, the first SIGTERM or SIGUSR1 raises KeyboardInterrupt, as Ctrl-C does.
 
+    The next SIGTERM ends the process at once, the next SIGUSR1 does nothing.
     An exception of its own would not arrive everywhere: Ray raises a new KeyboardInterrupt for one that ends a wait.
     Python drops an interrupt that arrives in a finalizer (`__del__`); it is sent again.
     """
 
     def __init__(self) -> None:
         self._came_at: float | None = None
+        self.came: signal.Signals | None = None  # the first signal that was received
         self._was_dropped = False
 
-    @property
-    def came(self) -> bool:
-        """True if a SIGTERM was received."""
-        return self._came_at is not None
-
     def __enter__(self) -> SigtermInterrupts:
-        self._before = signal.signal(signal.SIGTERM, self._interrupt)
+        self._before = {number: signal.signal(number, self._interrupt) for number in PREEMPTING}
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._send_again
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.unraisablehook = self._hook_before
-        if not self.came:  # else a second signal of `timeout` may follow while Python ends
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        if self.came is None:  # else a second signal of `timeout` may follow while Python ends
+            for number, handler in self._before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         if self._came_at is None or self._was_dropped:
             self._came_at, self._was_dropped = self._came_at or now, False
+            self.came = self.came or signal.Signals(number)
             raise KeyboardInterrupt
-        if now - self._came_at >= SAME_SIGNAL_S:
+        if number != signal.SIGUSR1 and now - self._came_at >= SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -60,7 +62,7 @@ class SigtermInterrupts:
             self._hook_before(dropped)
             return
         self._was_dropped = True
-        number, main = signal.SIGTERM if self.came else signal.SIGINT, threading.main_thread().ident
+        number, main = self.came or signal.SIGINT, threading.main_thread().ident
         if main is not None:
             # Later and from another thread: the finalizer that dropped it is still running here.
             timer = threading.Timer(AGAIN_S, signal.pthread_kill, (main, number))
@@ -92,20 +94,23 @@ def preserve_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `stop` with the first SIGTERM or SIGINT; the next, whichever of the two it is, ends the process at once.
+    """Call `stop` with the first SIGTERM, SIGUSR1 or SIGINT; the next SIGTERM or SIGINT ends the process at once.
 
-    `timeout` signals the process and then its group, which makes two at once: these count as one. If none came, the
+    `timeout` signals the process and then its group, which makes two at once: these count as one. A scheduler that sent
+    SIGUSR1 may send it again, and SIGTERM later: both ask for the same, so neither ends the process. If none came, the
     handlers from before are put back.
     """
     import asyncio  # not above: every command of `roost` imports this file
 
-    loop, wanted = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    loop, wanted = asyncio.get_running_loop(), (*PREEMPTING, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in wanted}
     came: list[signal.Signals] = []
 
     def release() -> None:
+        kept = (signal.SIGUSR1, *(PREEMPTING if came[:1] == [signal.SIGUSR1] else ()))
         for number in wanted:
-            loop.remove_signal_handler(number)
+            if number not in kept:
+                loop.remove_signal_handler(number)
 
     def take(number: signal.Signals) -> None:
         came.append(number)
@@ -118,26 +123,67 @@ def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        release()
-        if not came:
+        for number in wanted:
+            loop.remove_signal_handler(number)
+        if came:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes late must not end the process
+        else:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
 
 
+class Preempted(Exception):
+    """Work was dropped because the machines are taken away; it is done again after a resume."""
+
+
 class Stoppable:
-    """Work that a signal stops: after the current step, or at once while it is starting."""
+    """Work that a signal stops: after the current step, or at once while it is starting.
+
+    A preempting signal also drops what changes no weights, as generating samples, because time is short.
+    """
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        self.was_stopped = False
+        self.stopped_by: signal.Signals | None = None
         self.is_starting = True
         self.ended_start: signal.Signals | None = None  # the signal that came during startup
         self._note = note
+        self._droppable: asyncio.Task[Any] | None = None
+
+    @property
+    def was_stopped(self) -> bool:
+        return self.stopped_by is not None
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self.stopped_by in PREEMPTING
 
     def stop(self, task: asyncio.Task[Any] | None, number: signal.Signals) -> None:
-        self.was_stopped = True
+        self.stopped_by = number
         if self.is_starting and task is not None:
             self.ended_start = number
             self._note("stopping: ending what was started")
             task.cancel()
+        elif self._is_preempted:
+            self._note(f"{number.name}: saving a checkpoint as soon as the weights are whole, then ending")
+            if self._droppable is not None:
+                self._droppable.cancel()
         else:
             self._note("stopping after this step; once more to end at once")
+
+    async def unless_preempted(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of work that may be dropped and done again later; raise Preempted if a preempting signal comes."""
+        import asyncio
+
+        self._droppable = asyncio.create_task(work)
+        if self._is_preempted:
+            self._droppable.cancel()
+        try:
+            result: T = await self._droppable
+            return result
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self._is_preempted or (current is not None and current.cancelling()):
+                raise  # all of it is being ended, not this work alone
+            raise Preempted from None
+        finally:
+            self._droppable = None

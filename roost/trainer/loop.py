@@ -7,11 +7,12 @@ of them. With a larger value, groups of later steps are generated while the lear
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from roost.config.train import AdvantageEstimator, OldLogprobs, RewardScope, TrainSettings, Whitening
 from roost.engines.fleet import Fleet
@@ -20,6 +21,7 @@ from roost.engines.weights.update import WeightUpdate
 from roost.learner.advantages import adapted_kl_coef
 from roost.learner.losses import OVER_KL, Totals
 from roost.learner.sample import Floats, Sample
+from roost.procs.signals import Preempted
 from roost.rollout.episode import Group
 from roost.rollout.order import sample_seed
 from roost.trace.spans import SpanRecorder
@@ -50,6 +52,10 @@ DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlie
 
 async def no_figures() -> Mapping[str, float]:
     return {}
+
+
+async def do_all(work: Coroutine[Any, Any, Any]) -> Any:
+    return await work
 
 
 class StalenessExceeded(RuntimeError):
@@ -115,6 +121,7 @@ class Loop:
     after_learning: Callable[[TrainerState], Awaitable[None]]  # called while the learner still holds its devices
     after_step: Callable[[TrainerState], Awaitable[None]]  # called when the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
+    unless_preempted: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = do_all  # raises Preempted
     more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # extra figures of a step
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     guard: MismatchGuard = field(default_factory=MismatchGuard)
@@ -122,9 +129,10 @@ class Loop:
     _is_stopped_early: bool = False  # whether the rest of this step is not learnt from
 
     async def run(self) -> TrainerState:
-        """Run the remaining steps, or until stopped."""
-        while self.state.step < self.settings.step_count and not self.is_stopped():
-            await self._step()
+        """Run the remaining steps, or until stopped; on preemption a step that has learnt nothing yet is dropped."""
+        with contextlib.suppress(Preempted):
+            while self.state.step < self.settings.step_count and not self.is_stopped():
+                await self._step()
         return self.state
 
     async def _step(self) -> None:
@@ -194,7 +202,9 @@ class Loop:
         is_resynced = False
         while True:
             async with self._phase("generate", self._samples(parts)):
-                groups = await self._take_checked(version, parts, part)
+                taking = self._take_checked(version, parts, part)
+                # Until the first part is learnt from, the learner is as it was after the step before.
+                groups = await (taking if part else self.unless_preempted(taking))
             async with self._phase("switch"):
                 await self.switch.to_learner(self.models.fleet, self.models.sharing)
             async with self._phase("score"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -29,7 +30,7 @@ from roost.placement.plan import Plan
 from roost.placement.routes import WeightRoute
 from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
-from roost.procs.signals import Stoppable, first_signal
+from roost.procs.signals import PREEMPTING, REQUEUE_CODE, Preempted, Stoppable, first_signal
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import Scenario
 from roost.rollout.rewards.config import ConfiguredRewards
@@ -50,6 +51,7 @@ from roost.trainer.records.resuming import (
     Say,
     check_free,
     is_finished,
+    is_requeued,
     locked,
     newest_state,
     out_of_room,
@@ -121,7 +123,11 @@ class Attempt(Protocol):
     """One attempt at a run, on a cluster: its processes and its progress."""
 
     state: TrainerState
-    was_stopped: bool
+    stopped_by: signal.Signals | None
+
+    @property
+    def was_stopped(self) -> bool: ...
+
     ended_start: signal.Signals | None  # the signal that ended the run while it was starting
 
     def launch(self) -> None:
@@ -170,7 +176,7 @@ class EndedAtStart(Exception):
         how = "while it was starting" if done else "before its first step"
         back = f"; {counted(done, 'step')} done: to continue, add --resume to the command" if done else ""
         super().__init__(f"{number.name} ended the run {how}; everything that it started is ended{back}")
-        self.exit_code = 128 + number
+        self.exit_code = REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,16 @@ class Outcome:
 
     run: RunFolder
     state: TrainerState
-    was_stopped: bool
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def was_stopped(self) -> bool:
+        return self.stopped_by is not None
+
+    @property
+    def was_preempted(self) -> bool:
+        """True if the run is to be started again: a preempting signal stopped it before its end."""
+        return self.stopped_by in PREEMPTING and self.run.finished_at() != self.state.step
 
 
 def train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: Callable[[Plan], None]) -> Outcome:
@@ -198,6 +213,9 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
         raise ValueError("the job has no training settings")
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
     run = RunFolder(options.folder)
+    if not options.resumes and is_requeued(run, os.environ):
+        say(f"{run.path} was preempted; continuing it")
+        options = replace(options, resumes=True)
     try:
         with contextlib.ExitStack() as held:
             state = None
@@ -223,8 +241,13 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
                 run.check_free()  # again, under the lock: another run may have just ended here
-            return attempts(Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show), state)
+            launch = Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show)
+            outcome = attempts(launch, state)
+            run.mark_preempted(outcome.state.step if outcome.was_preempted else None)
+            return outcome
     except Exception as error:
+        if not isinstance(error, EndedAtStart):
+            run.mark_preempted(None)  # it failed by itself, and would fail again
         if is_disk_full(error, run.path):
             raise out_of_room(error, run, settings) from error
         hint = full_shared_memory(error)
@@ -237,7 +260,7 @@ def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSett
     has_changed = job.training is not None and job.training.max_steps != settings.max_steps  # by `with_step_count`
     key = setting_location("max_epochs" if has_changed else "max_steps", job).key_path
     say(f"{run.path} is finished: {counted(state.step, 'step')} done; raise {key} to train on")
-    return Outcome(run, state, was_stopped=False)
+    return Outcome(run, state)
 
 
 def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
@@ -256,7 +279,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             start = state or TrainerState()
             if broken.had_folder and is_finished(run, settings, start):
                 say(f"{broken}\nall steps were done before that")
-                return Outcome(run, start, was_stopped=False)
+                return Outcome(run, start)
             failures = 1 if start.step > furthest else failures + 1
             furthest = max(start.step, furthest)
             if failures > RESTARTS or not broken.is_retryable:
@@ -307,7 +330,7 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
     except ControlLost as error:
         raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error
     check_ended(running.state.step, settings.step_count, running.was_stopped)
-    return Outcome(run, running.state, running.was_stopped)
+    return Outcome(run, running.state, running.stopped_by)
 
 
 def _run_to_end(running: Attempt, cluster: Cluster, first: int, last: int) -> None:
@@ -504,6 +527,7 @@ class Trainer(Stoppable):
             self._after_learning,
             self._after_step,
             lambda: self.was_stopped,
+            self.unless_preempted,
             self._more_figures,
         )
         self._loop = loop
@@ -543,7 +567,10 @@ class Trainer(Stoppable):
         with self._recorder.timer("evaluate", "work", True, step=self.state.step):
             stage = self._stages.evaluation
             trying = evaluate(self._scenario, stage.runner, self._settings, self.state.version, stage.on_end)
-            found = await models.fleet.serve(trying)
+            try:
+                found = await self.unless_preempted(models.fleet.serve(trying))
+            except Preempted:
+                return  # evaluated after the resume
         if found.groups:
             self._watching.evaluated(self.state.step, found)
         elif self.state.step == self._settings.evaluation.eval_every:  # once

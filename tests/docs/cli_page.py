@@ -31,9 +31,10 @@ EXIT_CODES = """\
 
 | code | meaning |
 |---|---|
-| 0 | done; also a run that Ctrl-C or SIGTERM stopped after a step, with a checkpoint |
+| 0 | done; also a run that Ctrl-C stopped after a step, with a checkpoint |
 | 1 | errors in the config, plans that differ (`diff`), a lossy conversion (`convert`), a failed run |
 | 2 | the command line is wrong, or one of the plans has errors (`diff`) |
+| 75 | SIGUSR1 or SIGTERM stopped a run, with a checkpoint: the same command continues it |
 | 130, 143 | Ctrl-C or SIGTERM ended a run while it was starting |"""
 
 

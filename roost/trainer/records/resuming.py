@@ -87,6 +87,16 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
     return state
 
 
+def is_requeued(run: RunFolder, environ: Mapping[str, str]) -> bool:
+    """Return True if a scheduler started the run again after taking its machines away.
+
+    A preempted run leaves a file; one that was killed without notice is known by Slurm's count of restarts.
+    """
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    was_restarted = restarts.isdecimal() and int(restarts) > 0
+    return run.checkpoints.exists() and (run.preempted_file.exists() or was_restarted)
+
+
 def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: Say) -> RunFolder:
     """Reopen the folder at a step: remove records of later steps and set their checkpoints aside."""
     aside = checkpoints_of(run, settings).set_aside(state.step)

@@ -228,6 +228,11 @@ class RunFolder:
         return self.path / "prometheus.json"
 
     @property
+    def preempted_file(self) -> Path:
+        """There while the run waits to be started again by a scheduler."""
+        return self.path / "preempted.json"
+
+    @property
     def policy(self) -> Path:
         return self.path / "policy"
 
@@ -254,6 +259,13 @@ class RunFolder:
     def finish(self, step: int) -> None:
         """Mark the run as finished: steps up to `step`, the last evaluation and the policy are written."""
         write_whole(self.finished_file, [json.dumps({"step": step}).encode()])
+
+    def mark_preempted(self, step: int | None) -> None:
+        """Mark the run as preempted at a step, to be started again; None: it is not."""
+        if step is None:
+            self.preempted_file.unlink(missing_ok=True)
+        else:
+            write_whole(self.preempted_file, [json.dumps({"step": step}).encode()])
 
     def finished_at(self) -> int | None:
         """The step at which the run finished; None if it did not."""

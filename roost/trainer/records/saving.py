@@ -65,7 +65,7 @@ class Saver:
         self, learners: Sequence[Learners], state: TrainerState, skipped: SkippedSteps, note: Callable[[str], None]
     ) -> None:
         """Write the last checkpoint, and the policy of the first learner."""
-        if self._saved_at != state.step:
+        if state.step and self._saved_at != state.step:
             await self._save(learners, state)
             self._write_state(state)
         for each in learners:

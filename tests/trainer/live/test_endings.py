@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from roost.procs.signals import REQUEUE_CODE
 from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.local_ray import ACCELERATORS, MARK
@@ -123,12 +124,12 @@ def test_a_run_survives_its_control_service_and_stops_by_a_signal_to_its_group(c
     command_run.wait_for_steps(command_run.steps() + 2)
     command_run.signal_group(signal.SIGTERM)
     command_run.signal_group(signal.SIGTERM)  # as `timeout` does: to the process, then to the group
-    assert command_run.process.wait(HANG_S) == 0, command_run.output()
+    assert command_run.process.wait(HANG_S) == REQUEUE_CODE, command_run.output()
     steps = [record["step"] for record in command_run.run.steps()]
     assert steps == list(range(1, len(steps) + 1))
     learnt = [group for record in command_run.run.learnt_lines for group in record["groups"]]
     assert len(learnt) == len(set(learnt)), "each group is learnt from once"
-    assert f"stopped at step {steps[-1]}" in command_run.output()
+    assert f"preempted at step {steps[-1]}" in command_run.output()
     modes = {path: path.stat().st_mode & 0o777 for path in [command_run.run.path, *command_run.run.path.rglob("*")]}
     assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}, "files are private"
     assert command_run.run.report_file.exists()

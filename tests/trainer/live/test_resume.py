@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roost.procs.signals import REQUEUE_CODE
 from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import described
@@ -59,9 +60,13 @@ def config_file(model, tmp_path):
     return file
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(model, tmp_path_factory):
+    return trained(values(model), tmp_path_factory.mktemp("runs") / "uninterrupted").run
+
+
 @pytest.mark.long
-def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_file, tmp_path):
-    uninterrupted = trained(values(model), tmp_path / "uninterrupted").run
+def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_file, tmp_path, uninterrupted):
     ended_after(start(tmp_path / "killed", config_file), "step 2/", signal.SIGKILL)
     assert len(RunFolder.open(tmp_path / "killed").steps()) < STEPS
     run = trained(values(model), tmp_path / "killed", resumes=True).run
@@ -75,9 +80,27 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been_bit_for_bit(model, config_f
 
 
 @pytest.mark.long
+def test_a_preempted_run_goes_on_by_the_same_command_bit_for_bit(config_file, tmp_path, uninterrupted):
+    process = start(tmp_path / "run", config_file)
+    told = ended_after(process, "step 1/", signal.SIGUSR1)
+    assert process.returncode == REQUEUE_CODE and "the same command continues" in told, told
+    run = RunFolder.open(tmp_path / "run")
+    done = len(run.steps())
+    assert done < STEPS and Checkpoints(run.checkpoints, 1).newest().read_state().step == done
+    again = start(tmp_path / "run", config_file)
+    told, _ = again.communicate(timeout=HANG_S)
+    assert again.returncode == 0 and f"continuing from step {done}" in told, told
+    ours, theirs = weights_of(run), weights_of(uninterrupted)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+    assert learnt_groups(run) == learnt_groups(uninterrupted)
+    assert not run.preempted_file.exists()
+
+
+@pytest.mark.long
 def test_a_run_that_is_told_to_stop_saves_and_stops(config_file, tmp_path):
     process = start(tmp_path / "run", config_file)
-    output = ended_after(process, "step 1/", signal.SIGTERM)
+    output = ended_after(process, "step 1/", signal.SIGINT)
     assert process.returncode == 0, output
     run = RunFolder.open(tmp_path / "run")
     done = len(run.steps())
