@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "transport": MACHINE | {"placement", "trace"},
     "runtime": PURE | MACHINE | {"trace", "transport"},
     "doctor": PURE | {"procs", "runtime"},
-    "schedulers": PURE | {"runtime"},
+    "schedulers": PURE | {"procs", "runtime"},
     "engines": PURE | MACHINE | {"trace", "transport", "runtime"},
     "torch_engine": {"config", "net", "engines"},
     "learner": PURE | MACHINE | {"trace", "transport", "runtime"},

@@ -15,6 +15,7 @@ import yaml
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import counted
+from roost.procs.signals import REQUEUE_CODE
 from roost.schedulers.node_requests import NodeRequest, NodeRequests
 
 GRACE_S = 300  # between the signal of a time limit or a preemption and the end
@@ -137,6 +138,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "resumes": options.command is None,
         "entrypoint": f"sh -c {shlex.quote(train + resume)}",
         "grace_s": GRACE_S,
+        "requeue_code": REQUEUE_CODE,
         "time": options.time,
         "seconds": None if options.time is None else seconds_of(options.time),
         "image": options.image,

@@ -22,14 +22,15 @@ NODES = [(f"n{rank}", GPU) for rank in range(16)] + [
     (f"arm{rank}", "CPUs=8 RealMemory=16000 Feature=franka") for rank in (0, 1)
 ]
 PARTITIONS = ["PartitionName=gpu Nodes=n[0-15] Default=YES", "PartitionName=lab Nodes=arm[0-1]"]
-# Stands for the program, which other tests run: notes its words, and saves a checkpoint when it gets USR1.
+# Stands for `roost up`, which other tests run: notes its words, saves a checkpoint at USR1, and ends on all nodes.
 PROGRAM = """#!/bin/bash
 echo "$SLURM_NODEID of $SLURM_JOB_NUM_NODES: $*" >> {notes}
-trap 'touch {run}/checkpoints/step_1; exit 0' USR1
+trap 'touch {run}/checkpoints/step_1; exit 75' USR1
 mkdir -p {run}/checkpoints
 case "$*" in *--resume) [ "$SLURM_NODEID" = 0 ] && touch {run}/finished.json; exit 0 ;; esac
 touch {run}/started.$SLURM_NODEID
-while :; do sleep 0.2; done
+while [ ! -e {run}/checkpoints/step_1 ]; do sleep 0.2; done
+exit 75
 """
 
 
@@ -58,7 +59,8 @@ def test_slurm_accepts_a_script(cluster, name, found):
     assert found in call(cluster, "sbatch", "--test-only", str(FOLDER / name))
 
 
-def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path):
+@pytest.mark.parametrize("to", [["--batch"], []], ids=["at-the-time-limit", "by-hand-to-all-nodes"])
+def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path, to):
     tmp_path.chmod(0o755)
     run, notes = tmp_path / "runs" / "math", tmp_path / "notes"
     (tmp_path / "bin").mkdir()
@@ -78,7 +80,7 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path):
     wait_until(lambda: len(list(run.glob("started.*"))) == 3, "the program on three nodes")
     words = "up --nodes 3 -- roost train job.yaml --name math --runs runs"
     assert sorted(notes.read_text().splitlines()) == [f"{rank} of 3: {words}" for rank in range(3)]
-    call(environ, "scancel", "--batch", "--signal=USR1", job)
+    call(environ, "scancel", *to, "--signal=USR1", job)
     wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
     assert (run / "checkpoints" / "step_1").exists()
     call(environ, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
