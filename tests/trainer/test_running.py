@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -89,16 +90,17 @@ def test_a_holder_of_another_machine_is_known_by_its_lock(made, held):
     (made.path / ".lock").write_text(text.replace(f" on {holder_of(made.path).host} ", " on elsewhere "))
     assert holder_of(made.path).host == "elsewhere"
     done = run("stop", made.path)
-    assert done.exit_code == 1 and f"kill -TERM {held.pid}" in done.output
+    assert done.exit_code == 1 and f"kill -INT {held.pid}" in done.output
     held.kill()
     held.wait()
     assert holder_of(made.path) is None
 
 
-def test_stop_ends_the_process_that_holds_the_run(made, held):
-    done = run("stop", made.path, "--wait", HANG_S)
+@pytest.mark.parametrize(("options", "number"), [([], signal.SIGINT), (["--preempt"], signal.SIGUSR1)])
+def test_stop_ends_the_process_that_holds_the_run(made, held, options, number):
+    done = run("stop", made.path, "--wait", HANG_S, *options)
     assert done.exit_code == 0, done.output
-    assert held.wait(HANG_S) == -15
+    assert held.wait(HANG_S) == -number
     again = run("stop", made.path)
     assert again.exit_code == 1 and "is not running" in again.output
     assert run("stop", made.path / "none").exit_code == 2
