@@ -78,9 +78,9 @@ def keeper_of(process):
     [
         pytest.param("", HANG_S, Ending.ASKED, id="a good server"),
         pytest.param("plain-helper", 1.0, Ending.TERMINATED, id="it leaves a child behind"),
-        pytest.param("ignores-sigterm", 1.0, Ending.KILLED, id="it ignores SIGTERM"),
-        pytest.param("stubborn-helper", 1.0, Ending.KILLED, id="its child ignores SIGTERM"),
-        pytest.param("stray-helper", 1.0, Ending.KILLED, id="its grandchild has left session and parent"),
+        pytest.param("ignores-sigterm", 0.2, Ending.KILLED, id="it ignores SIGTERM"),
+        pytest.param("stubborn-helper", 0.2, Ending.KILLED, id="its child ignores SIGTERM"),
+        pytest.param("stray-helper", 0.2, Ending.KILLED, id="its grandchild has left session and parent"),
     ],
 )
 async def test_nothing_is_left_of_a_stopped_server(spec, tmp_path, words, grace, expected):

@@ -37,7 +37,8 @@ def one_of_each_kind(difficulty):
     return [to_task(task) for task in tasks]
 
 
-@pytest.mark.parametrize("difficulty", [1, 2, 3])
+# The easier ones go the same way through the servers; tests of the tasks themselves have all.
+@pytest.mark.parametrize("difficulty", [*(pytest.param(easy, marks=pytest.mark.long) for easy in (1, 2)), 3])
 def test_the_oracle_solves_everything_and_chance_nothing(difficulty):
     async def run():
         async with opened() as environments:

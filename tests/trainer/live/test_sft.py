@@ -10,8 +10,8 @@ from roost.rollout.arithmetic import write_arithmetic_model
 from tests.trainer.live.jobs import config, trained, weights_of
 
 
-def supervised(model, placement=None, **keys):
-    values = config(model, placement or {"actor": "0-1"}, objective="sft", prompts_per_step=9, **keys)
+def supervised(model, placement, **keys):
+    values = config(model, placement, objective="sft", prompts_per_step=9, **keys)
     for name in ("num_generations", "max_new_tokens", "engine_options"):
         del values["train"][name]
     return values
@@ -20,20 +20,28 @@ def supervised(model, placement=None, **keys):
 WARM_START = {"learning_rate": 3e-3, "max_steps": 12, "checkpoint_every": 6, "eval_every": 6}
 
 
+# Two ranks learn the same as one; tests/learner/test_distributed.py compares them in less time.
+@pytest.fixture(
+    scope="module", params=["0", pytest.param("0-1", marks=pytest.mark.long)], ids=["one rank", "two ranks"]
+)
+def actor(request):
+    return {"actor": request.param}
+
+
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory):
+def whole(model, actor, tmp_path_factory):
     """A warm start to its end."""
-    return trained(supervised(model, **WARM_START), tmp_path_factory.mktemp("sft") / "whole").run
+    return trained(supervised(model, actor, **WARM_START), tmp_path_factory.mktemp("sft") / "whole").run
 
 
-def test_a_warm_start_answers_and_resumes_exactly(model, whole, tmp_path):
+def test_a_warm_start_answers_and_resumes_exactly(model, actor, whole, tmp_path):
     losses = [step["loss/supervised"] for step in whole.steps()]
     assert losses[0] > 1.5 and losses[-1] < 0.5 * losses[0]
     held_out = [record["loss/held_out"] for record in whole.evaluations()]
     assert [record["step"] for record in whole.evaluations()] == [0, 6, 12] and held_out[-1] < held_out[0]
 
     shutil.copytree(whole.path, tmp_path / "half")
-    half = trained(supervised(model, **WARM_START), tmp_path / "half", resumes=True, from_step=6).run
+    half = trained(supervised(model, actor, **WARM_START), tmp_path / "half", resumes=True, from_step=6).run
     assert [step["loss/supervised"] for step in half.steps()] == losses, "the same rows in the same order"
     assert all(torch.equal(one, weights_of(whole)[name]) for name, one in weights_of(half).items())
     assert json.loads((whole.policy / "roost.json").read_text())["form"] == "model"
@@ -53,7 +61,7 @@ def data_file(path, sums):
 @pytest.mark.parametrize(
     "placement",
     [
-        pytest.param({"actor": "0-1", "teacher": 2}, id="devices of its own"),
+        pytest.param({"actor": 0, "teacher": 1}, id="devices of its own"),
         pytest.param({"actor": 0, "teacher": 0}, id="the learner's device", marks=pytest.mark.long),
     ],
 )
@@ -66,7 +74,7 @@ def test_a_student_comes_closer_to_its_teacher_and_sets_are_evaluated_apart(mode
         "large": data_file(tmp_path / "large.jsonl", [(9, 9)]),
     }
     data = {"path": data_file(tmp_path / "rows.jsonl", rows), "answer": "answer", "eval": sets}
-    teacher = {"model": str(large), "weight": 0.9, "top_k": 0 if "0-1" in str(placement) else 6}
+    teacher = {"model": str(large), "weight": 0.9, "top_k": 0 if placement["teacher"] else 6}
     values = supervised(model, placement, learning_rate=3e-3, max_steps=10, eval_every=10, data=data, teacher=teacher)
     del values["train"]["task"]
     run = trained(values, tmp_path / "run").run
