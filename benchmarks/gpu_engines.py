@@ -38,7 +38,7 @@ from roost.engines.weights.update import LocalSender, send
 from roost.placement.routes import WeightRoute
 
 READY_LIMIT_S, RUN_LIMIT_S = 600.0, 900.0
-PROMPT, SERVED_TOKENS, STEP_TOKENS = 128, 256, 512
+PROMPT, SERVED_TOKENS, STEP_TOKENS, WARM_UP_TOKENS = 128, 256, 512, 32
 AT_ONCE = (1, 64, 256, 512)
 PROMPTS, GROUP, STEPS = 64, 8, 3
 OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
@@ -72,8 +72,8 @@ async def _serving(kind: EngineKind, model: Path) -> dict[str, float]:
         engine = connect(kind, process.url)
         try:
             results = {"ready_s": time.perf_counter() - began}
-            await _rate(engine, 64, SERVED_TOKENS)  # warm-up
             for count in AT_ONCE:
+                await _rate(engine, count, WARM_UP_TOKENS)
                 results[str(count)] = await _rate(engine, count, SERVED_TOKENS)
                 print(kind, count, round(results[str(count)]), file=sys.stderr, flush=True)
             # The requests of a step, in the way a step sends them: one for each group.

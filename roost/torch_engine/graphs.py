@@ -22,10 +22,12 @@ LEAST_STEP = 8
 def bucket(count: int, limit: int) -> int:
     """Return the batch size that `count` sequences are padded to: by an eighth at most from 64 on.
 
+    At least two, if there is room: layers are compiled once more for a batch of one.
+
     >>> [bucket(count, limit=300) for count in (1, 3, 5, 9, 65, 250, 299)]
-    [1, 4, 8, 16, 72, 256, 300]
+    [2, 4, 8, 16, 72, 256, 300]
     """
-    power = 1 << (count - 1).bit_length()
+    power = 1 << max(1, (count - 1).bit_length())
     step = max(LEAST_STEP, power // 16)
     return min(power if power <= LEAST_STEP else -(-count // step) * step, limit)
 
