@@ -114,11 +114,11 @@ def read_allocation(environ: Environ, nodes: int | None = None, domain: str = ""
     return Allocation(
         rank=number,
         nodes=total,
-        head=next((source.head.text for source in found if source.head is not None), None),
+        head=environ.get(HEAD) or next((source.head.text for source in found if source.head is not None), None),
         hosts=next((source.hosts for source in found if len(source.hosts) == total), ()),
         cpus=None if cpus is None else _number(cpus, "number of CPUs"),
         gpus=_first(source.gpus for source in found),
-        job=next((source.job for source in found if source.job), ""),
+        job=environ.get(JOB) or next((source.job for source in found if source.job), ""),
         component=next((source.component for source in found if source.component), ""),
         rack=next((source.rack for source in found if source.rack), ""),
         sources=tuple(source.name for source in found),
@@ -168,13 +168,7 @@ def _range_words(text: str) -> list[str]:
 
 
 def _roost(environ: Environ) -> Source:
-    return Source(
-        name="Roost",
-        rank=_fact(environ, RANK),
-        nodes=_fact(environ, NODES),
-        head=_fact(environ, HEAD),
-        job=environ.get(JOB, ""),
-    )
+    return Source(name="Roost", rank=_fact(environ, RANK), nodes=_fact(environ, NODES))
 
 
 def _rlinf(environ: Environ) -> Source:

@@ -170,6 +170,11 @@ def test_resources_of_a_slurm_node(environ, cpus, gpus):
     assert (found.gpus and found.gpus.text) == gpus
 
 
+def test_a_head_that_is_given_counts_more_than_the_schedulers():
+    found = read_allocation(SLURM | {"ROOST_HEAD_ADDRESS": "10.0.0.1", "ROOST_JOB_ID": "mine"})
+    assert (found.head, found.job) == ("10.0.0.1", "mine")
+
+
 def test_component_and_rack():
     found = read_allocation(HETEROGENEOUS | {"SLURM_TOPOLOGY_ADDR": "spine.leaf3.cpu7"})
     assert (found.component, found.rack) == ("1", "spine.leaf3")
