@@ -31,7 +31,7 @@ REPORTS = ("error", "warn")
 CARRIERS = (RankSyntaxError, ExpressionError, MemoryRefused, Refused, Problem)
 # These only hand on what their callers say, so the callers count.
 ENDPOINT = ("rollout/agents/recording", "rollout/agents/endpoint/")
-SERVERS = ("engines/", "net/", "torch_engine/", *ENDPOINT, "app_world/serving/")
+SERVERS = ("engines/", "net/", "torch_engine/", *ENDPOINT, "app_world/serving/", "runtime/up/")
 FORWARDERS = (Section.error, refuse, ValueBuilder._refusal)
 
 # Call sites that no config, command or public function reaches: where, what is said there, and why.

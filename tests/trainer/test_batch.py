@@ -20,7 +20,7 @@ from roost.trainer.batch import (
     with_teachers,
     with_values,
 )
-from tests.trainer.made_groups import made_episode, made_group
+from tests.trainer.example_groups import example_episode, example_group
 
 SPREAD = (2.8 / 4) ** 0.5 + 1e-6  # of the five rewards below
 
@@ -32,7 +32,7 @@ def advantage_of(sample):
 
 
 def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
-    batch = batch_of([made_group(4, [1.0, 0.0], versions=(0, 0)), made_group(9, [0.5])])
+    batch = batch_of([example_group(4, [1.0, 0.0], versions=(0, 0)), example_group(9, [0.5])])
     assert (batch.rewards, batch.groups) == ((1.0, 0.0, 0.5), (4, 4, 9))
     assert [sample.token_ids.tolist() for sample in batch.samples] == [[1, 2, 500, 501], [1, 2, 510, 511], [1, 2, 1000]]
     assert batch.samples[0].turns.tolist() == [-1, -1, 0, 0]
@@ -50,7 +50,7 @@ def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
     ],
 )
 def test_each_estimator_reaches_the_samples(estimator, expected):
-    batch = batch_of([made_group(0, [1.0, 0.0]), made_group(1, [2.0, 1.0, 0.0])])
+    batch = batch_of([example_group(0, [1.0, 0.0]), example_group(1, [2.0, 1.0, 0.0])])
     selected, chosen, alone = with_advantages(batch, AdvantageSettings(estimator))
     assert [advantage_of(sample) for sample in selected.samples] == pytest.approx(expected, abs=2e-6)
     assert (len(chosen.kept), chosen.dropped, alone) == (5, 0, 0)
@@ -58,7 +58,7 @@ def test_each_estimator_reaches_the_samples(estimator, expected):
 
 
 def test_whitening_counts_every_token_that_the_policy_made():
-    groups = [made_group(0, [1.0], versions=(0,)), made_group(1, [0.0], versions=(0, 0, 0))]
+    groups = [example_group(0, [1.0], versions=(0,)), example_group(1, [0.0], versions=(0, 0, 0))]
     # a token of 1 and three of 0: mean 1/4, squares 3/4
     settings = AdvantageSettings(AdvantageEstimator.REWARD, whiten_advantages=Whitening.TOKENS)
     selected, _, _ = with_advantages(batch_of(groups), settings)
@@ -80,7 +80,7 @@ def test_whitening_counts_every_token_that_the_policy_made():
     ],
 )
 def test_what_is_left_out(settings, kept):
-    batch = batch_of([made_group(0, [1.0, 0.0]), made_group(1, [2.0, 1.0, 0.0])])
+    batch = batch_of([example_group(0, [1.0, 0.0]), example_group(1, [2.0, 1.0, 0.0])])
     selected, chosen, _ = with_advantages(batch, AdvantageSettings(**settings))
     assert [sample.token_ids.tolist() for sample in selected.samples] == [
         batch.samples[index].token_ids.tolist() for index in kept
@@ -91,13 +91,13 @@ def test_what_is_left_out(settings, kept):
 
 
 def test_samples_that_are_alone_are_told():
-    batch = batch_of([made_group(0, [1.0]), made_group(1, [1.0, 0.0])])
+    batch = batch_of([example_group(0, [1.0]), example_group(1, [1.0, 0.0])])
     assert with_advantages(batch, AdvantageSettings())[2] == 1
     assert with_advantages(batch, AdvantageSettings(AdvantageEstimator.REINFORCE))[2] == 0
 
 
 def test_a_critic_s_values_become_advantages_and_returns():
-    batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
+    batch = batch_of([example_group(0, [1.0, 0.0], versions=(0, 0))])
     values = [np.array([9, 9, 0.5, 0.75], np.float32), np.array([9, 9, 0.5, 0.25], np.float32)]
     settings = AdvantageSettings(
         AdvantageEstimator.GAE, whiten_advantages=Whitening.TOKENS_BIASED, gamma=1.0, gae_lambda=0.0
@@ -116,11 +116,11 @@ def test_a_critic_s_values_become_advantages_and_returns():
 
 def test_gae_without_values_says_what_is_missing():
     with pytest.raises(ValueError, match="give the job a critic"):
-        with_advantages(batch_of([made_group(0, [1.0])]), AdvantageSettings(AdvantageEstimator.GAE))
+        with_advantages(batch_of([example_group(0, [1.0])]), AdvantageSettings(AdvantageEstimator.GAE))
 
 
 def test_a_sample_in_which_the_policy_made_nothing_is_no_trouble():
-    batch = batch_of([made_group(0, [1.0, 0.0], versions=())])
+    batch = batch_of([example_group(0, [1.0, 0.0], versions=())])
     for estimator in set(AdvantageEstimator) - {AdvantageEstimator.GAE}:
         assert len(with_advantages(batch, AdvantageSettings(estimator))[0]) == 2
     scored = with_values(batch, [np.zeros(2, np.float32)] * 2)
@@ -128,7 +128,7 @@ def test_a_sample_in_which_the_policy_made_nothing_is_no_trouble():
 
 
 def test_scores_go_to_the_samples_they_are_of():
-    batch = batch_of([made_group(0, [1.0, 0.0])])
+    batch = batch_of([example_group(0, [1.0, 0.0])])
     old, reference = [[np.full(3, value, np.float32) for value in pair] for pair in ((1, 2), (3, 4))]
     scored = with_scores(batch, old, reference)
     assert [sample.old_logprobs[0] for sample in scored.samples] == [1, 2]
@@ -139,7 +139,7 @@ def test_scores_go_to_the_samples_they_are_of():
 
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(0, 2**40))
 def test_minibatches_have_every_sample_once_and_are_even(size, count, seed):
-    batch = batch_of([made_group(0, [float(index) for index in range(size)])])
+    batch = batch_of([example_group(0, [float(index) for index in range(size)])])
     parts = minibatches(batch, count, seed)
     found = [id(sample) for part in parts for sample in part]
     assert sorted(found) == sorted(id(sample) for sample in batch.samples)
@@ -150,7 +150,7 @@ def test_minibatches_have_every_sample_once_and_are_even(size, count, seed):
 
 
 def test_another_seed_makes_other_minibatches():
-    batch = batch_of([made_group(0, [0.0] * 16)])
+    batch = batch_of([example_group(0, [0.0] * 16)])
     made = {tuple(id(sample) for part in minibatches(batch, 4, seed) for sample in part) for seed in range(5)}
     assert len(made) == 5
 
@@ -165,8 +165,8 @@ def test_another_seed_makes_other_minibatches():
     ],
 )
 def test_lags_are_those_of_tokens(versions, expected):
-    group = made_group(0, [])
-    episodes = tuple(made_episode(0.0, each) for each in versions)
+    group = example_group(0, [])
+    episodes = tuple(example_episode(0.0, each) for each in versions)
     groups = [type(group)(0, group.task, 3, episodes)]
     assert staleness_of(groups, version=5).tolist() == expected
 
@@ -182,7 +182,7 @@ def _turn(turns, number):
 
 
 def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():
-    group = made_group(0, [1.0, 0.0])
+    group = example_group(0, [1.0, 0.0])
     group = replace(group, episodes=(with_sequences(group.episodes[0], 3), group.episodes[1]))
     selected, chosen, alone = with_advantages(batch_of([group]), AdvantageSettings())
     assert [advantage_of(sample) for sample in selected.samples] == [1.0, 1.0, 1.0, -1.0]
@@ -190,7 +190,7 @@ def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn(
 
 
 def test_a_critic_looks_along_an_episode_through_all_its_sequences():
-    group = made_group(0, [3.0])
+    group = example_group(0, [3.0])
     episode = with_sequences(group.episodes[0], 2, EpisodeReward(3.0, turn_rewards=(1.0, 2.0)))
     batch = batch_of([replace(group, episodes=(replace(episode, sequences=episode.sequences[::-1]),))])
     values = [np.array([9, 9, 0.5], np.float32), np.array([9, 9, 0.25], np.float32)]  # of the second turn, the first
@@ -239,7 +239,7 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
     episodes = tuple(
         stepping(rewards, is_truncated, 10 * index) for index, (rewards, is_truncated) in enumerate(played)
     )
-    batch = batch_of([replace(made_group(0, []), episodes=episodes)])
+    batch = batch_of([replace(example_group(0, []), episodes=episodes)])
     valued = with_values(batch, [said_of(sample) for sample in [*batch.samples, *continuations(batch)]])
     chosen = AdvantageSettings(AdvantageEstimator.GAE, gamma=discount, gae_lambda=gae_lambda)
     found = [sample.returns[1] for sample in with_advantages(valued, chosen)[0].samples]
@@ -260,7 +260,7 @@ def test_only_what_a_limit_cut_off_goes_on_with_the_value_of_where_it_stopped(pl
 def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estimator):
     def advantages(is_truncated):
         episodes = (stepping([1.0, 2.0], is_truncated, 0), stepping([1.0], False, 10), stepping([0.5], False, 20))
-        batch = batch_of([replace(made_group(0, []), episodes=episodes)])
+        batch = batch_of([replace(example_group(0, []), episodes=episodes)])
         return [advantage_of(sample) for sample in with_advantages(batch, AdvantageSettings(estimator))[0].samples]
 
     assert advantages(True) == advantages(False)
@@ -268,7 +268,7 @@ def test_without_a_critic_an_episode_is_worth_what_it_got_however_it_ended(estim
 
 def taught(estimator, *teachers, tags=("", ""), **settings):
     """Advantages of the generated tokens: log-probs of the policy are -1 and -2, of the teachers -0.5 and -4."""
-    groups = [made_group(0, [1.0, 0.0], versions=(0, 0))]
+    groups = [example_group(0, [1.0, 0.0], versions=(0, 0))]
     batch = batch_of(groups)
     batch = replace(
         batch, sources=tuple(replace(each, task_tag=tag) for each, tag in zip(batch.sources, tags, strict=True))
@@ -297,14 +297,14 @@ def test_teachers_teach_the_tasks_of_their_tags():
 
 
 def test_teachers_find_rows_by_their_own_tags_and_not_by_their_domains():
-    group = made_group(0, [0.0], versions=(0,))
+    group = example_group(0, [0.0], versions=(0,))
     row = replace(group, task=Task("a", {"row_tag": "aime"}, "math_rule"))
     assert taught_by(batch_of([row]), Teacher(tags=("aime",))) == [0]
     assert taught_by(batch_of([row]), Teacher(tags=("math_rule",))) == []
 
 
 def test_a_teacher_is_compared_with_the_learners_own_log_probs():
-    batch = with_scores(batch_of([made_group(0, [0.0, 0.0], versions=(0, 0))]), [np.full(4, -3, np.float32)] * 2)
+    batch = with_scores(batch_of([example_group(0, [0.0, 0.0], versions=(0, 0))]), [np.full(4, -3, np.float32)] * 2)
     scored = with_teachers(batch, {Teacher(): [np.full(4, -1, np.float32)] * 2})
     assert scored.samples[0].teacher_penalty.tolist() == [0, 0, -2, -2]
     assert scored.teacher_kl["teacher"].tolist() == [-2] * 4

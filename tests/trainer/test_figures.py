@@ -19,13 +19,13 @@ from roost.trainer.figures import (
     of_parts,
     of_time,
 )
-from tests.trainer.made_groups import made_episode, made_group
+from tests.trainer.example_groups import example_episode, example_group
 
 NONE_CUT = {"samples/cut": 0.0, "samples/down_sampled": 0.0}
 
 
 def test_what_was_collected():
-    groups = [made_group(0, [1.0, 0.0], versions=(4, 5)), made_group(1, [0.5, 0.5], versions=(5,))]
+    groups = [example_group(0, [1.0, 0.0], versions=(4, 5)), example_group(1, [0.5, 0.5], versions=(5,))]
     tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4, discarded_groups=6)
     assert of_groups(groups, version=5, tally=tally) == {
         "reward/mean": 0.5,
@@ -56,8 +56,8 @@ def test_what_was_collected():
 
 def test_truncated_episodes_and_long_ones_are_seen():
     def episode(made, finish):
-        tokens = made_episode(1.0, versions=(0,) * made).sequences[0]
-        return replace(made_episode(1.0), sequences=(replace(tokens, parts=(Part(2, 2 + made, 0, finish),)),))
+        tokens = example_episode(1.0, versions=(0,) * made).sequences[0]
+        return replace(example_episode(1.0), sequences=(replace(tokens, parts=(Part(2, 2 + made, 0, finish),)),))
 
     found = of_lengths([*(episode(10, "stop") for _ in range(97)), *(episode(1000, "length") for _ in range(3))])
     assert found["length/truncated"] == 0.03
@@ -75,7 +75,7 @@ def test_memory_is_that_of_the_rank_with_the_most():
 
 
 def test_what_each_reward_gave():
-    first, second = made_group(0, [1.0, 0.0]), made_group(1, [0.5])
+    first, second = example_group(0, [1.0, 0.0]), example_group(1, [0.5])
     given = [{"exact": 1.0}, {"exact": 0.0, "scenario": 3.0}]
     episodes = [
         replace(episode, score=replace(episode.score, parts=parts))
@@ -118,13 +118,13 @@ def test_what_was_learnt(described, expected):
 
 
 def test_the_parts_of_a_step_are_told_together():
-    samples = batch_of([made_group(0, [1.0, 0.0])]).samples
+    samples = batch_of([example_group(0, [1.0, 0.0])]).samples
     some = Selection(np.arange(5), too_small=2, not_positive=1)
     none = Selection(np.arange(0), too_small=4, not_positive=0)
     parts = [Learnt(samples, some, 1, [{"loss": 1.0}, {"loss": 2.0}]), Learnt(samples, none, 2, [])]
     counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0} | NONE_CUT
     assert of_all(parts) == {"loss/total": 1.5, **counts}
-    apart = with_scores(batch_of([made_group(0, [1.0])]), old=[np.zeros(len(samples[0]), np.float32)]).samples
+    apart = with_scores(batch_of([example_group(0, [1.0])]), old=[np.zeros(len(samples[0]), np.float32)]).samples
     described = of_all([Learnt(apart, some, 0, [])], are_same_weights=False)
     assert {name.split("/")[0] for name in described} == {"samples", "drift"}, (
         "engines are not blamed for older weights"
@@ -133,7 +133,7 @@ def test_the_parts_of_a_step_are_told_together():
 
 
 def test_mismatch_is_of_the_tokens_that_both_know():
-    batch = batch_of([made_group(0, [1.0, 0.0], versions=(0, 0))])
+    batch = batch_of([example_group(0, [1.0, 0.0], versions=(0, 0))])
     assert of_mismatch(batch.samples) == {}
     same = with_scores(batch, old=[sample.logprobs for sample in batch.samples])
     wrong_prompt = with_scores(batch, old=[_with_prompt(sample.logprobs, 99.0) for sample in batch.samples])

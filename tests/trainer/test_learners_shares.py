@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from roost.trainer.batch import batch_of
 from roost.trainer.learners import Learners, shares, totals_of
 from tests.rollout.script import ran
-from tests.trainer.made_groups import made_episode, made_group
+from tests.trainer.example_groups import example_episode, example_group
 
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 6))
@@ -19,8 +19,8 @@ def test_every_sample_goes_to_one_rank_and_all_have_about_as_many_tokens(lengths
 
 
 def test_the_size_of_a_minibatch_is_that_of_what_the_policy_made():
-    episodes = [made_episode(0.0, versions) for versions in ((0, 0, 0), (0,), ())]
-    group = made_group(0, [])
+    episodes = [example_episode(0.0, versions) for versions in ((0, 0, 0), (0,), ())]
+    group = example_group(0, [])
     samples = batch_of([type(group)(0, group.task, 0, tuple(episodes))]).samples
     totals = totals_of(samples, longest=50)
     assert (totals.sequences, totals.tokens, totals.longest) == (2, 4, 50)
@@ -50,7 +50,7 @@ class Ranks:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_what_ranks_answer_comes_back_in_the_order_of_the_samples(ranks):
-    samples = batch_of([made_group(0, [0.0] * 3, versions=(0,) * 5), made_group(1, [0.0, 1.0])]).samples
+    samples = batch_of([example_group(0, [0.0] * 3, versions=(0,) * 5), example_group(1, [0.0, 1.0])]).samples
     group = Ranks(ranks)
     found = ran(Learners(group, None, None).score(samples, True))
     assert [int(array[0]) for array in found] == [int(sample.token_ids[2]) for sample in samples]
@@ -59,7 +59,7 @@ def test_what_ranks_answer_comes_back_in_the_order_of_the_samples(ranks):
 
 
 def test_all_ranks_learn_with_the_size_of_the_whole():
-    samples = batch_of([made_group(0, [0.0] * 5, versions=(0, 0))]).samples
+    samples = batch_of([example_group(0, [0.0] * 5, versions=(0, 0))]).samples
     group = Ranks(2)
     described = ran(Learners(group, None, None).learn(samples, totals_of(samples, 9), 7))
     assert sum(count for count, *_ in group.asked.values()) == 5

@@ -25,7 +25,7 @@ from roost.trainer.report.page_data import (
     read_trace,
 )
 from tests.cli.terminal import run as roost
-from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, workers
+from tests.trainer.example_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, workers
 
 
 @pytest.fixture(scope="module")

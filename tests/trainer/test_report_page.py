@@ -10,7 +10,7 @@ from roost.trace.chrome import write_trace
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page import write_report
 from tests.browser import needs_chromium, opened_browser
-from tests.trainer.made_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
+from tests.trainer.example_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
 
 pytestmark = needs_chromium
 

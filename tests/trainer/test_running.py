@@ -23,7 +23,7 @@ from roost.trainer.report.live_page import LivePage
 from roost.trainer.report.live_view import LiveView
 from tests.cli.terminal import run
 from tests.limits import HANG_S
-from tests.trainer.made_run import make_run
+from tests.trainer.example_run import make_run
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 # Holds the folder as a run does; ends at SIGTERM.

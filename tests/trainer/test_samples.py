@@ -13,7 +13,7 @@ from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcrip
 from roost.trainer.records import samples
 from roost.trainer.records.samples import conversation, samples_of
 from tests.rollout.script import completion
-from tests.trainer.made_groups import made_group
+from tests.trainer.example_groups import example_group
 
 
 def letters(token_ids, has_special):
@@ -138,7 +138,7 @@ def test_scenarios_without_messages_show_the_text_of_their_tokens():
 
 
 def test_episodes_that_were_stored_without_parts_are_told_by_turns():
-    (sample,) = samples_of([made_group(0, [1.0])], "train", 1, 0, token_numbers)
+    (sample,) = samples_of([example_group(0, [1.0])], "train", 1, 0, token_numbers)
     assert [(one["role"], one["content"]) for one in sample["messages"]] == [("prompt", "1 2"), ("assistant", "100")]
     assert sample["truncated"] is False
 

@@ -9,7 +9,7 @@ from roost.rollout.episode import Part
 from roost.trainer.batch import batch_of, down_sampled, tool_error_share, with_advantages
 from roost.trainer.guards import Diverged
 from roost.trainer.learners import totals_of
-from tests.trainer.made_groups import made_episode, made_group
+from tests.trainer.example_groups import example_episode, example_group
 from tests.trainer.test_loop import settings_of, trained
 
 
@@ -83,7 +83,7 @@ def test_groups_without_a_difference_may_be_left_out():
 
 
 def test_of_long_samples_the_first_tokens_are_learnt():
-    groups = [made_group(0, [1.0, 0.0], versions=(0, 0, 0)), made_group(1, [2.0], versions=(0,))]
+    groups = [example_group(0, [1.0, 0.0], versions=(0, 0, 0)), example_group(1, [2.0], versions=(0,))]
     batch = batch_of(groups, longest=4)
     assert [sample.token_ids.tolist() for sample in batch.samples] == [[1, 2, 100, 101], [1, 2, 110, 111], [1, 2, 200]]
     assert [sample.logprobs.tolist() for sample in batch.samples] == [[0, 0, -1, -2], [0, 0, -1, -2], [0, 0, -1]]
@@ -99,15 +99,15 @@ def test_of_long_samples_the_first_tokens_are_learnt():
 def test_samples_whose_tools_failed_are_kept_last():
     def episode(*answers):
         parts = tuple(Part(0, 0, messages=((role, text),)) for role, text in answers)
-        (tokens,) = made_episode(1.0).sequences
-        return replace(made_episode(1.0), sequences=(replace(tokens, parts=parts),))
+        (tokens,) = example_episode(1.0).sequences
+        return replace(example_episode(1.0), sequences=(replace(tokens, parts=parts),))
 
     failed = episode(("tool", "Error: no such file"), ("tool", "42"), ("user", "an error"))
     assert tool_error_share(failed) == 0.5
     assert tool_error_share(episode(("user", "error"))) == 0.5, "no tool was called"
     clean = episode(("tool", "42"))
     assert tool_error_share(clean) == 0
-    group = replace(made_group(0, []), episodes=(failed, clean, made_episode(0.0), made_episode(0.0)))
+    group = replace(example_group(0, []), episodes=(failed, clean, example_episode(0.0), example_episode(0.0)))
     by_errors = AdvantageSettings(keep_generations=2, keep_by_tool_errors=True)
     assert down_sampled([group], by_errors)[0].episodes[0] is clean
     assert down_sampled([group], replace(by_errors, keep_by_tool_errors=False))[0].episodes[0] is failed

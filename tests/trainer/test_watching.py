@@ -14,7 +14,7 @@ from roost.trainer.records.fan_out import open_metrics
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.watching import Watching
-from tests.trainer.made_groups import made_group
+from tests.trainer.example_groups import example_group
 
 
 class Watched:
@@ -47,7 +47,7 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
     routing = Routing((Route("exact", frozenset({"maths"})), Route("polite")))
     watched.watching.watch_rewards(routing)
     for step in (1, 2):
-        watched.step(step, [tagged(made_group(0, [1.0]), "math"), made_group(1, [0.0])])
+        watched.step(step, [tagged(example_group(0, [1.0]), "math"), example_group(1, [0.0])])
     notes = [line for line in watched.reported if line.startswith("reward ")]
     assert notes == [
         "reward exact scores nothing in this step: its tags are maths, and the tasks have math (1), no tag (1)"
@@ -55,22 +55,22 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
 
 
 def test_a_step_says_how_many_failed(watched):
-    watched.step(1, [made_group(0, [1.0])], samples__failed=0.0)
-    watched.step(2, [made_group(1, [1.0])], samples__failed=3.0)
+    watched.step(1, [example_group(0, [1.0])], samples__failed=0.0)
+    watched.step(2, [example_group(1, [1.0])], samples__failed=3.0)
     assert ["failed" in line for line in watched.reported] == [False, True]
     assert "failed 3" in watched.reported[1]
 
 
 def test_an_evaluation_says_how_many_failed(watched):
-    watched.watching.evaluated(1, Evaluation(1, (made_group(0, [1.0], failed=2),)))
+    watched.watching.evaluated(1, Evaluation(1, (example_group(0, [1.0], failed=2),)))
     assert watched.reported == ["evaluation of version 1: mean reward 1.000, 2 failed"]
 
 
 def test_rollouts_have_what_each_reward_gave(watched):
-    group = made_group(0, [1.0])
+    group = example_group(0, [1.0])
     (episode,) = group.episodes
     score = replace(episode.score, parts={"exact": 1.0, "polite": 0.25}, answer="4")
-    watched.step(1, [replace(group, episodes=(replace(episode, score=score),)), made_group(1, [0.0])])
+    watched.step(1, [replace(group, episodes=(replace(episode, score=score),)), example_group(1, [0.0])])
     first, second = watched.run.sample_lines
     assert (first["parts"], first["answer"]) == ({"exact": 1.0, "polite": 0.25}, "4")
     assert "parts" not in second and "answer" not in second

@@ -4,7 +4,7 @@ import pytest
 
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.episode import Split, Transcript
-from tests.app_world.serving.play import solution
+from tests.app_world.serving.session import solution
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
 from tests.rollout.agents.world import python
 from tests.rollout.script import ran

@@ -13,7 +13,7 @@ from roost.app_world.serving.client import AppWorldDataTasks
 from roost.app_world.serving.connection import ServerLost, ServerRefused
 from roost.app_world.serving.tasks import AppWorldTasks
 from roost.rollout.episode import Split
-from tests.app_world.serving.play import TASK, all_played, opened, played, solution
+from tests.app_world.serving.session import TASK, all_played, opened, played, solution
 from tests.app_world.serving.standin import standin_app
 from tests.rollout.script import ran
 

@@ -22,7 +22,7 @@ from roost.app_world.serving.server import serving
 from roost.app_world.serving.tasks import to_task
 from roost.app_world.tasks.task_set import TaskSet, make_task
 from roost.rollout.episode import Task
-from tests.app_world.serving.play import NOBODY, NOTE, TASK, all_played, opened, played, solution
+from tests.app_world.serving.session import NOBODY, NOTE, TASK, all_played, opened, played, solution
 from tests.limits import HANG_S
 from tests.rollout.script import others_running, ran
 
@@ -282,7 +282,7 @@ def test_environments_that_are_closed_while_they_begin_leave_nothing(pause, own_
 FORGETFUL = """
 import asyncio, tempfile
 from pathlib import Path
-from tests.app_world.serving.play import TASK, AppWorldEnvironments
+from tests.app_world.serving.session import TASK, AppWorldEnvironments
 
 async def main():
     environments = AppWorldEnvironments()

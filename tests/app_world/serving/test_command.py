@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from roost.app_world.serving.command_line import arguments, limits_of
-from tests.app_world.serving.play import NOTE
+from tests.app_world.serving.session import NOTE
 from tests.limits import HANG_S
 
 COMMAND = [sys.executable, "-m", "roost.app_world.serving"]

@@ -3,7 +3,7 @@
 import pytest
 
 from roost.app_world.tasks.task_set import TaskSet
-from tests.app_world.serving.play import NOBODY, NOTE, asking, solution
+from tests.app_world.serving.session import NOBODY, NOTE, asking, solution
 from tests.rollout.script import ran
 
 

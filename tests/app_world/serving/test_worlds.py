@@ -11,7 +11,7 @@ from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.replies import Refused
 from roost.app_world.serving.worlds import Worlds
 from roost.sandbox.limits import Limits
-from tests.app_world.serving.play import NOTE, solution
+from tests.app_world.serving.session import NOTE, solution
 from tests.rollout.script import ran
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Group, Task, Tokens
 
 
-def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
+def example_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
     """The answer's tokens are numbered from `first`, and the log-probability of each is minus its place."""
     count = len(versions)
     tokens = Tokens(
@@ -17,8 +17,8 @@ def made_episode(reward, versions=(0,), first=100, seconds=1.0, attempts=1):
     return Episode((tokens,), EpisodeReward(reward, f"answer {first}"), seconds, attempts)
 
 
-def made_group(number, rewards, versions=(0,), began_at=0, **more):
+def example_group(number, rewards, versions=(0,), began_at=0, **more):
     episodes = tuple(
-        made_episode(reward, versions, first=100 * (number + 1) + 10 * index) for index, reward in enumerate(rewards)
+        example_episode(reward, versions, first=100 * (number + 1) + 10 * index) for index, reward in enumerate(rewards)
     )
     return Group(number, Task(f"task {number}"), began_at, episodes, **more)
