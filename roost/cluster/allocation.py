@@ -39,7 +39,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one environment says about this node; None where it says nothing."""
+    """This node according to one environment; None for what it does not say."""
 
     name: str
     rank: Fact | None = None

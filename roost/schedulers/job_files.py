@@ -38,7 +38,7 @@ JOB_NAME = re.compile(r"[^a-z0-9]+")
 
 
 class Scheduler(StrEnum):
-    """What starts the nodes of a job."""
+    """Schedulers that start the nodes of a job."""
 
     SLURM = "slurm"
     KUBERAY = "kuberay"

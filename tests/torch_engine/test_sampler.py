@@ -46,7 +46,7 @@ def logits(seed: int = 3) -> NDArray[np.float32]:
 
 
 def distribution(values: NDArray[np.float32], sampling: Sampling) -> NDArray[np.float64]:
-    """What the parameters mean, token by token: temperature, then min-p, then top-k, then top-p of what is left."""
+    """Sampling parameters, token by token: temperature, then min-p, then top-k, then top-p of what is left."""
     weights = np.exp(values.astype(np.float64) / sampling.temperature)
     weights /= weights.sum()
     weights[weights < sampling.min_p * weights.max()] = 0

@@ -14,7 +14,7 @@ from roost.trainer.records.run_folder import Record, RunFolder, number_of
 
 
 class RunState(StrEnum):
-    """What a run does now."""
+    """Current activity of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
