@@ -46,6 +46,13 @@ def call(environ, *words):
     return done.stdout + done.stderr
 
 
+def start_now(environ, job):
+    """Let a requeued job start: Slurm sets it back by two minutes, also a moment after it is in the queue."""
+    words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+    subprocess.run(words, env=environ, capture_output=True, timeout=HANG_S, check=False)  # refused while it runs
+    return True
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -83,14 +90,13 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path, to):
     call(environ, "scancel", *to, "--signal=USR1", job)
     wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
     assert (run / "checkpoints" / "step_1").exists()
-    call(environ, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes
-    wait_until(lambda: (run / "finished.json").exists(), "the end of the second start")
+    wait_until(lambda: start_now(environ, job) and (run / "finished.json").exists(), "the end of the second start")
     assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words} --resume" for rank in range(3)]
     wait_until(lambda: "JobState=COMPLETED" in call(environ, "scontrol", "show", "job", job), "the end of the job")
 
 
 def test_from_launch_to_a_trained_policy(cluster, tmp_path):
-    """The real commands: `roost launch slurm --submit`, sbatch, srun, `roost up`, `roost train`."""
+    """The real commands: `roost launch slurm --submit`, sbatch, srun, `roost up`, `roost train`; once preempted."""
     from roost.rollout.arithmetic import write_arithmetic_model
 
     tmp_path.chmod(0o755)
@@ -100,7 +106,7 @@ def test_from_launch_to_a_trained_policy(cluster, tmp_path):
     environ = {**cluster, "PATH": f"{programs}:{os.environ['PATH']}"}
     environ = {name: value for name, value in environ.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
     words = [sys.executable, "-m", "roost", "launch", "slurm", ROOT / "examples" / "arithmetic" / "rlinf.yaml",
-             f"actor.model.model_path={model}", "runner.max_steps=2", "--inventory", tmp_path / "machines.yaml",
+             f"actor.model.model_path={model}", "runner.max_steps=3", "--inventory", tmp_path / "machines.yaml",
              "--env", "ROOST_FAKE_ACCELERATORS=2", "--time", "60", "--workdir", tmp_path, "--name", "sums", "--submit",
              "--out", tmp_path / "job.sbatch"]  # fmt: skip
     job = call(environ, *map(str, words)).split("Submitted batch job ")[1].split()[0]
@@ -108,9 +114,16 @@ def test_from_launch_to_a_trained_policy(cluster, tmp_path):
     def state():
         return re.search(r"JobState=(\w+)", call(environ, "scontrol", "show", "job", job))[1]
 
-    wait_until(lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), "the end of the job")
+    run = RunFolder(tmp_path / "runs" / "sums")
+    wait_until(lambda: run.steps() or state() not in ("PENDING", "CONFIGURING", "RUNNING"), "the first step")
+    call(environ, "scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
+    assert run.finished_at() is None and any(run.checkpoints.iterdir())
+    wait_until(
+        lambda: start_now(environ, job) and state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
+        "the end of the job",
+    )
     printed = "".join(file.read_text() for file in tmp_path.glob("*.out"))
     assert state() == "COMPLETED", printed
-    run = RunFolder.open(tmp_path / "runs" / "sums")
-    assert run.finished_at() == 2 and (run.policy / "model.safetensors").exists(), printed
-    assert [step["step"] for step in run.steps()] == [1, 2]
+    assert run.finished_at() == 3 and (run.policy / "model.safetensors").exists(), printed
+    assert [step["step"] for step in run.steps()] == [1, 2, 3]
