@@ -125,6 +125,7 @@ class ModelUse:
     weight_bytes: int = 2
     memory_fraction: float | None = None  # of each device, for an engine
     tokens: int | None = None  # that a learner works on at a time
+    recomputes: bool = True  # activations of a learner, which then keeps the inputs of its layers only
     sequence: int | None = None  # tokens of the longest sequence
     sharding: Sharding = Sharding.FULL
     lora_rank: int | None = None  # of a LoRA adapter, where only that is trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -12,9 +13,11 @@ from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, did_you_mean, shown
-from roost.config.job import Job, Layout, Notation
+from roost.config.job import Component, Job, Layout, ModelUse, Notation, Role
+from roost.config.model_files import bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
+from roost.config.train import TrainSettings
 from roost.config.train_read import setting_location
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
@@ -170,6 +173,26 @@ def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) 
     return None
 
 
+def _model_use(component: Component, training: TrainSettings | None) -> ModelUse:
+    """The component's model with what the training settings say of its memory, as Roost will run it."""
+    model = component.model
+    if training is None:
+        return model
+    learner = training.learner
+    if component.role is Role.ENGINE:
+        return replace(model, memory_fraction=training.engine_options.get("memory_fraction", model.memory_fraction))
+    if component.role is Role.SCORER:
+        return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
+    if component.role is not Role.LEARNER:
+        return model
+    return replace(
+        model,
+        weight_bytes=bytes_of(learner.weight_dtype if learner.adapter is None else learner.compute_dtype),
+        tokens=learner.micro_batch_tokens,
+        recomputes=learner.activation_checkpointing is not False,
+    )
+
+
 def _component_plan(placed: PlacedComponent, job: Job, registry: HardwareRegistry) -> ComponentPlan:
     component = placed.component
     return ComponentPlan(
@@ -181,7 +204,7 @@ def _component_plan(placed: PlacedComponent, job: Job, registry: HardwareRegistr
         component.parallel,
         component.env,
         component.role,
-        component.model,
+        _model_use(component, job.training),
         job.managers.get(component.name),
         registry,
     )

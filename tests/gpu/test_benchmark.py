@@ -64,7 +64,7 @@ def test_memory_is_attributed_to_the_trainers_phases(module, tmp_path):
 
 
 def test_results_of_sections_are_judged_together(module, tmp_path):
-    """A device may be lent for minutes only: sections are measured one by one, into the same file."""
+    """Sections may be measured one by one, into the same file."""
     gpu = module("gpu")
     file = tmp_path / "gpu.json"
     first = {"versions": VERSIONS, "trl": {"samples_per_s": 10.0, "generation": "vllm"}}

@@ -398,3 +398,19 @@ class TestRules:
         config = rlinf({"actor,rollout": "all"}, {"model": {"model_path": str(tmp_path)}})
         plan = roost.plan(config, machines(80))
         assert "cannot be computed" in plan.warnings[0].what
+
+
+def test_training_settings_decide_the_memory_of_a_job_that_trains(model):
+    """Master weights are in float32, and one device has 7.6 billion of them: 28.4 GiB."""
+
+    def used(phase, **train):
+        offloads = {f"offload_{part}": True for part in ("weight", "grad", "optimizer")}
+        config = rlinf({"actor,rollout": "0"}, actor={"model": {"model_path": model}, **offloads})
+        config["train"] = {"task": {"_target_": "my_tasks.Sums"}, **train}
+        [held] = roost.plan(config, machines(memory=200, per_node=1)).residency.classes
+        return held.used_gib(phase)
+
+    assert used(Phase.LEARN) > 4 * 28.4  # weights, gradients and two moments
+    assert used(Phase.GENERATE, engine_options={"memory_fraction": 0.3}) == pytest.approx(60, abs=2)
+    assert used(Phase.LEARN, micro_batch_tokens=16_384) > used(Phase.LEARN, micro_batch_tokens=4096) + 2
+    assert used(Phase.LEARN, activation_checkpointing=False) > used(Phase.LEARN) + 20

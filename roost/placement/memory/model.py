@@ -73,6 +73,7 @@ def learner_memory(
     weight_bytes: int = 2,
     sharding: Sharding = Sharding.FULL,
     lora_rank: int | None = None,
+    recomputes: bool = True,
 ) -> LearnerMemory:
     """Memory of one learner process that works on `tokens` tokens at a time.
 
@@ -99,7 +100,7 @@ def learner_memory(
         weights=held * weight_bytes / GIB,
         gradients=held * trained / shape.parameters * gradient_bytes / GIB,
         optimizer=trained * moments / processes / GIB,
-        activations=(activation_bytes(shape, sizes, tokens, sharding) + gathered) / GIB,
+        activations=(activation_bytes(shape, sizes, tokens, sharding, recomputes) + gathered) / GIB,
     )
 
 
@@ -110,8 +111,14 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.feed_forward))
 
 
-def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, sharding: Sharding = Sharding.FULL) -> float:
-    """Estimate activations with full recomputation: inputs of all layers, one layer's inside, and a chunk of logits.
+def activation_bytes(
+    shape: ModelShape,
+    sizes: ParallelSizes,
+    tokens: int,
+    sharding: Sharding = Sharding.FULL,
+    recomputes: bool = True,
+) -> float:
+    """Estimate activations: of all layers their inputs, or without recomputation their inside, and a chunk of logits.
 
     A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Only
     Megatron shards activations by its parallel sizes.
@@ -119,8 +126,9 @@ def activation_bytes(shape: ModelShape, sizes: ParallelSizes, tokens: int, shard
     cut = sizes if sharding is Sharding.OPTIMIZER else ParallelSizes()
     whole = tokens / cut.context
     own = whole / cut.tensor
-    kept = own * shape.hidden * CHECKPOINT_BYTES * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
-    inside = own * shape.hidden * ACTIVATION_BYTES
+    kept_bytes = CHECKPOINT_BYTES if recomputes else ACTIVATION_BYTES
+    kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
+    inside = own * shape.hidden * ACTIVATION_BYTES if recomputes else 0.0
     logits = min(whole, LOGIT_CHUNK) * shape.vocabulary / cut.tensor * LOGIT_BYTES
     return kept + inside + logits
 
@@ -364,6 +372,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         component.model.weight_bytes,
         sharding,
         component.model.lora_rank,
+        component.model.recomputes,
     )
     kept, moved = _split_by_offload(memory, component.model.offloads)
     # Between phases a learner keeps what it does not offload; to score or send it also needs its weights.
