@@ -45,7 +45,7 @@ COMMANDS = (
     "watch",
     "up",
 )
-MODULES = {"sft": "train"}
+MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "stop", "watch", "report"), "runs")}
 
 
 def _show_version(wanted: bool) -> None:

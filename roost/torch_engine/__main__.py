@@ -6,18 +6,22 @@ import argparse
 import gc
 import logging
 import os
+import select
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import psutil
 
 from roost.config.model_files import ModelLocation, model_location
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.net.server import bound_socket, url_of
-from roost.torch_engine.parent_watch import end_with
 from roost.torch_engine.settings import EngineSettings
 
-HARD_END_S = 3.0
+HARD_END_S, GRACE_S = 3.0, 5.0
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -73,6 +77,36 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
         "cuda_graphs": not options.enforce_eager,
     }
     return EngineSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def end_with(pid: int) -> None:
+    """End this process when process `pid` ends."""
+    wait = wait_for(pid)
+
+    def watch() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)  # loading a model can keep a signal waiting
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def wait_for(pid: int) -> Callable[[], object]:
+    """Return a function that waits for the process to end, even if its pid is reused meanwhile."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise ValueError(f"there is no process {pid} to end with") from error
+        except OSError:
+            pass  # an older kernel
+        else:
+            return lambda: select.select([descriptor], [], [])
+    try:
+        return psutil.Process(pid).wait
+    except psutil.NoSuchProcess as error:
+        raise ValueError(f"there is no process {pid} to end with") from error
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,0 +1,198 @@
+"""Commands about the folder of a run: `roost status`, `logs`, `stop`, `watch` and `report`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.table import Table
+
+from roost.cli.console import open_console
+from roost.config.findings import did_you_mean
+from roost.procs.files import holder_of
+from roost.procs.logs import LogTail, log_name
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.running import RunState, RunStatus, runs_in, status_of
+from roost.view.plain import plain_line
+
+LOOK_EVERY = 0.3  # seconds
+Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/first.", metavar="RUN")]
+
+
+def opened(run: Path) -> RunFolder:
+    """The folder of a run; exit with 2 if there is none."""
+    try:
+        return RunFolder.open(run)
+    except FileNotFoundError as error:
+        open_console(stderr=True).print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+def status_command(
+    runs: Annotated[
+        Path, typer.Argument(help="Where runs are kept, or one run; runs if left out.", metavar="[RUNS]")
+    ] = Path("runs"),
+    all_of_them: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show running jobs: plan, step, reward, the phase they are in, and the process that runs them.
+
+    They are found by their folders, on a disk that all machines share also those of other machines.
+    """
+    found = [status_of(run) for run in runs_in(runs)]
+    shown = [status for status in found if all_of_them or status.state is RunState.RUNNING or len(found) == 1]
+    if as_json:
+        print(json.dumps([asdict(status) for status in shown], indent=2))
+        return
+    console = open_console()
+    if not shown:
+        ended = f"; {len(found)} have ended (--all shows them)" if found else ""
+        console.print(f"no run is active in {runs}{ended}", soft_wrap=True)
+        return
+    console.print(table_of(shown))
+
+
+def table_of(shown: Sequence[RunStatus]) -> Table:
+    """Table of runs, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "state", "step", "reward", "now", "plan", "process"):
+        table.add_column(name, justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    for status in shown:
+        holder = status.holder
+        table.add_row(
+            status.name,
+            status.state,
+            f"{status.step}/{status.steps}" if status.steps else str(status.step),
+            "-" if status.reward is None else f"{status.reward:.3f}",
+            "-" if status.phase is None else f"{status.phase}, {status.idle_s or 0:.0f} s ago",
+            f"{status.mode}: {', '.join(status.components)}" if status.components else status.mode,
+            "-" if holder is None else f"{holder.pid} on {holder.host}",
+        )
+    return table
+
+
+def logs_command(
+    run: Run,
+    process: Annotated[
+        str | None,
+        typer.Argument(
+            help="A component, or one of its processes: actor or actor:0. All if left out.", metavar="PROCESS"
+        ),
+    ] = None,
+    follows: Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as the run does.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each process to begin with.")] = 50,
+) -> None:
+    """Print the end of the logs of a run's processes, each line with its process."""
+    notes, folder = open_console(stderr=True), opened(run)
+    tail = LogTail(folder.logs, lambda name: matches(name, process))
+    for line in tail.last(lines):
+        print(plain_line(line))
+    if process is not None and not tail.names and not follows:
+        known = sorted({path.parent.name for path in folder.logs.rglob("*.log")})
+        hint = did_you_mean(process.partition(":")[0], known) or f"there are {', '.join(known) or 'no logs'}"
+        notes.print(f"error: {folder.logs} has no log of {process}; {hint}", soft_wrap=True)
+        raise typer.Exit(1)
+    with contextlib.suppress(KeyboardInterrupt):
+        is_running = follows
+        while is_running:
+            is_running = holder_of(folder.path) is not None  # before the last look: nothing is missed at the end
+            for line in tail.new():
+                print(plain_line(line), flush=True)
+            time.sleep(LOOK_EVERY if is_running else 0)
+
+
+def matches(name: str, process: str | None) -> bool:
+    """Return True if a log, such as actor/rank_0.log, belongs to a process or component.
+
+    >>> matches("actor/rank_0.log", "actor:0"), matches("actor/rank_10.log", "actor"), matches("actor/rank_1.log", "a")
+    (True, True, False)
+    """
+    if process is None:
+        return True
+    component, colon, rank = process.rpartition(":")
+    if colon and rank.isdigit():
+        return name == log_name(component, int(rank)) or name.endswith(f"/{log_name(component, int(rank))}")
+    return Path(name).parent.name == process
+
+
+def stop_command(
+    run: Run,
+    preempts: Annotated[
+        bool, typer.Option("--preempt", help="Save at once and exit with code 75, as before a machine is taken away.")
+    ] = False,
+    wait: Annotated[float, typer.Option("--wait", metavar="S", help="Seconds to wait for its end; 0: do not.")] = 0.0,
+) -> None:
+    """Ask a run to end after its step: it saves a checkpoint and exits, and `--resume` continues it.
+
+    On the machine where it runs. Exit code 1 means that it does not run here, or still runs after --wait seconds.
+    """
+    notes, folder = open_console(stderr=True), opened(run).path
+    holder = holder_of(folder)
+    # Not SIGTERM: a run that it ends exits with 75, and a scheduler would start it again.
+    number = signal.SIGUSR1 if preempts else signal.SIGINT
+    if holder is None:
+        notes.print(f"{folder} is not running", soft_wrap=True)
+        raise typer.Exit(1)
+    if not holder.is_here:
+        there = f"kill -{number.name.removeprefix('SIG')} {holder.pid}"
+        notes.print(f"error: it runs on {holder.host}; there: {there}", soft_wrap=True)
+        raise typer.Exit(1)
+    os.kill(holder.pid, number)
+    when = "now" if preempts else "after this step"
+    notes.print(f"process {holder.pid} saves a checkpoint and ends {when}", soft_wrap=True)
+    deadline = time.monotonic() + wait
+    while time.monotonic() < deadline:
+        if holder_of(folder) is None:
+            return
+        time.sleep(LOOK_EVERY)
+    if wait and holder_of(folder) is not None:
+        notes.print(f"error: it still runs after {wait:g} s", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def watch_command(
+    run: Run,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0: any free one.")] = 0,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Serve the report of a run on loopback until Ctrl-C; the page loads again every few seconds while the run goes on.
+
+    From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
+    """
+    from roost.trainer.report.live_page import LivePage
+
+    notes, folder = open_console(stderr=True), opened(run)
+    try:
+        page = LivePage(folder, port)
+    except OSError as error:
+        notes.print(f"error: port {port} cannot be used: {error.strerror}; leave --port out", soft_wrap=True)
+        raise typer.Exit(1) from None
+    with page, contextlib.suppress(KeyboardInterrupt):
+        print(page.url, flush=True)
+        if opens:
+            import webbrowser
+
+            webbrowser.open(page.url)
+        page.serve()
+
+
+def report_command(
+    run: Run,
+) -> None:
+    """Write RUN/report.html and two pictures, as far as the run is, and print where the page is."""
+    from roost.trainer.report.page import write_plots, write_report
+
+    notes, folder = open_console(stderr=True), opened(run)
+    print(write_report(folder))
+    try:
+        write_plots(folder)
+    except ImportError as error:
+        notes.print(f"no pictures: {error.name} is missing; pip install {error.name}")
