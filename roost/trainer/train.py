@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from roost.config.findings import counted
+from roost.config.findings import ConfigError, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.train import Objective, TrainSettings
@@ -56,6 +56,7 @@ from roost.trainer.records.resuming import (
     newest_state,
     out_of_room,
     resumed_state,
+    unmarked_by_failures,
 )
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import Saver
@@ -242,12 +243,11 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 held.enter_context(locked(run.path, say))
                 run.check_free()  # again, under the lock: another run may have just ended here
             launch = Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show)
-            outcome = attempts(launch, state)
+            with unmarked_by_failures(run, EndedAtStart, ConfigError):
+                outcome = attempts(launch, state)
             run.mark_preempted(outcome.state.step if outcome.was_preempted else None)
             return outcome
     except Exception as error:
-        if not isinstance(error, EndedAtStart):
-            run.mark_preempted(None)  # it failed by itself, and would fail again
         if is_disk_full(error, run.path):
             raise out_of_room(error, run, settings) from error
         hint = full_shared_memory(error)

@@ -13,15 +13,16 @@ from dataclasses import replace
 
 import pytest
 
-from roost.config.findings import Findings, Where
+from roost.config.findings import ConfigError, Findings, Where
 from roost.engines.protocol import EnginesBehind, UpdateFailed
 from roost.learner.checksums import Damaged, write_sums
 from roost.procs import signals
+from roost.procs.files import FolderLock
 from roost.runtime.control_watch import ControlLost
 from roost.trainer import setup
 from roost.trainer import train as train_module
 from roost.trainer.records.checkpoints import Checkpoints, TrainerState
-from roost.trainer.records.resuming import RunInUse
+from roost.trainer.records.resuming import RunInUse, unmarked_by_failures
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
 from roost.trainer.train import (
@@ -114,6 +115,7 @@ def test_sigterm_interrupts_once_and_then_ends_the_process():
     code = """
         import os, signal
         from roost.procs import signals
+from roost.procs.files import FolderLock
         with signals.SigtermInterrupts() as sigterm:
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -133,6 +135,7 @@ def test_an_interrupt_that_a_finalizer_swallows_arrives_later(number):
     code = f"""
         import os, signal, time
         from roost.procs import signals
+from roost.procs.files import FolderLock
         class Resource:
             def __del__(self):
                 os.kill(os.getpid(), {int(number)})
@@ -210,6 +213,38 @@ def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, t
     RunFolder(tmp_path / "run").metrics.path.unlink()
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):  # what comes next
         resumed(job, tmp_path / "run", [])
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [(RuntimeError("fails"), False), (ConfigError([]), True), (EndedAtStart(signal.SIGUSR1, 1), True)],
+    ids=["failure", "config", "signal"],
+)
+def test_a_preempted_run_is_started_again_unless_it_fails(error, is_kept, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
+    run.mark_preempted(1)
+    with pytest.raises(type(error)), unmarked_by_failures(run, EndedAtStart, ConfigError):
+        raise error
+    assert run.preempted_file.exists() is is_kept
+
+
+def test_a_second_start_leaves_a_preempted_run_as_it_is(job, tmp_path):
+    run = run_with(tmp_path / "run", 1)
+    run.mark_preempted(1)
+    with FolderLock.take(run.path), pytest.raises(RunInUse):
+        train(job, RunOptions(run.path), [].append, None, None)
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        train(job, RunOptions(run.path), [].append, None, None)
+    assert run.preempted_file.exists()
+
+
+def test_a_folder_that_cannot_be_is_the_error_that_is_raised(job, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        train(job, RunOptions(tmp_path / "file" / "run"), [].append, None, None)
+    run = RunFolder(tmp_path / "file" / "run")
+    with pytest.raises(RuntimeError, match="fails"), unmarked_by_failures(run):
+        raise RuntimeError("fails")
 
 
 EPOCHS = "runner.max_epochs"

@@ -97,6 +97,19 @@ def is_requeued(run: RunFolder, environ: Mapping[str, str]) -> bool:
     return run.checkpoints.exists() and (run.preempted_file.exists() or was_restarted)
 
 
+@contextlib.contextmanager
+def unmarked_by_failures(run: RunFolder, *kept: type[Exception]) -> Iterator[None]:
+    """No longer mark a run as preempted if it fails: it would fail again. Errors of the `kept` types leave the mark."""
+    try:
+        yield
+    except kept:
+        raise
+    except Exception:
+        with contextlib.suppress(OSError):  # the error that ended the run says more
+            run.mark_preempted(None)
+        raise
+
+
 def reopened(run: RunFolder, settings: TrainSettings, state: TrainerState, say: Say) -> RunFolder:
     """Reopen the folder at a step: remove records of later steps and set their checkpoints aside."""
     aside = checkpoints_of(run, settings).set_aside(state.step)
