@@ -50,10 +50,12 @@ def doctor_command(
     """
     console = open_console()
     paths = _paths(config, overrides, notation)
+    runs = runs.absolute()  # processes on other nodes have other working folders
     folders = [runs, Path(tempfile.gettempdir())]
+    cluster = cluster or address is not None
     if save is not None and not cluster:
         raise typer.BadParameter("needs --cluster: it describes the machines of a cluster", param_hint="--save")
-    if cluster or address is not None:
+    if cluster:
         checks = _of_cluster(address, folders, paths, runs, quick, save)
     else:
         try:

@@ -18,6 +18,7 @@ SHARED_MEMORY_GB = 1.0  # Docker's default is 64 MB
 BUSY_FRACTION = 0.05  # of a GPU's memory
 SLOW_LINK = 0.25  # of the median
 MAX_NAMED = 8
+ON_EVERY_NODE = ("roost", "python", "ray", "torch")  # others may be missing: a CPU or robot node needs no vLLM
 HOW_TO_INSTALL = {"python": "use Python {} there", "CUDA driver": "install the driver {} there"}
 
 
@@ -163,13 +164,15 @@ def judge_bandwidth(measured: Measured) -> tuple[Check, ...]:
 
 
 def _versions(nodes: Sequence[NodeHealth]) -> Iterator[Check]:
-    names = dict.fromkeys(name for node in nodes for name in node.versions)
-    for name in names:
+    with_gpus = [node for node in nodes if node.gpus] or nodes
+    for name in dict.fromkeys(name for node in nodes for name in node.versions):
+        compared = nodes if name in ON_EVERY_NODE else [node for node in with_gpus if name in node.versions]
         found: dict[str, list[str]] = defaultdict(list)
-        for node in nodes:
+        for node in compared:
             found[node.versions.get(name, "")].append(node.name)
-        first = nodes[0].versions.get(name, "")
-        wanted = first or next(version for version in found if version)
+        wanted = next((version for version in found if version), None)
+        if wanted is None:
+            continue  # nodes without GPUs alone have it
         if len(found) == 1:
             yield Check(name, Level.OK, wanted)
             continue

@@ -59,8 +59,10 @@ def test_healthy_nodes_pass():
     [
         pytest.param({"versions": VERSIONS | {"torch": "2.12.0"}}, "torch", "failed", "2.12.0 on beta",
                      "pip install torch==2.13.0", id="another-torch"),
-        pytest.param({"versions": {k: v for k, v in VERSIONS.items() if k != "vllm"}}, "vllm", "failed",
-                     "missing on beta", "pip install vllm==0.32", id="no-vllm"),
+        pytest.param({"versions": {k: v for k, v in VERSIONS.items() if k != "torch"}}, "torch", "failed",
+                     "missing on beta", "pip install torch==2.13.0", id="no-torch"),
+        pytest.param({"versions": VERSIONS | {"vllm": "0.31"}}, "vllm", "failed", "0.31 on beta",
+                     "pip install vllm==0.32", id="another-vllm"),
         pytest.param({"versions": VERSIONS | {"python": "3.12.1"}}, "python", "failed", "3.12.1 on beta",
                      "use Python 3.11.7", id="another-python"),
         pytest.param({"gpus": with_gpu(uncorrected_errors=2)}, "GPUs", "failed", "beta GPU 3: 2 uncorrected",
@@ -95,6 +97,23 @@ def test_a_broken_set_up_is_named_with_its_fix(broken, name, level, found, fix):
     assert (wrong.name, wrong.level) == (name, level)
     assert found in wrong.found and fix in wrong.fix
     assert failures(checks) == ((wrong,) if level == "failed" else ())
+
+
+ROBOT = replace(BETA, name="robot", gpus=(), versions={name: VERSIONS[name] for name in ("roost", "python", "torch")})
+
+
+@pytest.mark.parametrize("nodes", [[HEALTHY, BETA, ROBOT], [ROBOT, HEALTHY]], ids=["last", "driver"])
+def test_a_node_without_gpus_needs_no_packages_for_them(nodes):
+    checks = judge(nodes)
+    assert {check.level for check in checks} == {Level.OK}
+    assert {check.name: check.found for check in checks}.items() >= VERSIONS.items()
+
+
+def test_packages_for_gpus_are_compared_where_gpus_are():
+    other = replace(ROBOT, versions=VERSIONS | {"vllm": "0.31", "sglang": "0.5"})
+    assert not failures(judge([HEALTHY, other]))
+    (wrong,) = failures(judge([replace(HEALTHY, gpus=()), other]))
+    assert wrong.name == "vllm" and "0.31 on robot" in wrong.found, "without any GPU, all nodes are compared"
 
 
 def test_one_machine_has_no_neighbours():

@@ -36,9 +36,11 @@ def test_nodes_of_a_ray_cluster_are_probed(ray_here, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bandwidth_is_measured_and_planned_on(ray_here, tmp_path):
+def test_bandwidth_is_measured_and_planned_on(ray_here, tmp_path, monkeypatch):
     saved = tmp_path / "machines.json"
-    done = run("doctor", "--cluster", "--runs", tmp_path, "--save", saved, width=200)
+    monkeypatch.chdir(tmp_path)  # not the folder of Ray's processes
+    done = run("doctor", "--cluster", "--runs", "runs", "--save", saved, width=200)
+    assert f"disk {tmp_path / 'runs'}" in done.stdout, done.output
     assert "all-reduce over 2" in done.stdout, done.output
     cluster = {"num_nodes": 1, "component_placement": {"actor,rollout": "all"}}
     plan = roost.plan({"cluster": cluster}, saved)
@@ -95,7 +97,7 @@ def wait_for_port(port):
 
 def test_no_cluster_is_an_error(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "roost", "doctor", "--cluster", "--address", "auto"],
+        [sys.executable, "-m", "roost", "doctor", "--address", "auto", "--save", str(tmp_path / "machines.json")],
         env={**os.environ, "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""},
         capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
