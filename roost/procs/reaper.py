@@ -74,6 +74,7 @@ def _running() -> Iterator[tuple[int, tuple[int, str]]]:
 
 
 def main(mark: str, folder: str) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun sends it to every process
     ours = Ours(mark)
     while not _is_closed(sys.stdin.buffer.fileno()):  # closed when the driver exits
         ours.running()

@@ -201,6 +201,9 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        # srun sends it to every process. Not SIG_IGN, which the program would inherit: it has handlers of its own.
+        signal.signal(signal.SIGUSR1, lambda *_: None)
     keep(Link(socket.socket(fileno=0)))
 
 

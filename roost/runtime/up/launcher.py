@@ -29,7 +29,15 @@ CALL_AGAIN = 0.5
 TOKEN_LIMIT = 30.0  # seconds for a token file to show on a shared disk
 LOST_GRACE = 10.0  # seconds for the command to end after a node was lost
 GOODBYE_LIMIT = 60.0  # seconds for the others to end
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME_SIGNAL_S = 30.0  # a scheduler signals every node: the same signal within this time is one
+SAME_INTERRUPT_S = 2.0  # shorter: a person presses Ctrl-C again to end the command at once
+# Each signal, and what the command gets. A closed ssh connection sends SIGHUP, which would end the command unsaved.
+SIGNALS = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGHUP: signal.SIGTERM,
+}
 TOKEN_FILE = Path(".ray/auth_token")  # in the home folder
 
 
@@ -78,7 +86,8 @@ class Part:
     """One node of the job: its Ray, its signals, and the reason for its end."""
 
     def __init__(self, allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> None:
-        self._allocation, self._options, self._say = allocation, options, say
+        self._allocation, self._options = allocation, options
+        self._tell = say
         self._environ = job_environ(environ, allocation)
         self._job = allocation.job or allocation.head or ""
         self._ray = LocalRay()
@@ -89,8 +98,8 @@ class Part:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.signalled, number)
+        for number, passed_on in SIGNALS.items():
+            loop.add_signal_handler(number, self.signalled, passed_on)
         try:
             self._do(self._work())
             ending = await self._ending
@@ -109,6 +118,10 @@ class Part:
             if cause:
                 self._say(cause)
             self._ending.set_result(Ending(code, cause))
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone after a SIGHUP
+            self._tell(text)
 
     def signalled(self, number: signal.Signals) -> None:
         raise NotImplementedError
@@ -130,6 +143,8 @@ class Part:
                 await work
             except (OSError, ValueError, RayFailed) as error:
                 self._failed(str(error))
+            except Exception as error:  # the job would wait for this for ever
+                self._failed(f"{type(error).__name__}: {error}")
 
         self._tasks.add(asyncio.create_task(guarded()))
 
@@ -167,7 +182,7 @@ class Head(Part):
         self._address: str | None = None
         self._first_called, self._all_joined = asyncio.Event(), asyncio.Event()
         self._command = Command(options.command)
-        self._forwarded: set[signal.Signals] = set()
+        self._forwarded: dict[signal.Signals, float] = {}  # time of the last, by signal
 
     async def _work(self) -> None:
         nodes = self._allocation.nodes
@@ -195,7 +210,7 @@ class Head(Part):
                 self._server = await asyncio.start_server(self._called, port=port, limit=LONGEST)
             except OSError:
                 continue
-            self._say(f"the head of {self._allocation.nodes} nodes waits for the others on port {port}")
+            self._say(f"waiting for {counted(self._allocation.nodes - 1, 'node')} to connect on port {port}")
             return
         raise OSError(f"ports {ports_of(self._job, self._options.port)} are taken: choose others with --port")
 
@@ -268,7 +283,7 @@ class Head(Part):
         ranks = range(self._allocation.nodes)
         absent = [self._allocation.name(rank) for rank in ranks if rank and rank not in self._peers]
         if absent:
-            return f"{', '.join(absent)} {'has' if len(absent) == 1 else 'have'} not called"
+            return f"{', '.join(absent)} {'has' if len(absent) == 1 else 'have'} not connected"
         starting = [self._allocation.name(rank) for rank in ranks if rank not in self._joined]
         return f"Ray has not started on {', '.join(starting)}"
 
@@ -278,11 +293,20 @@ class Head(Part):
         self._forward(number, "here", is_own=True)
 
     def _forward(self, number: signal.Signals, where: str, is_own: bool) -> None:
-        """Pass a signal on to the command. A scheduler signals every node: from the others each counts once."""
+        """Pass a signal on to the command, once: a second SIGTERM would end the save that the first one asked for.
+
+        The head's own is passed on again after a while, as a user may send it to end the command; those of the other
+        nodes are not.
+        """
+        now = time.monotonic()
+        same_s = SAME_INTERRUPT_S if number == signal.SIGINT else SAME_SIGNAL_S
+        is_new = number not in self._forwarded or (is_own and now - self._forwarded[number] > same_s)
+        if self._command.has_ended:
+            return
         if not self._command.is_running:
             self._ended_at_start(number)
-        elif is_own or number not in self._forwarded:
-            self._forwarded.add(number)
+        elif is_new:
+            self._forwarded[number] = now
             self._say(f"{number.name} {where}: passing it on to the command")
             self._command.send(number)
             if number != signal.SIGUSR1:

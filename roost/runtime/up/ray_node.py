@@ -90,6 +90,7 @@ def main(order: RayOrder) -> None:
     from roost.runtime.ray_connection import RayExited
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the launcher, which closes the input
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun sends it to every process; those of Ray inherit this
     try:
         node = start(order)
     except Exception as error:

@@ -189,11 +189,16 @@ def test_arithmetic_is_trained_over_a_heterogeneous_slurm_job(start, folder):
     job.check_nothing_is_left()
 
 
-def test_a_signal_on_any_node_reaches_the_command_under_slurm(start, folder):
+def test_a_signal_on_any_node_reaches_the_command_under_slurm(start, network, folder):
+    """srun signals every process: those of Ray survive it, and the command gets one."""
     job = start(slurm, sys.executable, COMMANDS, "wait", folder / "file", 75)
     job.wait_for(job.file.exists)
-    for host in ("gpu2", "cpu1", "cpu2"):
-        job.processes[host].send_signal(signal.SIGUSR1)
+    found = [psutil.Process(pid) for host in ("gpu2", "cpu1", "cpu2", "gpu1") for pid in network.pids(host)]
+    assert {"raylet", "gcs_server"} <= {process.name() for process in found}
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the job ends meanwhile
+            if process.cmdline()[1:2] != [str(COMMANDS)]:
+                process.send_signal(signal.SIGUSR1)
     assert job.codes() == dict.fromkeys(HOSTS, 75), job.said()
     assert job.file.with_suffix(".signal").read_text() == "SIGUSR1"
     assert job.said("gpu1").count("SIGUSR1") == 1, "one is passed on"
@@ -228,5 +233,5 @@ def test_a_node_that_never_comes_is_named(start):
     job = start(slurm, "true", options=("--timeout", "8"), hosts=hosts)
     assert job.codes() == dict.fromkeys(hosts, 1)
     for host in hosts:
-        assert "node 2 (cpu1) has not called after 8 s" in job.said(host)
+        assert "node 2 (cpu1) has not connected after 8 s" in job.said(host)
     job.check_nothing_is_left()
