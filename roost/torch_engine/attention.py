@@ -17,6 +17,8 @@ from roost.torch_engine.cache import Gathered, LayerCache, LayerShape, new_cache
 from roost.torch_engine.scheduler import Batch, Ints
 
 PAGED_BLOCK = 64  # the paged kernel needs blocks of a multiple of this
+# Keys per program when single tokens are computed. Fixed, so that results do not vary with the rest of the batch.
+SPLIT = 1024
 log = logging.getLogger(__name__)
 
 
@@ -75,12 +77,21 @@ class Tiles:
         return cls(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in arrays))
 
 
-def can_page(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+def split_bytes(layers: Sequence[LayerShape], queries: int, sequences: int, context: int) -> int:
+    """Memory of a decode step for keys that are split, per sequence of the batch and query."""
+    parts = -(-context // SPLIT)
+    widest = max(1 << (layer.value_size - 1).bit_length() for layer in layers)
+    return sequences * queries * parts * (widest + 2) * 4 if parts > 1 else 0
+
+
+def can_page(
+    layers: Sequence[LayerShape], queries: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Return True if the Triton kernel compiles on the device and gives correct results."""
     if device.type != "cuda" or block_size % PAGED_BLOCK:
         return False
     try:
-        is_right = _agrees(layers[0], block_size, dtype, device)
+        is_right = _agrees(layers[0], queries, block_size, dtype, device)
     except Exception as error:  # Triton is missing, or its compiler fails in one of many ways
         log.warning("the paged attention kernel fails here (%s); keys are gathered instead, which is slow", error)
         return False
@@ -90,33 +101,36 @@ def can_page(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, 
 
 
 @torch.inference_mode()
-def _agrees(layer: LayerShape, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if the kernel matches `BySequence` on a chunk of a long sequence and a token of a short one."""
+def _agrees(layer: LayerShape, queries: int, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True if the kernel matches `BySequence` on a chunk of a prompt, and on single tokens of all lengths."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
 
-    cache = new_cache([layer], 3, block_size, dtype, device)
+    lengths, sizes = np.array([block_size + 5, 3, SPLIT + 5], np.int32), np.array([7, 1, 1])
+    counts = -(-lengths // block_size)
+    cache = new_cache([layer], int(counts.sum()), block_size, dtype, device)
     for blocks in cache[0]:
         blocks.copy_(random(*blocks.shape))
-    length = block_size + 5
-    positions = np.arange(length - 7, length)
-    tables = np.array([[2, 0], [1, 0]], np.int32)
-    slots = tables[0, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    tables = np.zeros((len(lengths), int(counts.max())), np.int32)
+    tables[np.arange(tables.shape[1]) < counts[:, None]] = np.arange(counts.sum())[::-1]
+    owners = np.repeat(np.arange(len(lengths)), sizes)
+    starts = np.append(0, sizes.cumsum()).astype(np.int32)
+    positions = np.arange(starts[-1]) - starts[owners] + (lengths - sizes)[owners]
     batch = Batch(
-        token_ids=np.zeros(8, np.int64),
-        positions=np.append(positions, 2),
-        slots=np.append(slots, block_size + 2),
-        starts=np.array([0, 7, 8], np.int32),
-        lengths=np.array([length, 3], np.int32),
+        token_ids=np.zeros(len(owners), np.int64),
+        positions=positions,
+        slots=tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        starts=starts,
+        lengths=lengths,
         tables=tables,
-        rows=np.arange(8),
+        rows=np.arange(len(owners)),
     )
-    key, value = random(8, layer.heads, layer.key_size), random(8, layer.heads, layer.value_size)
-    call = LayerCall(0, random(8, 2 * layer.heads, layer.key_size), key, value, None, {})
+    key, value = random(len(owners), layer.heads, layer.key_size), random(len(owners), layer.heads, layer.value_size)
+    call = LayerCall(0, random(len(owners), queries, layer.key_size), key, value, None, {})
     paged = Paged(cache, Tables.of(batch, device), batch)(call)
-    return torch.allclose(paged, BySequence(cache, batch, [None, None])(call), atol=0.03, rtol=0.03)
+    return torch.allclose(paged, BySequence(cache, batch, [None] * len(lengths))(call), atol=0.03, rtol=0.03)
 
 
 NAME = "roost_paged"

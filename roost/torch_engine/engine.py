@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from roost.engines.protocol import Finish, InFlight, Part
 from roost.engines.weights.source import named_weights
-from roost.torch_engine.attention import PAGED_BLOCK, can_page
+from roost.torch_engine.attention import PAGED_BLOCK, can_page, split_bytes
 from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
 from roost.torch_engine.model import LoadedModel, load_model
@@ -88,7 +88,8 @@ def _step_bytes(settings: EngineSettings, model: LoadedModel) -> int:
     widest: int = max(getattr(config, "intermediate_size", None) or 0, hidden_size)
     hidden = limits.tokens * (3 * widest + 8 * hidden_size) * model.dtype.itemsize
     logits = rows * model.vocabulary * 4 * LOGIT_COPIES
-    return hidden + logits
+    split = split_bytes(model.layers, config.num_attention_heads, limits.sequences, model.max_context)
+    return hidden + logits + split
 
 
 class Weights:
@@ -185,7 +186,8 @@ class TorchEngine:
         self.max_context = min(self.model.max_context, count * size)
         self._weights = Weights(self.model.module)
         self._adapters = Adapters(self.model.module)
-        pages = can_page(self.model.layers, size, self.model.dtype, self.model.device)
+        queries: int = self.model.module.config.get_text_config().num_attention_heads
+        pages = can_page(self.model.layers, queries, size, self.model.dtype, self.model.device)
         graphs = new_graphs(self.model, settings, pages, width=-(-self.max_context // size))
         self._runner = Runner(self.model, self._adapters, size, pages, graphs)
         self._sampler = Sampler()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.torch_engine.attention import Paged, Tables
+from roost.torch_engine.attention import SPLIT, Paged, Tables
 from roost.torch_engine.cache import LayerCache
 from roost.torch_engine.model import LoadedModel, forward
 from roost.torch_engine.scheduler import Batch
@@ -30,6 +30,18 @@ def bucket(count: int, limit: int) -> int:
     power = 1 << max(1, (count - 1).bit_length())
     step = max(LEAST_STEP, power // 16)
     return min(power if power <= LEAST_STEP else -(-count // step) * step, limit)
+
+
+def table_width(blocks: int, block_size: int, limit: int) -> int:
+    """Return the number of blocks that tables are padded to; the kernel starts a program for each part of a table.
+
+    >>> [table_width(blocks, block_size=64, limit=100) for blocks in (1, 16, 17, 65)]
+    [16, 16, 64, 100]
+    """
+    width = max(1, SPLIT // block_size)
+    while width < blocks:
+        width *= 4
+    return min(width, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +125,7 @@ class DecodeGraphs:
         blocks, block_size = cache[0][0].shape[:2]
         count = len(batch.token_ids)
         size = bucket(count, self._sequences)
-        # The kernel starts a program for each part of the widest table.
-        width = min(1 << (batch.tables.shape[1] - 1).bit_length(), self._width)
+        width = table_width(batch.tables.shape[1], block_size, self._width)
         inputs = self._inputs.part(size, width)
         inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
         if (size, width, adapter) not in self._captured:

@@ -7,13 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from roost.torch_engine.attention import PAGED_BLOCK, LayerCall, Tables, Tiles
+from roost.torch_engine.attention import PAGED_BLOCK, SPLIT, LayerCall, Tables, Tiles
 from roost.torch_engine.cache import LayerCache
 
 TILE = PAGED_BLOCK  # keys per iteration, all of one block
 PROMPT_ROWS, DECODE_ROWS = 64, 16  # rows of a query tile: tokens times the queries that share a key
-# Keys per program when single tokens are computed. Fixed, so that results do not vary with the rest of the batch.
-SPLIT = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -95,10 +93,11 @@ def _attend(  # type: ignore[no-untyped-def]
         largest = maximum
     is_value = is_row[:, None] & (value_lane < VALUE_SIZE)[None, :]
     if SPLIT > 0:
-        place = ((tile * HEADS + head) * parts + part) * ROWS + row
-        tl.store(stats + place * 2, largest)
-        tl.store(stats + place * 2 + 1, total)
-        tl.store(partial + place[:, None] * VALUE_PAD + value_lane[None, :], sums)
+        place = ((tile.to(tl.int64) * HEADS + head) * parts + part) * GROUP + row
+        is_single = row < GROUP
+        tl.store(stats + place * 2, largest, mask=is_single)
+        tl.store(stats + place * 2 + 1, total, mask=is_single)
+        tl.store(partial + place[:, None] * VALUE_PAD + value_lane[None, :], sums, mask=is_single[:, None])
     else:
         result = (sums / total[:, None]).to(output.dtype.element_ty)
         tl.store(output + query_row[:, None] * VALUE_SIZE + value_lane[None, :], result, mask=is_value)
@@ -128,17 +127,19 @@ def _combine(  # type: ignore[no-untyped-def]
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    is_single = row < GROUP
     for part in range(tl.cdiv(length, SPLIT)):
-        place = ((tile * HEADS + head) * parts + part) * ROWS + row
-        maximum = tl.maximum(largest, tl.load(stats + place * 2))
-        decay, weight = tl.exp(largest - maximum), tl.exp(tl.load(stats + place * 2) - maximum)
-        total = total * decay + tl.load(stats + place * 2 + 1) * weight
-        more = tl.load(partial + place[:, None] * VALUE_PAD + value_lane[None, :])
+        place = ((tile.to(tl.int64) * HEADS + head) * parts + part) * GROUP + row
+        largest_of_part = tl.load(stats + place * 2, mask=is_single, other=0.0)
+        maximum = tl.maximum(largest, largest_of_part)
+        decay, weight = tl.exp(largest - maximum), tl.exp(largest_of_part - maximum)
+        total = total * decay + tl.load(stats + place * 2 + 1, mask=is_single, other=1.0) * weight
+        more = tl.load(partial + place[:, None] * VALUE_PAD + value_lane[None, :], mask=is_single[:, None], other=0.0)
         sums = sums * decay[:, None] + more * weight[:, None]
         largest = maximum
     result = (sums / total[:, None]).to(output.dtype.element_ty)
     output_row = start.to(tl.int64) * HEADS * GROUP + head * GROUP + row
-    mask = (row < GROUP)[:, None] & (value_lane < VALUE_SIZE)[None, :]
+    mask = is_single[:, None] & (value_lane < VALUE_SIZE)[None, :]
     tl.store(output + output_row[:, None] * VALUE_SIZE + value_lane[None, :], result, mask=mask)
 
 
@@ -169,8 +170,8 @@ def _launch(
     value_pad = max(16, triton.next_power_of_2(value_size))
     partial = stats = output
     if parts > 1:
-        partial = query.new_empty((len(tiles.owners), heads, parts, rows, value_pad), dtype=torch.float32)
-        stats = query.new_empty((len(tiles.owners), heads, parts, rows, 2), dtype=torch.float32)
+        partial = query.new_empty((len(tiles.owners), heads, parts, group, value_pad), dtype=torch.float32)
+        stats = query.new_empty((len(tiles.owners), heads, parts, group, 2), dtype=torch.float32)
     _attend[len(tiles.owners), heads, parts](
         query,
         keys,
