@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -139,7 +139,8 @@ class Residence:
         if self._device.type == "cuda":
             sizes = [each.content.numel() for each in arriving if each.content.numel() > SMALL_ALLOCATION]
             total = sum(-(-size // ALLOCATION) * ALLOCATION for size in sizes)
-            torch.empty(total, device=self._device, dtype=torch.uint8)  # freed at once, and then cut into pieces
+            with suppress(torch.OutOfMemoryError):  # fragmented memory may still have room for the pieces
+                torch.empty(total, device=self._device, dtype=torch.uint8)  # freed at once, and then cut into pieces
 
     def _to_host(self, part: str, storages: Sequence[torch.UntypedStorage]) -> list[Away]:
         sizes = [storage.nbytes() for storage in storages]
