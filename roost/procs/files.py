@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from weakref import WeakSet
 
@@ -117,6 +117,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 LOCK_FILE = ".lock"
 LONGEST_HOLDER = 1 << 12  # bytes
+READERS_S = 2.0  # longest wait for those that only look at a lock
+LOOK_EVERY = 0.02  # seconds
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -156,16 +158,20 @@ class FolderLock:
         """Lock a folder that exists.
 
         Raises `FolderHeld` if another process, or this one, holds it already, and `NoLocks` if it cannot be locked.
+        Waits a little for processes that share the lock for a moment to see if it is held.
         """
         place = Path(folder)
         descriptor = os.open(place / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with contextlib.ExitStack() as undo:
             file = undo.enter_context(FileIO(descriptor, "r+"))
+            deadline = time.monotonic() + READERS_S
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = file.read(LONGEST_HOLDER).decode(errors="replace").strip()
-                raise FolderHeld(place, holder or "another process") from None
+                while not _flock(file, fcntl.LOCK_EX):
+                    if not _flock(file, fcntl.LOCK_SH) or time.monotonic() >= deadline:
+                        holder = file.read(LONGEST_HOLDER).decode(errors="replace").strip()
+                        raise FolderHeld(place, holder or "another process")
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    time.sleep(LOOK_EVERY)
             except OSError as error:
                 if error.errno in WITHOUT_LOCKS:
                     raise NoLocks(error.errno, error.strerror, str(place)) from None
@@ -184,6 +190,15 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
+    """Lock an open file without waiting; False if another has locked it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # The lock belongs to the open file, which a fork shares. Closed in the fork, it stays with the process that took it.
@@ -250,12 +265,9 @@ def _is_locked(file: Path) -> bool:
     """Return True if a process of another machine holds a lock; False on file systems without locks."""
     with file.open("rb") as opened:
         try:
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not _flock(opened, fcntl.LOCK_SH)
         except OSError:
             return False
-    return False
 
 
 UNFINISHED = ".unfinished"

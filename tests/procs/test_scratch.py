@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from roost.procs.files import DRAFT_S, FolderHeld, FolderLock, NoLocks, ScratchFolder
+from roost.procs import files
+from roost.procs.files import DRAFT_S, LOCK_FILE, FolderHeld, FolderLock, NoLocks, ScratchFolder
+from tests.limits import HANG_S
 
 HOLDS = """
 import sys
@@ -87,6 +89,23 @@ def test_a_held_folder_names_its_holder(tmp_path):
         FolderLock.take(theirs)
     kill(process)
     FolderLock.take(theirs).release()
+
+
+def test_a_process_that_looks_at_a_lock_does_not_keep_others_from_it(tmp_path, monkeypatch):
+    FolderLock.take(tmp_path).release()
+    with (tmp_path / LOCK_FILE).open("rb") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "READERS_S", 0.0)
+            with pytest.raises(FolderHeld):
+                FolderLock.take(tmp_path)
+        monkeypatch.setattr(files, "READERS_S", HANG_S)
+        monkeypatch.setattr(files.time, "sleep", lambda _: looks.close())
+        with FolderLock.take(tmp_path):
+            assert looks.closed, "it waits until nobody looks"
+            monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("waits for a holder"))
+            with pytest.raises(FolderHeld):
+                FolderLock.take(tmp_path)
 
 
 def test_a_lock_is_not_inherited_by_a_fork(tmp_path):
