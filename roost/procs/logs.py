@@ -38,13 +38,18 @@ def redirect_output(path: Path) -> None:
 
 def last_lines(path: Path, count: int, begin: int = 0) -> str:
     """The end of a log, of what comes after its first `begin` bytes; nothing where there is none."""
+    return "\n".join(_end_of(path, begin)[0].splitlines()[-count:])
+
+
+def _end_of(path: Path, begin: int = 0) -> tuple[str, int]:
+    """The last 64 KiB of a log, and the offset of what comes after them."""
     try:
         with path.open("rb") as log:
-            log.seek(max(begin, log.seek(0, os.SEEK_END) - 64 * 1024))
-            text = log.read().decode("utf-8", "replace")
+            start = log.seek(max(begin, log.seek(0, os.SEEK_END) - 64 * 1024))
+            content = log.read()
     except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-count:])
+        return "", begin
+    return content.decode("utf-8", "replace"), start + len(content)
 
 
 def read_from(path: Path, offset: int) -> bytes:
@@ -143,10 +148,8 @@ class LogTail:
         """The last lines of each log; `new` continues after them."""
         found = []
         for path in self._logs():
-            size = path.stat().st_size
-            lines = last_lines(path, count).splitlines() if count else []
-            found += [f"{self._label(path)} {line}" for line in lines]
-            self._offsets[path] = size
+            text, self._offsets[path] = _end_of(path)
+            found += [f"{self._label(path)} {line}" for line in (text.splitlines()[-count:] if count else [])]
         return found
 
     def new(self) -> list[str]:

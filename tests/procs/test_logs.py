@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import roost
 from roost.procs import logs
-from roost.procs.logs import LogCollector, last_lines, log_name, read_from
+from roost.procs.logs import LogCollector, LogTail, last_lines, log_name, read_from
 
 NOISY = """
 import os, subprocess, sys
@@ -155,3 +155,24 @@ def test_another_machines_log_arrives_byte_for_byte(tmp_path_factory, pieces):
         write(there, log_name("actor", 0), piece)
         collector.collect()
     assert read_from(here / log_name("actor", 0), 0) == b"".join(pieces)
+
+
+def test_lines_written_during_a_look_are_read_once(tmp_path, monkeypatch):
+    log, looks = tmp_path / "actor" / "rank_0.log", Path.stat
+    log.parent.mkdir()
+    log.write_text("one\n")
+
+    def writes(path, **options):
+        found = looks(path, **options)
+        if path == log:
+            with log.open("a") as file:
+                file.write("more\n")
+        return found
+
+    tail = LogTail(tmp_path, lambda name: True)
+    monkeypatch.setattr(Path, "stat", writes)
+    first = tail.last(50)
+    monkeypatch.undo()
+    with log.open("a") as file:
+        file.write("last\n")
+    assert [*first, *tail.new()] == [f"[actor:0] {line}" for line in log.read_text().splitlines()]
