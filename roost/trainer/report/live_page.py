@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,10 +30,14 @@ FILES = {
 
 
 class LivePage:
-    """Serves the report of a run at `url` until it is closed."""
+    """Serves the report of a run at `url` until it is closed.
+
+    The path of `url` is random: other users of the machine can reach the port, but not read the run.
+    """
 
     def __init__(self, run: RunFolder, port: int = 0) -> None:
         self._run = run
+        self._base = f"/{secrets.token_urlsafe()}/"
         self._lock = threading.Lock()
         self._rendered: tuple[object, bytes] = (None, b"")
         page = self
@@ -49,7 +54,7 @@ class LivePage:
 
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self._server.server_port}/"
+        return f"http://{LOOPBACK}:{self._server.server_port}{self._base}"
 
     def serve(self) -> None:
         """Answer requests until `close` or Ctrl-C."""
@@ -69,9 +74,12 @@ class LivePage:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         # A page of another site that has its name point to loopback must not read the run.
         host = (request.headers.get("Host") or "").partition(":")[0]
-        name = unquote(urlsplit(request.path).path).removeprefix("/")
+        path = unquote(urlsplit(request.path).path)
+        base, name = path[: len(self._base)], path[len(self._base) :]
         if host not in (LOOPBACK, "localhost"):
             request.send_error(HTTPStatus.FORBIDDEN, "this page is served to this machine only")
+        elif not secrets.compare_digest(base.encode(), self._base.encode()):
+            request.send_error(HTTPStatus.NOT_FOUND, explain="the address is the one that roost watch printed")
         elif name in ("", "report.html"):
             _send(request, self._page(), "text/html; charset=utf-8", is_live=holder_of(self._run.path) is not None)
         elif name in FILES and (self._run.path / name).is_file():
@@ -95,6 +103,7 @@ def _send(request: BaseHTTPRequestHandler, body: bytes, kind: str, is_live: bool
     request.send_header("Content-Length", str(len(body)))
     request.send_header("X-Content-Type-Options", "nosniff")
     request.send_header("Cache-Control", "no-store")
+    request.send_header("Referrer-Policy", "no-referrer")  # the address is a secret
     if is_live:
         request.send_header("Refresh", str(RELOAD_S))
     request.end_headers()
