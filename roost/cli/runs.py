@@ -37,18 +37,22 @@ def opened(run: Path) -> RunFolder:
 
 
 def status_command(
-    runs: Annotated[
-        Path, typer.Argument(help="Where runs are kept, or one run; runs if left out.", metavar="[RUNS]")
-    ] = Path("runs"),
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run (default: runs).", metavar="[RUNS]")] = Path(
+        "runs"
+    ),
     all_of_them: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show running jobs: plan, step, reward, the phase they are in, and the process that runs them.
+    """Show jobs that run or wait for their requeue: plan, step, reward, phase, and the process that runs them.
 
-    They are found by their folders, on a disk that all machines share also those of other machines.
+    On a shared file system, runs of other hosts are listed too.
     """
     found = [status_of(run) for run in runs_in(runs)]
-    shown = [status for status in found if all_of_them or status.state is RunState.RUNNING or len(found) == 1]
+    shown = [
+        status
+        for status in found
+        if all_of_them or status.state in (RunState.RUNNING, RunState.PREEMPTED) or len(found) == 1
+    ]
     if as_json:
         print(json.dumps([asdict(status) for status in shown], indent=2))
         return
@@ -87,7 +91,7 @@ def logs_command(
             help="A component, or one of its processes: actor or actor:0. All if left out.", metavar="PROCESS"
         ),
     ] = None,
-    follows: Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as the run does.")] = False,
+    follows: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run exits.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each process to begin with.")] = 50,
 ) -> None:
     """Print the end of the logs of a run's processes, each line with its process."""

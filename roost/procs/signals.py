@@ -164,7 +164,7 @@ class Stoppable:
             self._note("stopping: ending what was started")
             task.cancel()
         elif self._is_preempted:
-            self._note(f"{number.name}: saving a checkpoint as soon as the weights are whole, then ending")
+            self._note(f"{number.name}: saving a checkpoint after the current optimizer step, then exiting")
             if self._droppable is not None:
                 self._droppable.cancel()
         else:

@@ -85,6 +85,16 @@ def test_a_folder_that_nobody_holds_has_ended(made):
     assert [one.name for one in runs_in(made.path.parent)] == ["other", "sums"]
 
 
+def test_a_preempted_run_waits_for_its_requeue(made):
+    make_run(made.path.parent, "other", steps=2)
+    made.mark_preempted(3)
+    assert status_of(made).state is RunState.PREEMPTED
+    shown = run("status", made.path.parent, width=200).stdout
+    assert "preempted" in shown and "other" not in shown
+    made.finish(3)
+    assert status_of(made).state is RunState.FINISHED
+
+
 def test_a_holder_of_another_machine_is_known_by_its_lock(made, held):
     text = (made.path / ".lock").read_text()
     (made.path / ".lock").write_text(text.replace(f" on {holder_of(made.path).host} ", " on elsewhere "))
@@ -148,6 +158,11 @@ def test_the_page_follows_the_run(made, held):
         made.add_step({"step": 4, "reward/mean": 0.123456})
         assert "0.123456" not in first and "0.123456" in fetch(page.url)[0]
         assert json.loads(fetch(f"{page.url}plan.json")[0])["mode"] == "disaggregated"
+        root = page.url.removesuffix("/").rpartition("/")[0]
+        for path in ("/", "/report.html", "/plan.json", "/wrong/", f"/{'x' * 43}/plan.json", "/%C3%A9/"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                fetch(root + path)
+            assert refused.value.code == 404
         for path, code in (("../../etc/passwd", 404), ("%2e%2e/other", 404), (".lock", 404)):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 fetch(page.url + path)
@@ -162,10 +177,16 @@ def test_the_page_follows_the_run(made, held):
         thread.join(HANG_S)
 
 
+def test_pages_have_addresses_that_cannot_be_guessed(made):
+    with LivePage(made) as first, LivePage(made) as second:
+        one, other = (page.url.split("/")[3] for page in (first, second))
+    assert one != other and len(one) >= 32
+
+
 def test_a_live_view_writes_where_a_run_is(made):
     from rich.console import Console
 
-    with LiveView(9, Console(quiet=True), status_file=made.status_file) as view:
+    with LiveView(9, Console(quiet=True), clock=lambda: 0.0, status_file=made.status_file) as view:
         view.phase("generate", 256)
         view.advance(7)  # within a second: not written
         assert json.loads(made.status_file.read_text()) | {"time": 0} == {

@@ -1,4 +1,4 @@
-"""State of runs as their folders show it: running, finished or ended, at which step and in which phase."""
+"""State of runs as their folders show it: running, finished, preempted or ended, at which step and in which phase."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class RunState(StrEnum):
 
     RUNNING = "running"
     FINISHED = "finished"
+    PREEMPTED = "preempted"  # waits to be started again: the same command continues it
     ENDED = "ended"  # stopped, failed or killed
 
 
@@ -57,7 +58,7 @@ def status_of(run: RunFolder, now: float | None = None) -> RunStatus:
     done = [number_of(live, "step"), number_of(last, "step"), run.finished_at()]
     return RunStatus(
         run.name,
-        RunState.RUNNING if holder else RunState.FINISHED if run.finished_at() is not None else RunState.ENDED,
+        _state(run, holder),
         int(max(step for step in (*done, 0) if step is not None)),
         None if total is None else int(total),
         number_of(last, "reward/mean"),
@@ -67,6 +68,14 @@ def status_of(run: RunFolder, now: float | None = None) -> RunStatus:
         tuple(_placed(plan)),
         holder,
     )
+
+
+def _state(run: RunFolder, holder: Holder | None) -> RunState:
+    if holder is not None:
+        return RunState.RUNNING
+    if run.finished_at() is not None:
+        return RunState.FINISHED
+    return RunState.PREEMPTED if run.preempted_file.exists() else RunState.ENDED
 
 
 def _phase(live: Record) -> str | None:
