@@ -48,6 +48,18 @@ def test_the_command_is_installed_and_not_run_as_root(name):
     assert {words[1] for words in copied} == {words[2] for words in copied} == made
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_kuberay_finds_what_it_needs(name):
+    """The job server, wget for probes, and commands in the PATH of login shells."""
+    steps = [rest for word, rest in instructions(name) if word == "RUN"]
+    (own,) = [shlex.split(rest) for rest in steps if "'.[" in rest]
+    assert own[0].startswith("python") and "ray[default]" in own
+    last = shlex.split(steps[-1])
+    assert any(word.startswith("wget=") for word in last)
+    links = last[last.index("ln") :]
+    assert links[1:5] == ["-s", "/opt/roost/bin/ray", "/opt/roost/bin/roost", "/usr/local/bin/"]
+
+
 def test_the_build_has_all_that_the_package_needs():
     there = allowed()
     assert {"constraints.txt", "pyproject.toml", "roost", PROJECT["readme"]} <= there
