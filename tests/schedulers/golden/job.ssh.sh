@@ -7,6 +7,7 @@ hosts=(
   beta
 )
 head=${hosts[0]#*@}
+job=$(date +%s)-$$ # jobs with the same head are told apart by it
 resume=
 ssh "${hosts[0]}" test -d /shared/team/runs/math/checkpoints && resume=--resume
 
@@ -18,7 +19,7 @@ for rank in "${!hosts[@]}"; do
   # -tt: the remote command gets SIGHUP when this script ends.
   ssh -tt -o SendEnv=HF_TOKEN "${hosts[$rank]}" "cd /shared/team && {
     ulimit -n 65535 2>/dev/null || ulimit -n \$(ulimit -Hn)
-    export NODE_RANK=$rank NNODES=2 MASTER_ADDR=$head
+    export NODE_RANK=$rank NNODES=2 MASTER_ADDR=$head ROOST_JOB_ID=$job
     export HF_HOME='/shared/hf home'
     echo \"\$HOME\"
     exec roost up --nodes 2 -- roost train job.yaml --name math --runs runs $resume
