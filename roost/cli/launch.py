@@ -16,7 +16,16 @@ from roost.config.findings import Findings, did_you_mean
 from roost.config.notations.notation import read_job
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.schedulers.job_files import FILE_NAMES, CannotRender, Container, JobOptions, Scheduler, job_name, render
+from roost.schedulers.job_files import (
+    FILE_NAMES,
+    CannotRender,
+    Container,
+    JobOptions,
+    Scheduler,
+    job_name,
+    notes_of,
+    render,
+)
 from roost.schedulers.node_requests import NodeRequests, ProcessSizes, requests_of
 from roost.schedulers.submit import CannotSubmit, submit
 from roost.view.text import print_findings
@@ -134,7 +143,7 @@ def launch_command(
     except (CannotRender, OSError) as error:
         notes.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
-    for note in allocation.notes:
+    for note in (*allocation.notes, *notes_of(scheduler, options)):
         notes.print(f"note: {note}", soft_wrap=True)
     if out is None and not submits:
         print(text, end="")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -100,6 +101,7 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
     environment.filters |= {
         "quote": shlex.quote,
         "in_double_quotes": in_double_quotes,
+        "sbatch_quote": sbatch_quote,
         "job_name": job_name,
         "tojson": lambda value: json.dumps(value, ensure_ascii=False),  # jinja's own escapes for HTML
     }
@@ -121,7 +123,8 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     """The variables and functions of templates."""
     run = f"{options.runs.rstrip('/')}/{options.name}"
     words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
-    train = shlex.join(words) if options.command is None else options.command
+    # bash replaces itself by a simple command, which so gets the signals.
+    train = shlex.join(words if options.command is None else ["bash", "-c", options.command])
     secrets = [name for name, value in options.env.items() if value is None]
     resume = f" $(test -d {shlex.quote(run + '/checkpoints')} && echo --resume)" if options.command is None else ""
     first = allocation.requests[0]
@@ -136,7 +139,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "run_path": run if run.startswith("/") else f"{options.workdir.rstrip('/')}/{run}",
         "train": train,
         "resumes": options.command is None,
-        "entrypoint": f"sh -c {shlex.quote(train + resume)}",
+        "entrypoint": train if options.command is not None else f"sh -c {shlex.quote(train + resume)}",
         "grace_s": GRACE_S,
         "requeue_code": REQUEUE_CODE,
         "time": options.time,
@@ -152,6 +155,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "hosts": options.hosts,
         "options_of": lambda label: slurm_options(options.options, label),
         "gpu_name": gpu_name,
+        "apptainer_gpus": apptainer_gpus,
         "resource_name": resource_name,
         "pods_without_head": lambda request: request.nodes - (request is first),
         "ranks_without_head": lambda request: _spelled(request.node_ranks[int(request is first) :]),
@@ -229,6 +233,13 @@ def resource_name(request: NodeRequest) -> str:
     return known[request.accelerator_type]
 
 
+def apptainer_gpus(requests: Sequence[NodeRequest]) -> str:
+    """Option of Apptainer, and a space, that lets a container use the GPUs of its node; empty if there are none."""
+    flags = {str(AcceleratorType.NV_GPU): "--nv ", str(AcceleratorType.AMD_GPU): "--rocm "}
+    used = {request.accelerator_type for request in requests if request.requested_accelerators}
+    return "".join(flag for kind, flag in flags.items() if kind in used)
+
+
 def split_mount(mount: str) -> tuple[str, str]:
     """Source and path of a mount.
 
@@ -244,6 +255,17 @@ def split_mount(mount: str) -> tuple[str, str]:
 def in_double_quotes(text: str) -> str:
     """Text for between double quotes of a shell, where it stays what it is."""
     return re.sub(r'(["$`\\])', r"\\\1", text)
+
+
+def sbatch_quote(text: str) -> str:
+    """A value of an #SBATCH line, in double quotes if it needs them; sbatch expands nothing there.
+
+    >>> sbatch_quote("/shared/my team/%j.out")
+    '"/shared/my team/%j.out"'
+    """
+    if re.fullmatch(r"[\w@%+=:,./-]+", text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) -> None:
@@ -267,6 +289,29 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
             split_mount(mount)
     elif options.mounts:
         raise CannotRender("--mount needs --image: without a container a job sees the folders of its nodes")
+    if scheduler is Scheduler.KUBERAY and not _is_mounted(options.workdir, options.mounts):
+        raise CannotRender(
+            f"pods do not see {options.workdir}: give --workdir below a --mount, such as --mount CLAIM:/shared "
+            "--workdir /shared/team"
+        )
+
+
+def notes_of(scheduler: Scheduler, options: JobOptions) -> list[str]:
+    """Notes on a job file: checkpoints that are lost with the machines."""
+    if scheduler not in AS_YAML or (scheduler is Scheduler.KUBERAY and not options.runs.startswith("/")):
+        return []  # machines that stay, or runs below the working folder, which is mounted
+    kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]
+    if _is_mounted(options.runs, kept):
+        return []
+    source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
+    return [
+        f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts again "
+        f"starts anew; give --mount {source}:/shared --runs /shared/runs"
+    ]
+
+
+def _is_mounted(folder: str, mounts: Sequence[str]) -> bool:
+    return any(PurePosixPath(folder).is_relative_to(split_mount(mount)[1]) for mount in mounts)
 
 
 def _with_options(text: str, options: Sequence[str]) -> str:

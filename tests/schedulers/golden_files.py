@@ -57,7 +57,7 @@ def cases():
         ),
         "job.dstack.yml": (Scheduler.DSTACK, uniform(), options(image="roost:cuda", mounts=("team-volume:/data",))),
         "job.ssh.sh": (Scheduler.SSH, uniform(), options(hosts=("ann@alpha", "beta"), setup=('echo "$HOME"',))),
-        "command.sbatch": (Scheduler.SLURM, uniform(), options(command="python mine.py")),
+        "command.sbatch": (Scheduler.SLURM, uniform(), options(command="cd mine && python mine.py")),
     }  # fmt: skip
 
 

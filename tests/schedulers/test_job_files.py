@@ -1,12 +1,15 @@
 """Job files: golden files, what shells and schemas say of them, and what cannot be rendered."""
 
+import os
 import subprocess
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import yaml
 
 import roost
-from roost.schedulers.job_files import CannotRender, JobOptions, Scheduler, render, template_of
+from roost.schedulers.job_files import CannotRender, Container, JobOptions, Scheduler, notes_of, render, template_of
 from roost.schedulers.node_requests import ProcessSizes, requests_of
 from tests.cli.terminal import run
 from tests.schedulers.golden_files import EXAMPLE, FOLDER, cases, heterogeneous, options, rendered, uniform
@@ -121,6 +124,9 @@ def test_simulated_accelerators_are_not_requested():
         pytest.param(
             Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("shared",)}, "SOURCE:/PATH", id="mount-without-path"
         ),
+        pytest.param(
+            Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("c:/data",)}, "--workdir below", id="no-folder"
+        ),
         pytest.param(Scheduler.DSTACK, uniform, {"options": ("regions",)}, "KEY=VALUE", id="option-without-value"),
     ],
 )
@@ -150,8 +156,9 @@ def test_a_template_of_the_user_has_the_same_values():
 
 
 def test_names_and_values_cannot_break_out_of_a_script(tmp_path):
-    odd = 'a\'b; touch nope $(touch nope) "c"'
-    for scheduler, more in ((Scheduler.SLURM, {}), (Scheduler.SSH, {"hosts": ("a", "b")})):
+    odds = ('a\'b; touch nope $(touch nope) "c"', "a b $(touch nope)")
+    schedulers = ((Scheduler.SLURM, {}), (Scheduler.SSH, {"hosts": ("a", "b")}))
+    for odd, (scheduler, more) in product(odds, schedulers):
         chosen = JobOptions(config=odd, name=odd, workdir=f"/{odd}", runs=odd, env={"X": odd}, **more)
         script = render(scheduler, uniform(), chosen)
         # The job's own words, as a shell takes them apart.
@@ -160,6 +167,74 @@ def test_names_and_values_cannot_break_out_of_a_script(tmp_path):
         done = subprocess.run(["bash", "-c", shown + body], capture_output=True, text=True, check=False, cwd=tmp_path)
         assert odd in done.stdout.replace("'\"'\"'", "'"), done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+def test_a_command_is_a_line_of_shell(scheduler, tmp_path):
+    """Whatever starts the nodes, the same text does the same."""
+    (tmp_path / "my code").mkdir()
+    text = "cd 'my code' && echo \"$PWD\" > found && false || exit 3"
+    pods = {"image": "i", "mounts": (f"c:{tmp_path}",)} if scheduler is Scheduler.KUBERAY else {}
+    chosen = JobOptions(config="c", name="n", workdir=str(tmp_path), command=text, hosts=("a", "b"), **pods)
+    script = render(scheduler, uniform(), chosen)
+    if scheduler not in (Scheduler.SLURM, Scheduler.SSH):
+        data = yaml.safe_load(script)
+        script = data.get("run") or "\n".join(data.get("commands", ())) or data["spec"]["entrypoint"]
+    programs = {
+        "roost": 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+        "srun": 'while [ "$1" != roost ]; do shift; done; exec "$@"',
+        "ssh": 'exec bash -c "${!#}"',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, body in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    words = ["bash", "-c", script]
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert (tmp_path / "my code" / "found").read_text() == f"{tmp_path / 'my code'}\n"
+
+
+def test_ssh_looks_for_checkpoints_in_folders_of_any_name(tmp_path):
+    odd = tmp_path / "a b; $(touch nope)"
+    (odd / "runs/n/checkpoints").mkdir(parents=True)
+    script = render(Scheduler.SSH, uniform(), JobOptions(config="c", name="n", workdir=str(odd), hosts=("a", "b")))
+    looked = script.partition("\nstarted=()")[0]
+    ssh = 'ssh() { shift; bash -c "$*"; };'  # the remote shell parses the words again
+    words = ["bash", "-c", f"{ssh} {looked}\necho $resume"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "--resume\n", done.stderr
+    assert list(tmp_path.iterdir()) == [odd]
+
+
+def test_apptainer_gives_the_gpus_of_their_vendor():
+    allocation = uniform()
+    chosen = options(image="i.sif", container=Container.APPTAINER)
+    amd = replace(allocation, requests=tuple(replace(one, accelerator_type="AMD_GPU") for one in allocation.requests))
+    assert "apptainer exec --nv --pwd" in render(Scheduler.SLURM, allocation, chosen)
+    assert "apptainer exec --rocm --pwd" in render(Scheduler.SLURM, amd, chosen)
+
+
+def test_folders_with_spaces_in_sbatch_lines():
+    text = render(Scheduler.SLURM, uniform(), options(workdir="/shared/my team"))
+    assert '#SBATCH --output="/shared/my team/%x-%j.out"\n' in text
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "mounts", "runs", "count"),
+    [
+        (Scheduler.SKYPILOT, ("s3://b:/data",), "/data/runs", 0),
+        (Scheduler.SKYPILOT, ("s3://b:/data",), "runs", 1),
+        (Scheduler.SKYPILOT, ("./folder:/data",), "/data/runs", 1),  # copied, not mounted
+        (Scheduler.DSTACK, ("volume:/data",), "/database", 1),
+        (Scheduler.DSTACK, ("volume:/data",), "/data", 0),
+        (Scheduler.KUBERAY, ("claim:/shared",), "runs", 0),
+        (Scheduler.SLURM, (), "runs", 0),
+    ],
+)
+def test_checkpoints_that_would_be_lost_are_noted(scheduler, mounts, runs, count):
+    assert len(notes_of(scheduler, options(mounts=mounts, runs=runs))) == count
 
 
 def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatch):
