@@ -115,7 +115,6 @@ def test_sigterm_interrupts_once_and_then_ends_the_process():
     code = """
         import os, signal
         from roost.procs import signals
-from roost.procs.files import FolderLock
         with signals.SigtermInterrupts() as sigterm:
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -135,7 +134,6 @@ def test_an_interrupt_that_a_finalizer_swallows_arrives_later(number):
     code = f"""
         import os, signal, time
         from roost.procs import signals
-from roost.procs.files import FolderLock
         class Resource:
             def __del__(self):
                 os.kill(os.getpid(), {int(number)})
