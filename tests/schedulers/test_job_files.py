@@ -216,6 +216,14 @@ def test_apptainer_gives_the_gpus_of_their_vendor():
     assert "apptainer exec --rocm --pwd" in render(Scheduler.SLURM, amd, chosen)
 
 
+def test_a_slurm_job_that_is_preempted_during_setup_is_requeued(tmp_path):
+    chosen = options(workdir=str(tmp_path), env={}, setup=("kill -USR1 $$",))
+    stubs = 'srun() { echo srun; }; scontrol() { echo "$@"; }; sleep() { :; }; SLURM_JOB_ID=7\n'
+    words = ["bash", "-c", stubs + render(Scheduler.SLURM, uniform(), chosen)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("requeue 7\n", 75), done.stderr
+
+
 def test_folders_with_spaces_in_sbatch_lines():
     text = render(Scheduler.SLURM, uniform(), options(workdir="/shared/my team"))
     assert '#SBATCH --output="/shared/my team/%x-%j.out"\n' in text
