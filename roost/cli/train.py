@@ -30,6 +30,13 @@ Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
 ]
+AutoResume = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume",
+        help="Continue the run if it exists, also one without a checkpoint yet; otherwise start it. For schedulers.",
+    ),
+]
 ResumeFrom = Annotated[
     int | None,
     typer.Option(
@@ -59,6 +66,7 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
         runs: Runs = Path("runs"),
         resume: Resume = False,
         resume_from: ResumeFrom = None,
+        auto_resume: AutoResume = False,
         address: Address = None,
         metrics: Metrics = None,
         notation: NotationChoice = None,
@@ -78,7 +86,8 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
                 run_job = _loaded_run_job()
                 folder = runs / (name or settings.name or config.stem)
                 resumes = resume or resume_from is not None
-                run_job(job, folder, resumes, address, tuple(metrics or ()), console, resume_from)
+                metric_names = tuple(metrics or ())
+                run_job(job, folder, resumes, address, metric_names, console, resume_from, auto_resume)
             except KeyboardInterrupt:
                 # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as
                 # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.

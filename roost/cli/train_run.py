@@ -40,10 +40,11 @@ def run_job(
     metrics: tuple[str, ...],
     console: Console,
     from_step: int | None = None,
+    auto_resumes: bool = False,
 ) -> None:
     """Train, and say where everything is; exit code 1 where it failed, REQUEUE_CODE where it was preempted."""
     try:
-        options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step)
+        options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step, auto_resumes)
         outcome = train(
             job,
             options,

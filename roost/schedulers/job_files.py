@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -62,6 +62,8 @@ FILE_NAMES = {
     Scheduler.DSTACK: "job.dstack.yml",
     Scheduler.SSH: "job.ssh.sh",
 }
+WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes of a job must be given Ray's token
+TOKEN = "RAY_AUTH_TOKEN"
 AS_YAML = (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK)
 ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}
 
@@ -95,6 +97,8 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
     import jinja2  # not above: only this command needs it
 
     _check(scheduler, allocation, options)
+    if scheduler in WITHOUT_SHARED_HOME and allocation.nodes > 1:
+        options = replace(options, env={TOKEN: None, **options.env})
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -123,10 +127,10 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     """The variables and functions of templates."""
     run = f"{options.runs.rstrip('/')}/{options.name}"
     words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
+    words.append("--auto-resume")  # the scheduler may start the job again
     # bash replaces itself by a simple command, which so gets the signals.
     train = shlex.join(words if options.command is None else ["bash", "-c", options.command])
     secrets = [name for name, value in options.env.items() if value is None]
-    resume = f" $(test -d {shlex.quote(run + '/checkpoints')} && echo --resume)" if options.command is None else ""
     first = allocation.requests[0]
     return {
         "config": options.config,
@@ -136,10 +140,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "workdir": options.workdir,
         "runs": options.runs,
         "run": run,
-        "run_path": run if run.startswith("/") else f"{options.workdir.rstrip('/')}/{run}",
         "train": train,
-        "resumes": options.command is None,
-        "entrypoint": train if options.command is not None else f"sh -c {shlex.quote(train + resume)}",
         "grace_s": GRACE_S,
         "requeue_code": REQUEUE_CODE,
         "time": options.time,

@@ -51,11 +51,11 @@ from roost.trainer.records.resuming import (
     Say,
     check_free,
     is_finished,
-    is_requeued,
     locked,
     newest_state,
     out_of_room,
     resumed_state,
+    resumes_by_itself,
     unmarked_by_failures,
 )
 from roost.trainer.records.run_folder import RunFolder
@@ -103,6 +103,7 @@ class RunOptions:
     address: str | None = None
     metrics: MetricSettings = field(default_factory=MetricSettings)
     from_step: int | None = None  # checkpoint step to resume from; None: the newest
+    auto_resumes: bool = False  # resume a run that exists, start one that does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +215,15 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
         raise ValueError("the job has no training settings")
     options = replace(options, folder=options.folder.absolute())  # workers may be in other folders
     run = RunFolder(options.folder)
-    if not options.resumes and is_requeued(run, os.environ):
-        say(f"{run.path} was preempted; continuing it")
-        options = replace(options, resumes=True)
+    is_automatic = not options.resumes and resumes_by_itself(run, options.auto_resumes, os.environ, say)
+    options = replace(options, resumes=options.resumes or is_automatic)
     try:
         with contextlib.ExitStack() as held:
             state = None
             if options.resumes:
                 RunFolder.open(run.path)
                 held.enter_context(locked(run.path, say))
-                state = resumed_state(run, job, settings, options.from_step, say)
+                state = resumed_state(run, job, settings, options.from_step, say, may_start_over=is_automatic)
                 if is_finished(run, settings, state):
                     return _finished(run, state, job, settings, say)
             else:

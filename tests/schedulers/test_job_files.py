@@ -196,16 +196,23 @@ def test_a_command_is_a_line_of_shell(scheduler, tmp_path):
     assert (tmp_path / "my code" / "found").read_text() == f"{tmp_path / 'my code'}\n"
 
 
-def test_ssh_looks_for_checkpoints_in_folders_of_any_name(tmp_path):
-    odd = tmp_path / "a b; $(touch nope)"
-    (odd / "runs/n/checkpoints").mkdir(parents=True)
-    script = render(Scheduler.SSH, uniform(), JobOptions(config="c", name="n", workdir=str(odd), hosts=("a", "b")))
-    looked = script.partition("\nstarted=()")[0]
-    ssh = 'ssh() { shift; bash -c "$*"; };'  # the remote shell parses the words again
-    words = ["bash", "-c", f"{ssh} {looked}\necho $resume"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "--resume\n", done.stderr
-    assert list(tmp_path.iterdir()) == [odd]
+def test_nodes_without_a_shared_home_are_given_the_token():
+    """Two or more must prove to each other that they belong to the same job."""
+    for scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK):
+        assert "RAY_AUTH_TOKEN" in render(scheduler, uniform(), options(env={}))
+    assert "RAY_AUTH_TOKEN" not in render(Scheduler.SLURM, uniform(), options(env={}))
+
+
+@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (138, True), (1, False), (0, False)])
+def test_a_slurm_job_that_fails_after_the_signal_is_not_requeued(tmp_path, code, is_requeued):
+    chosen = options(workdir=str(tmp_path), env={})
+    signalled = f"preempt() {{ preempted=1; }}; srun() {{ kill -USR1 $$; command sleep 0.2; return {code}; }}"
+    stubs = 'scontrol() { echo "$@"; }; sleep() { :; }; SLURM_JOB_ID=7\n'
+    script = render(Scheduler.SLURM, uniform(), chosen).replace(
+        "trap preempt USR1\n", f"{signalled}\ntrap preempt USR1\n"
+    )
+    done = subprocess.run(["bash", "-c", stubs + script], capture_output=True, text=True, check=False)
+    assert (done.stdout == "requeue 7\n", done.returncode) == (is_requeued, code), done.stderr
 
 
 def test_apptainer_gives_the_gpus_of_their_vendor():

@@ -27,7 +27,10 @@ PROGRAM = """#!/bin/bash
 echo "$SLURM_NODEID of $SLURM_JOB_NUM_NODES: $*" >> {notes}
 trap 'touch {run}/checkpoints/step_1; exit 75' USR1
 mkdir -p {run}/checkpoints
-case "$*" in *--resume) [ "$SLURM_NODEID" = 0 ] && touch {run}/finished.json; exit 0 ;; esac
+if [ -e {run}/checkpoints/step_1 ]; then
+  [ "$SLURM_NODEID" = 0 ] && touch {run}/finished.json
+  exit 0
+fi
 touch {run}/started.$SLURM_NODEID
 while [ ! -e {run}/checkpoints/step_1 ]; do sleep 0.2; done
 exit 75
@@ -85,13 +88,13 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path, to):
     environ = {**cluster, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     job = call(environ, "sbatch", "--parsable", str(tmp_path / "job.sbatch")).strip()
     wait_until(lambda: len(list(run.glob("started.*"))) == 3, "the program on three nodes")
-    words = "up --nodes 3 -- roost train job.yaml --name math --runs runs"
+    words = "up --nodes 3 -- roost train job.yaml --name math --runs runs --auto-resume"
     assert sorted(notes.read_text().splitlines()) == [f"{rank} of 3: {words}" for rank in range(3)]
     call(environ, "scancel", *to, "--signal=USR1", job)
     wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
     assert (run / "checkpoints" / "step_1").exists()
     wait_until(lambda: start_now(environ, job) and (run / "finished.json").exists(), "the end of the second start")
-    assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words} --resume" for rank in range(3)]
+    assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words}" for rank in range(3)]
     wait_until(lambda: "JobState=COMPLETED" in call(environ, "scontrol", "show", "job", job), "the end of the job")
 
 

@@ -176,6 +176,22 @@ def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_p
     assert len(run.steps()) == 1
 
 
+def test_a_scheduler_may_start_a_run_again_that_had_no_checkpoint(job, tmp_path):
+    run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
+    run.add_step({"step": 1, "reward/mean": 0.5})
+    notes = []
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        train(job, RunOptions(tmp_path / "run", auto_resumes=True), notes.append, None, None)
+    assert f"{tmp_path / 'run'} has no checkpoint yet: starting from the beginning" in notes
+
+
+def test_a_run_that_does_not_exist_is_started_by_auto_resume(job, tmp_path):
+    notes = []
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        train(job, RunOptions(tmp_path / "run", auto_resumes=True), notes.append, None, None)
+    assert not [note for note in notes if "continuing" in note]
+
+
 def test_a_config_that_changed_is_told(job, tmp_path):
     values = json.loads(json.dumps(dict(job.source.values), default=dict))
     values["train"]["prompts_per_step"] = 99

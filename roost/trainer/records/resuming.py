@@ -67,14 +67,20 @@ def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerSt
     return found.checkpoint.read_state() if found.checkpoint is not None else TrainerState()
 
 
-def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int | None, say: Say) -> TrainerState:
+def resumed_state(
+    run: RunFolder, job: Job, settings: TrainSettings, step: int | None, say: Say, may_start_over: bool = False
+) -> TrainerState:
     """Return the state to resume from: of the checkpoint of `step`, or of the newest.
+
+    A run that ended before its first checkpoint begins anew if it may, and raises otherwise.
 
     A changed config may be intended, so its changes are only listed.
     """
     if step is None:
         state = newest_state(run, settings, say)
-        if run.steps() and not state.step:
+        if run.steps() and not state.step and may_start_over:
+            say(f"{run.path} has no checkpoint yet: starting from the beginning")
+        elif run.steps() and not state.step:
             raise FileNotFoundError(f"{run.path} has no whole checkpoint to continue from: {ANEW}")
     elif step:
         state = checkpoints_of(run, settings).verified_at(step).read_state()
@@ -87,14 +93,17 @@ def resumed_state(run: RunFolder, job: Job, settings: TrainSettings, step: int |
     return state
 
 
-def is_requeued(run: RunFolder, environ: Mapping[str, str]) -> bool:
-    """Return True if a scheduler started the run again after taking its machines away.
+def resumes_by_itself(run: RunFolder, is_wanted: bool, environ: Mapping[str, str], say: Say) -> bool:
+    """Return True if a run exists and is resumed without --resume: `is_wanted`, or a scheduler started it again.
 
     A preempted run leaves a file; one that was killed without notice is known by Slurm's count of restarts.
     """
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     was_restarted = restarts.isdecimal() and int(restarts) > 0
-    return run.checkpoints.exists() and (run.preempted_file.exists() or was_restarted)
+    if not run.config_file.exists() or not (is_wanted or was_restarted or run.preempted_file.exists()):
+        return False
+    say(f"continuing {run.path}")
+    return True
 
 
 @contextlib.contextmanager

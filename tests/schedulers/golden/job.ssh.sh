@@ -8,8 +8,6 @@ hosts=(
 )
 head=${hosts[0]#*@}
 job=$(date +%s)-$$ # jobs with the same head are told apart by it
-resume=
-ssh "${hosts[0]}" test -d /shared/team/runs/math/checkpoints && resume=--resume
 
 started=()
 trap 'kill "${started[@]}" 2>/dev/null' EXIT # a closed terminal ends the remote command
@@ -22,7 +20,7 @@ for rank in "${!hosts[@]}"; do
     export NODE_RANK=$rank NNODES=2 MASTER_ADDR=$head ROOST_JOB_ID=$job
     export HF_HOME='/shared/hf home'
     echo \"\$HOME\"
-    exec roost up --nodes 2 -- roost train job.yaml --name math --runs runs $resume
+    exec roost up --nodes 2 -- roost train job.yaml --name math --runs runs --auto-resume
   }" </dev/null > >(sed -u "s/^/[$rank ${hosts[$rank]}] /") 2>&1 &
   started+=($!)
 done
