@@ -298,17 +298,22 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
 
 
 def notes_of(scheduler: Scheduler, options: JobOptions) -> list[str]:
-    """Notes on a job file: checkpoints that are lost with the machines."""
+    """Notes on a job file: checkpoints that are lost with the machines, Roost that is not there, limits not set."""
+    notes = []
+    if scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK) and not options.image and not options.setup:
+        notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
+    if options.time is not None and scheduler in (Scheduler.SKYPILOT, Scheduler.SSH):
+        notes.append(f"{scheduler} has no time limit for a job: --time {options.time} is not used")
     if scheduler not in AS_YAML or (scheduler is Scheduler.KUBERAY and not options.runs.startswith("/")):
-        return []  # machines that stay, or runs below the working folder, which is mounted
+        return notes  # machines that stay, or runs below the working folder, which is mounted
     kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]
-    if _is_mounted(options.runs, kept):
-        return []
-    source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
-    return [
-        f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts again "
-        f"starts anew; give --mount {source}:/shared --runs /shared/runs"
-    ]
+    if not _is_mounted(options.runs, kept):
+        source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
+        notes.append(
+            f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts "
+            f"again starts anew; give --mount {source}:/shared --runs /shared/runs"
+        )
+    return notes
 
 
 def _is_mounted(folder: str, mounts: Sequence[str]) -> bool:

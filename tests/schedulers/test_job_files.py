@@ -249,7 +249,17 @@ def test_folders_with_spaces_in_sbatch_lines():
     ],
 )
 def test_checkpoints_that_would_be_lost_are_noted(scheduler, mounts, runs, count):
-    assert len(notes_of(scheduler, options(mounts=mounts, runs=runs))) == count
+    notes = notes_of(scheduler, options(mounts=mounts, runs=runs, image="some/image", time=None))
+    assert [note.partition(" is ")[0] for note in notes] == [f"--runs {runs}"] * count
+
+
+def test_what_a_job_file_does_not_do_is_noted():
+    chosen = options(mounts=("s3://b:/data",), runs="/data/runs", image=None, setup=(), time="60")
+    missing, unlimited = notes_of(Scheduler.SKYPILOT, chosen)
+    assert missing.startswith("new machines have no Roost")
+    assert unlimited.startswith("skypilot has no time limit")
+    assert notes_of(Scheduler.SSH, chosen) == ["ssh has no time limit for a job: --time 60 is not used"]
+    assert notes_of(Scheduler.SLURM, chosen) == []
 
 
 def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatch):

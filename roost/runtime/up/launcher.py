@@ -374,7 +374,8 @@ class Follower(Part):
         try:
             return await call(head, port, self._job, caller, await self._wait_for_token())
         except Refused as error:
-            raise Refused(f"{error}; {SHARE_TOKEN}" if "token" in str(error) else str(error)) from None
+            lacks_help = "token" in str(error) and SHARE_TOKEN not in str(error)
+            raise Refused(f"{error}; {SHARE_TOKEN}" if lacks_help else str(error)) from None
 
     async def _wait_for_token(self) -> str:
         while not (token := read_token(self._environ)):
