@@ -18,9 +18,11 @@ from roost.cli.console import open_console
 from roost.cli.options import WITH_RAY, WITH_TRAINING, NotationChoice, Overrides, not_installed
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
+from roost.config.job import Job
 from roost.config.notations.notation import read_job
-from roost.doctor.judge import Check, Level, Measured, failures, judge, judge_bandwidth
+from roost.doctor.judge import Check, Level, Measured, failures, judge, judge_bandwidth, judge_job
 from roost.doctor.probe import probe_node
+from roost.placement.planner import try_plan
 from roost.trainer.preflight import input_paths
 from roost.view.text import print_findings
 
@@ -49,7 +51,8 @@ def doctor_command(
     Exit code 1 means that something is. `roost train` makes the checks of limits and disks before it loads anything.
     """
     console = open_console()
-    paths = _paths(config, overrides, notation)
+    job = _job(config, overrides, notation)
+    paths = [] if job is None or job.training is None else input_paths(job, job.training)
     runs = runs.absolute()  # processes on other nodes have other working folders
     folders = [runs, Path(tempfile.gettempdir())]
     cluster = cluster or address is not None
@@ -59,7 +62,8 @@ def doctor_command(
         checks = _of_cluster(address, folders, paths, runs, quick, save)
     else:
         try:
-            checks = judge([probe_node("this machine", folders, paths, None, os.environ)])
+            here = probe_node("this machine", folders, paths, None, os.environ)
+            checks = judge([here]) + (() if job is None else (judge_job(_accelerators_of(job), here),))
         except ImportError as error:
             console.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
             raise typer.Exit(1) from None
@@ -70,16 +74,26 @@ def doctor_command(
         raise typer.Exit(1)
 
 
-def _paths(config: Path | None, overrides: Sequence[str] | None, notation: NotationChoice) -> list[str]:
+def _job(config: Path | None, overrides: Sequence[str] | None, notation: NotationChoice) -> Job | None:
     if config is None:
-        return []
+        return None
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
     job = None if source is None else read_job(source, findings, notation, trains=True)
     if job is None or job.training is None or findings.has_errors:
         print_findings(findings.found, open_console(stderr=True))
         raise typer.Exit(1)
-    return input_paths(job, job.training)
+    return job
+
+
+def _accelerators_of(job: Job) -> int:
+    """Number of accelerators that a job's plan uses."""
+    findings = Findings()
+    plan = try_plan(job, findings)
+    if plan is None:
+        print_findings(findings.found, open_console(stderr=True))
+        raise typer.Exit(1)
+    return len({device for part in plan.components for process in part.table for device in process.devices})
 
 
 def _of_cluster(

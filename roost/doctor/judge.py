@@ -114,6 +114,20 @@ class Measured:
         return Bandwidth(together, min(within, default=None), min(between, default=None))
 
 
+def judge_job(needed: int, node: NodeHealth) -> Check:
+    """Accelerators that a job uses, beside those of this machine; it may be meant for other machines.
+
+    >>> judge_job(8, NodeHealth("here")).level
+    <Level.WARNING: 'warning'>
+    """
+    found = len(node.gpus)
+    text = f"uses {needed} accelerators, {found or 'none'} here"
+    if needed <= found:
+        return Check("job", Level.OK, text)
+    fix = "roost train simulates them on the CPU" if not found else "roost plan shows where each process runs"
+    return Check("job", Level.WARNING, text, f"run it where there are {needed}; here, {fix}")
+
+
 def judge_machine(node: NodeHealth) -> tuple[Check, ...]:
     """The quick part: limits and room of this machine, without accelerators and paths."""
     return (_open_files([node]), _shared_memory([node]), *_disks([node]))

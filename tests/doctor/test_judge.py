@@ -16,6 +16,7 @@ from roost.doctor.judge import (
     failures,
     judge,
     judge_bandwidth,
+    judge_job,
     judge_machine,
 )
 
@@ -142,3 +143,8 @@ def test_an_inventory_keeps_the_bandwidth():
     assert inventory.bandwidth == Bandwidth(38.0, None, 1.2)
     assert Inventory.from_dict(inventory.to_dict()) == inventory
     assert inventory.first(1).bandwidth == inventory.bandwidth
+
+
+@pytest.mark.parametrize(("needed", "level"), [(0, Level.OK), (8, Level.OK), (9, Level.WARNING)])
+def test_a_job_that_needs_more_than_this_machine_has(needed, level):
+    assert judge_job(needed, HEALTHY).level is level
