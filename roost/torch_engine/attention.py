@@ -157,10 +157,11 @@ class Attention(Protocol):
         ...
 
 
-def register() -> None:
+def register(is_compiled: bool = False) -> None:
     """Register with transformers, without a mask function, so that no mask is built."""
-    # Not compiled with the layer around it: its tables have other shapes in every step.
-    AttentionInterface.register(NAME, torch.compiler.disable(_attend))
+    # Not compiled with the layer around it: its tables have other shapes in every step. Not by default, as it loads
+    # the whole compiler.
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend) if is_compiled else _attend)
 
 
 def _attend(

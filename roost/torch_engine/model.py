@@ -29,6 +29,7 @@ class LoadedModel:
     vocabulary: int
     max_context: int
     eos_ids: frozenset[int]
+    is_compiled: bool = False  # its decoder layers
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
@@ -40,7 +41,9 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     text = module.config.get_text_config()
     max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
     layers = _examined(module, text.num_hidden_layers, max_context)
-    if device.type == "cuda" and settings.cuda_graphs and module.num_parameters() >= COMPILED_SIZE:
+    is_compiled = device.type == "cuda" and settings.cuda_graphs and module.num_parameters() >= COMPILED_SIZE
+    if is_compiled:
+        register(is_compiled=True)
         for layer in module.get_decoder().layers:
             layer.forward = torch.compile(layer.forward, dynamic=True)
     return LoadedModel(
@@ -48,6 +51,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         device=device,
         dtype=module.dtype,
         layers=layers,
+        is_compiled=is_compiled,
         vocabulary=int(text.vocab_size),
         max_context=max_context,
         eos_ids=eos_ids(module.generation_config, text),

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -203,7 +204,8 @@ class Runner:
         self._adapters.select(adapters, [chunk.size for chunk in chunks], device)
         is_decode = len(batch.token_ids) == len(chunks) == len(batch.rows)
         # Adapters hook into layers, which would be compiled again for every combination of adapters.
-        with torch.compiler.set_stance("force_eager" if self._adapters.names else "default"):
+        is_eager = self._model.is_compiled and self._adapters.names
+        with torch.compiler.set_stance("force_eager") if is_eager else nullcontext():
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
                 return self._graphs.run(batch, cache, adapters[0])
             logits = forward(
