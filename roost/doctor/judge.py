@@ -13,7 +13,7 @@ from roost.cluster.inventory import Bandwidth
 OPEN_FILES = 4_096  # descriptors that a node with hundreds of workers needs
 MOST_CLOCK_SKEW_S = 1.0
 FREE_DISK_GB = 10.0
-LEAST_DISK_GB = 1.0  # less fails: logs, metrics and a small checkpoint do not fit
+LEAST_DISK_GB = 0.05  # less fails: logs, metrics and the checkpoint of a tiny model do not fit
 SHARED_MEMORY_GB = 1.0  # Docker's default is 64 MB
 BUSY_FRACTION = 0.05  # of a GPU's memory
 SLOW_LINK = 0.25  # of the median
