@@ -26,10 +26,12 @@ from tests.limits import HANG_S
 from tests.trainer.example_run import make_run
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
-# Holds the folder as a run does; ends at SIGTERM.
+# Holds the folder as a run does, and is ended by signals, also where the process that runs the tests ignores them.
 HOLD = """
-import sys, time
+import signal, sys, time
 from roost.procs.files import FolderLock
+for number in (signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_DFL)
 with FolderLock.take(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
