@@ -12,6 +12,15 @@ from roost.procs.signals import Preempted, Stoppable, first_signal
 from tests.limits import HANG_S
 
 
+@pytest.fixture(autouse=True)
+def handlers():
+    """A run that got a signal ignores more of them to its end; the tests after these must not."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def stopped_during(work_done, number, cancels=False):
     """Run droppable work that waits for an event, signal this process meanwhile, and return what came of it."""
     notes = []
