@@ -49,7 +49,7 @@ class Scheduler(StrEnum):
 
 
 class Container(StrEnum):
-    """How Slurm runs an image."""
+    """Container runtime of a Slurm job."""
 
     PYXIS = "pyxis"
     APPTAINER = "apptainer"

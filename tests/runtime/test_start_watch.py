@@ -32,7 +32,7 @@ def test_time_runs_from_when_the_last_one_came(came, now, late):
         assert watched.overdue(at) == []
         assert watched.come(f"agent {rank}", at) == Address("agent", rank)
     assert [who.rank for who in watched.overdue(now)] == late
-    assert watched.overdue(now) == [], "each is told once"
+    assert watched.overdue(now) == [], "each is reported once"
 
 
 def test_one_that_was_added_later_has_its_own_time():

@@ -1,4 +1,4 @@
-"""On a CUDA device: flash attention over blocks, captured decode steps, and memory that is given back."""
+"""On a CUDA device: paged attention, captured decode steps, and memory that is given back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KV_BYTES = 1 << 28
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Flash attention has kernels for heads of 32 numbers and more.
+    # Heads of a size that real models have.
     return write_tiny_model(tmp_path_factory.mktemp("cuda"), "qwen3", hidden_size=128, head_dim=64)
 
 

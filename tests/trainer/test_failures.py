@@ -62,7 +62,7 @@ def test_each_reason_has_a_file(reasons, described, files, tmp_path, notes):
         files.add(reason, "", ASKED)
     found = texts(tmp_path)
     assert sorted(text.split("\n\n")[1].split(" so far")[0] for text in found) == sorted(described)
-    assert len(notes) == len(described), "each is told once"
+    assert len(notes) == len(described), "each is reported once"
 
 
 def test_there_are_not_too_many(files, tmp_path, notes, monkeypatch):

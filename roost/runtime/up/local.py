@@ -1,4 +1,4 @@
-"""What `roost up` runs on its own node: Ray with the allocation's CPUs and accelerators, and the command."""
+"""Processes of `roost up` on its own node: Ray with the allocation's CPUs and accelerators, and the command."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _label(text: str) -> str:
 def ray_order(
     allocation: Allocation, address: str | None, head: str | None, environ: Mapping[str, str], say: Say, folder: Path
 ) -> RayOrder:
-    """How Ray is started on this node; raise ValueError if its accelerators cannot be counted."""
+    """Start options of Ray on this node; raise ValueError if its accelerators cannot be counted."""
     found = installed_registry(environ).detect(environ)
     count = found[1].count if found is not None else 0
     if allocation.gpus is not None and allocation.gpus.text != str(count):

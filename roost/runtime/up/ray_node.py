@@ -22,7 +22,7 @@ RAYLET = "raylet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOrder:
-    """How to start Ray on a node. All ports are chosen by the system as each process binds its own."""
+    """Start options of Ray on a node. All ports are chosen by the system as each process binds its own."""
 
     address: str | None  # of this node; None: Ray's choice
     folder: str

@@ -1,4 +1,4 @@
-"""How the nodes of a job find each other: ports from the job's id, a proof of the shared token, and JSON lines.
+"""Rendezvous of the nodes of a job: ports from the job's id, a proof of the shared token, and JSON lines.
 
 The head listens on the first free of a few ports; nodes try all of them. Both sides prove that they have the token,
 which is never sent, so that neither a stranger nor a job of the same user gets in.
@@ -51,7 +51,7 @@ def proof(token: str, *facts: str | int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a node says of itself when it calls the head."""
+    """A node's description of itself for the head."""
 
     rank: int
     nodes: int
