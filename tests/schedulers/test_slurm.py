@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def call(environ, *words):
     return done.stdout + done.stderr
 
 
+def wait_for_requeue(environ, job):
+    """Wait until the job is in the queue again, and past the second in which a node would refuse it.
+
+    The requeue revokes every credential of the job that is not newer than its own second, so a start in that second
+    ends the job as FAILED ("Job credential revoked").
+    """
+    wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
+    time.sleep(2)
+
+
 def start_now(environ, job):
     """Let a requeued job start: Slurm sets it back by two minutes, also a moment after it is in the queue."""
     words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
@@ -91,7 +102,7 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path, to):
     words = "up --nodes 3 -- roost train job.yaml --name math --runs runs --auto-resume"
     assert sorted(notes.read_text().splitlines()) == [f"{rank} of 3: {words}" for rank in range(3)]
     call(environ, "scancel", *to, "--signal=USR1", job)
-    wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
+    wait_for_requeue(environ, job)
     assert (run / "checkpoints" / "step_1").exists()
     wait_until(lambda: start_now(environ, job) and (run / "finished.json").exists(), "the end of the second start")
     assert sorted(notes.read_text().splitlines()[3:]) == [f"{rank} of 3: {words}" for rank in range(3)]
@@ -120,7 +131,7 @@ def test_from_launch_to_a_trained_policy(cluster, tmp_path):
     run = RunFolder(tmp_path / "runs" / "sums")
     wait_until(lambda: run.steps() or state() not in ("PENDING", "CONFIGURING", "RUNNING"), "the first step")
     call(environ, "scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: "Restarts=1" in call(environ, "scontrol", "show", "job", job), "the job in the queue again")
+    wait_for_requeue(environ, job)
     assert run.finished_at() is None and any(run.checkpoints.iterdir())
     wait_until(
         lambda: start_now(environ, job) and state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
