@@ -23,7 +23,7 @@ MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 ACTIVATION_BYTES = 34
 CHECKPOINT_BYTES = 2  # kept by full recomputation for each token, hidden unit and layer: the layer's input in 16 bits
 LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
-LOGIT_CHUNK = 4_096  # tokens per chunk of logits in the learner; logits of a whole batch never exist
+LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
 
 RESERVED_FRACTION = 0.95  # of a device (ml-loop's rule); the rest is for the driver, NCCL and fragmentation
 ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
@@ -129,7 +129,7 @@ def activation_bytes(
     kept_bytes = CHECKPOINT_BYTES if recomputes else ACTIVATION_BYTES
     kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
     inside = own * shape.hidden * ACTIVATION_BYTES if recomputes else 0.0
-    logits = min(whole, LOGIT_CHUNK) * shape.vocabulary / cut.tensor * LOGIT_BYTES
+    logits = min(whole * shape.vocabulary / cut.tensor, LOGIT_CHUNK) * LOGIT_BYTES
     return kept + inside + logits
 
 
