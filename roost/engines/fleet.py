@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,16 +17,14 @@ from roost.engines.owner import Owner
 from roost.engines.protocol import (
     Capabilities,
     Completion,
+    Continuation,
     Engine,
     EngineError,
     EngineLost,
-    Finish,
     InFlight,
     NotOffered,
     Sampling,
     UpdateFailed,
-    VersionSpan,
-    joined_spans,
 )
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.sync import (
@@ -43,64 +41,6 @@ from roost.engines.weights.sync import (
 from roost.engines.weights.update import WeightUpdate
 from roost.procs.files import ScratchFolder
 from roost.trace.spans import OpenSpan, SpanRecorder
-
-
-class Continuation:
-    """A request and the tokens generated for it so far, possibly by several engines or policy versions.
-
-    >>> continuation = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
-    >>> continuation.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
-    >>> continuation.prompt, continuation.sampling.max_tokens
-    ([1, 2, 7, 8], 3)
-    >>> continuation.add(Completion((9,), (-3.0,), Finish.STOP, (VersionSpan(1, 0, 1),)))
-    >>> continuation.completion.versions
-    (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
-    """
-
-    def __init__(self, token_ids: Sequence[int], sampling: Sampling) -> None:
-        self._prompt_ids = list(token_ids)
-        self._sampling = sampling
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-        self._spans: list[VersionSpan] = []
-        self._finish = Finish.ABORT
-
-    @property
-    def prompt(self) -> list[int]:
-        return self._prompt_ids + self._generated_ids
-
-    @property
-    def _generated_ids(self) -> list[int]:
-        """Tokens to continue from: none in guided decoding, where a server begins with the start of the schema."""
-        return self._tokens if self._sampling.json_schema is None else []
-
-    @property
-    def sampling(self) -> Sampling:
-        """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
-        done = len(self._generated_ids)
-        seed = self._sampling.seed
-        return replace(
-            self._sampling,
-            max_tokens=self._sampling.max_tokens - done,
-            seed=seed if seed is None or not done else (seed * 1_000_003 + done) % 2**31,
-        )
-
-    @property
-    def is_complete(self) -> bool:
-        return self._finish is not Finish.ABORT or len(self._tokens) >= self._sampling.max_tokens
-
-    @property
-    def completion(self) -> Completion:
-        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
-
-    def add(self, piece: Completion) -> None:
-        start = len(self._generated_ids)
-        if not start:
-            self._tokens, self._logprobs, self._spans = [], [], []
-        self._tokens += piece.token_ids
-        self._logprobs += piece.logprobs
-        self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
-        self._finish = piece.finish
 
 
 def check_version(current: WeightUpdate | None, update: WeightUpdate) -> None:
@@ -141,6 +81,7 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
 
 T = TypeVar("T")
 RUNNING = (EngineState.READY, EngineState.BEHIND)
+LEAVE_LIMIT_S = 2.0  # for answers of an engine that leaves; requests without one are sent to another engine
 Leave = Callable[[], Awaitable[None]]  # called when the learner can move its weights off a shared device
 
 
@@ -243,13 +184,97 @@ class Fleet:
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
         """Stop all servers or those named, which frees all their memory; requests in flight are lost."""
-        async with self._changing("stop", *EngineState) as everyone:
+        async with self._changing("stop", *EngineState, with_joining=True) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
             await self.pool.settle(members, EngineState.STOPPED)
             with self._span("stop", members):
                 await asyncio.gather(*(member.disconnect() for member in members))
                 await wait_for_all(member.owner.stop() for member in members)
+
+    # Joining and leaving ------------------------------------------------------------------------------------------
+
+    async def add(self, owner: Owner) -> EngineState:
+        """Start one more engine beside the others; return its state once it runs.
+
+        It gets requests once it has the current policy version. If the learner has moved on from that version, this is
+        after the next weight sync (`BEHIND`). If the learner has the devices, it is started when the engines get them.
+        """
+        member = self.pool.add(owner)
+        member.baseline = max(each.baseline for each in self.pool.members.values())  # the same model and engine
+        self._supervisor.watch(member)
+        if not self._has_devices:
+            is_woken = bool(self.pool.standing(EngineState.ASLEEP))  # else `start_servers` starts it with the others
+            await self.pool.settle([member], EngineState.LOST if is_woken else EngineState.STOPPED)
+            return member.standing
+        try:
+            await self._join(member)
+        except BaseException:
+            if self.pool.has(member):
+                del self.pool.members[member.name]
+            await self._supervisor.forget(member)
+            await member.disconnect()
+            await outcome_of(member.owner.stop())
+            raise
+        return member.standing
+
+    async def _join(self, member: Member) -> None:
+        """Start a new member, and sync it when no other change is under way."""
+        member.is_joining = True
+        try:
+            async with member.changing:
+                await self.pool.settle([member], EngineState.STARTING)
+                with self._span("join", [member]):
+                    await self._start_plain(member)
+                await self.pool.settle([member], EngineState.BEHIND)
+        finally:
+            member.is_joining = False
+        async with self._changing(f"let {member.name} join", EngineState.BEHIND) as behind:
+            if member in behind:
+                await self._catch_up(member)
+        if not self.pool.has(member):
+            raise EngineLost(f"{member.name} was removed while it was joining")
+
+    async def _catch_up(self, member: Member) -> None:
+        """Sync a running member to the current update; it stays behind if that is not available any more."""
+        sync = self._current.sync_again()
+        if sync is None:
+            await self.pool.settle([member], EngineState.READY)  # the others have their initial weights too
+        elif self._current.is_available:
+            was_sent = self._current.sender_holds_it
+            await self.pool.settle([member], EngineState.UPDATING)
+            with self._span("update", [member], self.current_update):
+                errors = await sync.bring([member])
+            if errors and member.name not in sync.whole:
+                raise errors[member.name]
+            # The learner may have begun its next step before it sent: then nobody knows which weights these are.
+            is_certain = not errors and self._current.sender_holds_it is was_sent
+            await self.pool.settle([member], EngineState.READY if is_certain else EngineState.BEHIND)
+
+    async def remove(self, names: Collection[str], in_flight: InFlight | None = InFlight.DROP) -> None:
+        """Remove engines from the fleet and stop their servers. At least one engine must stay.
+
+        Their requests are finished first (drain), or continue on other engines with the tokens they have (drop). None:
+        the machines of these engines are lost, and nothing is asked of them.
+        """
+        if in_flight is InFlight.HOLD:
+            raise NotOffered("requests cannot be held by an engine that leaves; use drop or drain")
+        leaving = await self.pool.remove(names, are_gone=in_flight is None)
+        with self._span("leave", leaving):
+            await wait_for_all(self._leave(member, in_flight) for member in leaving)
+
+    async def _leave(self, member: Member, in_flight: InFlight | None) -> None:
+        """Stop the server of a member that is no longer in the pool, after its requests have ended."""
+        await self._supervisor.forget(member)
+        if in_flight is None:
+            await member.disconnect()  # its requests fail and go to others
+            return
+        async with member.changing:
+            if member.client is not None:
+                await outcome_of(member.client.pause(in_flight))
+                await member.idle(LEAVE_LIMIT_S)  # its last answers are on their way
+            await member.disconnect()
+            await member.owner.stop()
 
     # Work ---------------------------------------------------------------------------------------------------------
 
@@ -286,8 +311,8 @@ class Fleet:
         self, prompt: Sequence[int], sampling: Sampling, n: int, episode: str | None
     ) -> Sequence[Completion]:
         """Completions by one engine; if it is lost, by another one."""
-        lost = ""
-        for _ in range(self._settings.attempts):
+        lost, attempts = "", 0
+        while attempts < self._settings.attempts:
             async with self.pool.seat(episode, self._settings.wait_s, n) as member:
                 try:
                     if n == 1:
@@ -296,6 +321,7 @@ class Fleet:
                 except EngineLost as error:
                     await self._supervisor.examine(member)
                     lost = str(error)
+                    attempts += self.pool.has(member)  # no engine's fault if it was removed
         raise EngineLost(f"a request failed on {self._settings.attempts} engines; last error: {lost}")
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
@@ -388,7 +414,7 @@ class Fleet:
             raise ValueError(f"engines sleep at level 1 or 2, not {level}")
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
-        async with self._changing("go to sleep", *RUNNING) as everyone:
+        async with self._changing("go to sleep", *RUNNING, with_joining=True) as everyone:
             members = _named(everyone, names)
             unable = next((member.name for member in members if not member.abilities.can_sleep), None)
             if unable is not None:
@@ -456,7 +482,9 @@ class Fleet:
     async def replace_wrong(self, wrong: Sequence[WrongWeights]) -> None:
         """Restart engines that do not have the weights of their version."""
         for one in wrong:
-            await self._supervisor.lose(self.pool.members[one.name], f"it no longer has its weights: {one.why}")
+            if one.name in self.pool.members:
+                why = f"it no longer has its weights: {one.why}"
+                await self._supervisor.lose(self.pool.members[one.name], why)
 
     async def _recover(self, member: Member) -> None:
         """Restart a lost member and sync it to the version of the others before it gets work.
@@ -479,18 +507,29 @@ class Fleet:
     # Changes ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _changing(self, what: str, *standings: EngineState) -> AsyncIterator[list[Member]]:
+    async def _changing(
+        self, what: str, *standings: EngineState, with_joining: bool = False
+    ) -> AsyncIterator[list[Member]]:
         """Lock all members and yield those in the given states; `what` describes the change to waiting callers.
 
-        If the change is cancelled or raises, members that are half changed are marked lost and restarted.
+        Members may join and leave while this waits for a lock. Those that join are locked too once they have started;
+        `with_joining` waits for that, for changes that take their devices. If the change is cancelled or raises,
+        members that are half changed are marked lost and restarted.
         """
         async with self._supervisor.reporting_waits(what), AsyncExitStack() as stack:
-            for member in self.pool.members.values():
-                await stack.enter_async_context(member.changing)
+            locked: set[Member] = set()
+            while left := [
+                member
+                for member in self.pool.members.values()
+                if member not in locked and (with_joining or not member.is_joining)
+            ]:
+                await stack.enter_async_context(left[0].changing)
+                locked.add(left[0])
             try:
-                yield self.pool.standing(*standings)
+                yield [member for member in self.pool.standing(*standings) if member in locked]
             except BaseException:
-                broken = self.pool.standing(EngineState.UPDATING, EngineState.STARTING)
+                half_changed = self.pool.standing(EngineState.UPDATING, EngineState.STARTING)
+                broken = [member for member in half_changed if member in locked]
                 await self.pool.settle(broken, EngineState.LOST)
                 for member in broken:
                     member.last_error = "a change of it broke off"

@@ -89,6 +89,10 @@ class EngineState(StrEnum):
     LOST = "lost"  # dead or hung; being restarted, or waiting until the device is free
     BEHIND = "behind"  # running, but without the weights of the current version
     FAILED = "failed"  # lost too often; not restarted
+    LEAVING = "leaving"  # removed from the fleet, and being stopped
+
+
+IDLE_EVERY_S = 0.01
 
 
 class Member:
@@ -108,6 +112,7 @@ class Member:
         self.restarts: deque[float] = deque()
         self.last_error = ""
         self.changing = asyncio.Lock()  # one change (start, update, sleep, restart) at a time
+        self.is_joining = False  # its first start, which no update waits for
         self._engine: Engine | None = None
 
     @property
@@ -143,6 +148,12 @@ class Member:
         self._engine = engine
         self.abilities = await engine.capabilities()
         self.adapter = None
+
+    async def idle(self, limit_s: float) -> None:
+        """Wait until no request is in flight, within a limit."""
+        end = asyncio.get_running_loop().time() + limit_s
+        while self.in_flight and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(IDLE_EVERY_S)
 
     async def disconnect(self) -> None:
         engine, self._engine = self._engine, None
@@ -190,6 +201,11 @@ class Router:
         """Forget an ended episode."""
         self._homes.pop(episode, None)
 
+    def forget_engine(self, name: str) -> None:
+        """Forget an engine that has left; its episodes move."""
+        for episode in [episode for episode, home in self._homes.items() if home == name]:
+            del self._homes[episode]
+
     def _least_loaded(self, loads: Mapping[str, int]) -> str:
         least = min(loads.values())
         equal = [name for name, load in loads.items() if load == least]
@@ -218,6 +234,40 @@ class FleetMembers:
     def standing(self, *standings: EngineState) -> list[Member]:
         """Members in one of these states."""
         return [member for member in self.members.values() if member.standing in standings]
+
+    def has(self, member: Member) -> bool:
+        return self.members.get(member.name) is member
+
+    def add(self, owner: Owner) -> Member:
+        """Add a member, which is stopped."""
+        if self._is_closed:
+            raise EngineLost("the fleet is closed")
+        if owner.spec.name in self.members:
+            raise ValueError(f"the fleet has an engine {owner.spec.name} already; give this one another name")
+        member = self.members[owner.spec.name] = Member(owner)
+        return member
+
+    async def remove(self, names: Collection[str], are_gone: bool = False) -> list[Member]:
+        """Remove members and return them; they get no more requests. `are_gone`: their machines are lost.
+
+        Raise ValueError if requests would have no engine left.
+        """
+        unknown = [name for name in names if name not in self.members]
+        if unknown:
+            raise ValueError(f"the fleet has no engine {', '.join(unknown)}; it has {', '.join(self.members)}")
+        leaving = [self.members[name] for name in names]
+        staying = [member for member in self.members.values() if member not in leaving]
+        if not staying:
+            raise ValueError(f"{', '.join(names)} cannot be removed: a run needs at least one engine")
+        has_ready = not are_gone and any(member.standing is EngineState.READY for member in leaving)
+        if has_ready and all(member.standing in (EngineState.FAILED, EngineState.BEHIND) for member in staying):
+            others = ", ".join(f"{member.name} is {member.standing}" for member in staying)
+            raise ValueError(f"{', '.join(names)} cannot be removed now: no other engine has the weights ({others})")
+        for member in leaving:
+            del self.members[member.name]
+            self.router.forget_engine(member.name)
+        await self.settle(leaving, EngineState.LEAVING)
+        return leaving
 
     async def settle(self, members: Collection[Member], standing: EngineState) -> None:
         """Set the state of members and wake all waiters."""

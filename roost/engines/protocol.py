@@ -142,6 +142,64 @@ def joined_spans(spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
     return tuple(joined)
 
 
+class Continuation:
+    """A request and the tokens generated for it so far, possibly by several engines or policy versions.
+
+    >>> continuation = Continuation([1, 2], Sampling(max_tokens=5, seed=3))
+    >>> continuation.add(Completion((7, 8), (-1.0, -2.0), Finish.ABORT, (VersionSpan(0, 0, 2),)))
+    >>> continuation.prompt, continuation.sampling.max_tokens
+    ([1, 2, 7, 8], 3)
+    >>> continuation.add(Completion((9,), (-3.0,), Finish.STOP, (VersionSpan(1, 0, 1),)))
+    >>> continuation.completion.versions
+    (VersionSpan(version=0, start=0, end=2), VersionSpan(version=1, start=2, end=3))
+    """
+
+    def __init__(self, token_ids: Sequence[int], sampling: Sampling) -> None:
+        self._prompt_ids = list(token_ids)
+        self._sampling = sampling
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[VersionSpan] = []
+        self._finish = Finish.ABORT
+
+    @property
+    def prompt(self) -> list[int]:
+        return self._prompt_ids + self._generated_ids
+
+    @property
+    def _generated_ids(self) -> list[int]:
+        """Tokens to continue from: none in guided decoding, where a server begins with the start of the schema."""
+        return self._tokens if self._sampling.json_schema is None else []
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
+        done = len(self._generated_ids)
+        seed = self._sampling.seed
+        return replace(
+            self._sampling,
+            max_tokens=self._sampling.max_tokens - done,
+            seed=seed if seed is None or not done else (seed * 1_000_003 + done) % 2**31,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        return self._finish is not Finish.ABORT or len(self._tokens) >= self._sampling.max_tokens
+
+    @property
+    def completion(self) -> Completion:
+        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
+
+    def add(self, piece: Completion) -> None:
+        start = len(self._generated_ids)
+        if not start:
+            self._tokens, self._logprobs, self._spans = [], [], []
+        self._tokens += piece.token_ids
+        self._logprobs += piece.logprobs
+        self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
+        self._finish = piece.finish
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Routes and settings of a server."""

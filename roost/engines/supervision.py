@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,13 +46,25 @@ class Supervisor:
         self._pool, self._how, self._recover, self._report = pool, watchfulness, recover, report
         self._silent: dict[str, int] = {}
         self._killed: dict[str, Engine] = {}  # clients of servers that were killed during a change
-        self._examined: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in pool.members}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._examined: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: dict[asyncio.Task[None], Member] = {}
         self._is_stopped = False
 
     def start(self) -> None:
         for member in self._pool.members.values():
-            self._spawn(self._watch(member))
+            self.watch(member)
+
+    def watch(self, member: Member) -> None:
+        self._spawn(member, self._watch(member))
+
+    async def forget(self, member: Member) -> None:
+        """Stop watching a member that has left, and break off a restart of it."""
+        for records in (self._silent, self._killed, self._examined):
+            records.pop(member.name, None)
+        ended = [task for task, of in self._tasks.items() if of is member]
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
 
     async def stop(self) -> None:
         """Stop watching; members lost from now on are not restarted."""
@@ -66,6 +79,8 @@ class Supervisor:
         One check at a time: many requests that fail with an engine mark it lost once.
         """
         async with self._examined[member.name]:
+            if not self._pool.has(member):
+                return False  # it has left
             if member.changing.locked():
                 return await self._examine_changing(member)
             if member.standing not in WATCHED:
@@ -102,7 +117,8 @@ class Supervisor:
         return "it does not answer" if self._silent[member.name] >= patience else ""
 
     def start_again_soon(self, member: Member) -> None:
-        self._spawn(self.start_again(member))
+        if self._pool.has(member):  # else it has left during the change that failed
+            self._spawn(member, self.start_again(member))
 
     async def start_again(self, member: Member) -> None:
         """Recover a lost member, unless it has been lost too often."""
@@ -184,10 +200,10 @@ class Supervisor:
             except Exception as error:  # a failed check must not end the watch
                 self._report(f"{member.name} health check failed: {error}")
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, member: Member, work: Coroutine[None, None, None]) -> None:
         if self._is_stopped:
             work.close()
             return
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = member
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))

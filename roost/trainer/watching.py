@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roost.config.findings import counted
 from roost.engines.fleet import Fleet
+from roost.engines.members import WorkTimes
 from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
@@ -111,14 +112,14 @@ class Watching:
         self._run, self._sinks, self._live = run, sinks, live
         self.decode = decode  # token IDs to text
         self._fleet: Fleet | None = None
-        self._worked: dict[str, int] = {}
+        self._worked: dict[WorkTimes, int] = {}  # nanoseconds before this step
         self._routing: Routing | None = None
         self._idle: set[str] = set()  # rewards already reported as idle
 
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
         self._fleet = fleet
-        self._worked = {name: member.work.total_ns() for name, member in fleet.pool.members.items()}
+        self._worked = {member.work: member.work.total_ns() for member in fleet.pool.members.values()}
 
     def watch_rewards(self, routing: Routing | None) -> None:
         """Report which of these rewards are idle from now on."""
@@ -165,10 +166,8 @@ class Watching:
         if self._fleet is None:
             return {}
         seconds = figures["time/step"] or 1.0
-        shares = []
-        for name, member in self._fleet.pool.members.items():
-            total = member.work.total_ns()
-            shares.append((total - self._worked.get(name, 0)) / 1e9 / seconds)
-            self._worked[name] = total
+        worked = {member.work: member.work.total_ns() for member in self._fleet.pool.members.values()}
+        shares = [(total - self._worked.get(work, 0)) / 1e9 / seconds for work, total in worked.items()]
+        self._worked = worked
         learner = sum(figures.get(phase, 0.0) for phase in LEARNER_PHASES)
         return {"busy/actor": min(1.0, learner / seconds), "busy/rollout": min(1.0, sum(shares) / len(shares))}

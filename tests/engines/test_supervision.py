@@ -134,6 +134,36 @@ def test_work_ends_when_no_engine_is_left_for_it(standings, message, moment, tmp
         assert bounded(scenario()) == "groups"
 
 
+REMOVED = [
+    pytest.param([READY, READY], ["one", "two"], "a run needs at least one engine", id="all"),
+    pytest.param([READY, BEHIND], ["one"], r"no other engine has the weights \(two is behind\)", id="the-only-ready"),
+    pytest.param([READY, FAILED], ["one"], r"no other engine has the weights \(two is failed\)", id="the-only-sound"),
+    pytest.param([READY, READY], ["three"], "has no engine three; it has one, two", id="unknown"),
+    pytest.param([LOST, BEHIND], ["one"], None, id="a-lost-one"),
+    pytest.param([READY, LOST], ["one"], None, id="another-comes-back"),
+]
+
+
+@pytest.mark.parametrize(("standings", "names", "message"), REMOVED)
+def test_engines_are_removed_unless_none_would_be_left_for_requests(standings, names, message):
+    async def scenario():
+        pool = FleetMembers([OwnerOfWhatRuns("one"), OwnerOfWhatRuns("two")])
+        for member, standing in zip(pool.members.values(), standings, strict=True):
+            await pool.settle([member], standing)
+        pool.router.choose({"one": 0}, episode="7")
+        try:
+            await pool.remove(names)
+        finally:
+            left, home = list(pool.members), pool.router.choose({"one": 1, "two": 0}, episode="7")
+        return left, home
+
+    if message is None:
+        assert bounded(scenario()) == (["two"], "two")
+    else:
+        with pytest.raises(ValueError, match=message):
+            bounded(scenario())
+
+
 def test_nobody_is_started_again_once_the_watch_has_ended():
     recovered = []
 

@@ -41,7 +41,7 @@ class CurrentWeights:
         self._folder, self._connect, self._report = folder, connect, report
         self._written = folder / "nothing"  # folder of the update, if it had to be written to disk
         self._syncs = 0
-        self._sender_holds_it = False
+        self.sender_holds_it = False  # the learner's weights are those of the update
 
     @property
     def version(self) -> int:
@@ -55,18 +55,18 @@ class CurrentWeights:
         if folder != self._written:
             shutil.rmtree(self._written, ignore_errors=True)
         self.update, self._written = update, folder
-        self._sender_holds_it = update.sender is not None
+        self.sender_holds_it = update.sender is not None
 
     def learner_goes_on(self) -> None:
         """Note that the learner's weights are no longer those of the update."""
-        self._sender_holds_it = False
+        self.sender_holds_it = False
 
     @property
     def is_available(self) -> bool:
         """True if an engine can still load it."""
         update = self.update
         return update is None or bool(
-            update.checkpoint or update.adapter or self._written.exists() or self._sender_holds_it
+            update.checkpoint or update.adapter or self._written.exists() or self.sender_holds_it
         )
 
     def sync(self, update: WeightUpdate, in_flight: InFlight) -> WeightSync:

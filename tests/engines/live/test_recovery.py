@@ -248,6 +248,94 @@ def test_a_hung_engine_is_replaced(scenarios, tmp_path):
     assert "one is lost: it does not answer" in scenarios.reported
 
 
+class Joining:
+    """A third engine that joins the two and leaves them."""
+
+    def __init__(self, scenarios, logs):
+        self.fleet, self._scenarios = scenarios.fleet, scenarios
+        self.owner = LocalOwner(spec_of(EngineKind.TORCH, scenarios.policy.folder, name="three"), logs)
+
+    @property
+    def member(self):
+        return self.fleet.pool.members["three"]
+
+    async def answer(self):
+        """Tokens and version of the third engine itself."""
+        made = await self.member.engine.generate(PROMPT, GREEDY)
+        return made.token_ids, made.versions[0].version
+
+    async def leave(self, in_flight):
+        """Remove it while it has requests; return their completions."""
+        member = self.member
+        requests = [
+            asyncio.create_task(self.fleet.generate((*PROMPT, index), LONG, episode=f"{in_flight} {index}"))
+            for index in range(6)
+        ]
+        while not member.in_flight:
+            await asyncio.sleep(0.01)
+        await self.fleet.remove(["three"], in_flight)
+        assert not await self.owner.is_running() and member.in_flight == 0
+        assert "three" not in self.fleet.status and "three" not in self.fleet.pool.router._homes.values()
+        assert not [task for task, of in self.fleet._supervisor._tasks.items() if of is member]
+        return [completion.token_ids for completion in await asyncio.gather(*requests)]
+
+    def wanted(self, number):
+        """Completions of the requests of `leave`."""
+        return [self._scenarios.policy.greedy(number, (*PROMPT, index), LONG.max_tokens) for index in range(6)]
+
+
+def test_an_engine_joins_with_the_current_version_and_its_requests_move_when_it_leaves(scenarios, tmp_path):
+    number, joining = scenarios.version + 1, Joining(scenarios, tmp_path)
+
+    async def run():
+        await scenarios.fleet.update(scenarios.policy.weight_update(number))
+        standing = await scenarios.fleet.add(joining.owner)
+        with pytest.raises(ValueError, match="has an engine three already"):
+            await scenarios.fleet.add(joining.owner)
+        return standing, await joining.answer(), await joining.leave(InFlight.DROP)
+
+    answer = scenarios.policy.greedy(number), number
+    assert scenarios.run(run()) == (EngineState.READY, answer, joining.wanted(number))
+
+
+def test_an_engine_that_joins_while_the_learner_learns_waits_for_the_next_update(scenarios, tmp_path):
+    number, joining = scenarios.version + 1, Joining(scenarios, tmp_path)
+
+    async def run():
+        await scenarios.fleet.update(scenarios.policy.weight_update(number))
+        scenarios.fleet.learning_begins()
+        standing = await scenarios.fleet.add(joining.owner)
+        await scenarios.fleet.update(scenarios.policy.weight_update(number + 1))
+        return standing, await joining.answer(), await joining.leave(InFlight.DRAIN)
+
+    answer = scenarios.policy.greedy(number + 1), number + 1
+    assert scenarios.run(run()) == (EngineState.BEHIND, answer, joining.wanted(number + 1))
+
+
+def test_an_engine_that_joins_during_an_update_or_a_sleep_gets_the_same_version_as_the_others(scenarios, tmp_path):
+    number, joining = scenarios.version + 1, Joining(scenarios, tmp_path)
+
+    async def run():
+        adding = asyncio.create_task(scenarios.fleet.add(joining.owner))
+        await asyncio.sleep(0)  # it is being started
+        await scenarios.fleet.update(scenarios.policy.weight_update(number))
+        joined = joining.member.standing  # the update did not wait for it
+        found = [joined, await adding, await joining.answer()]
+        await scenarios.fleet.remove(["three"])
+        await scenarios.fleet.sleep(2)
+        scenarios.fleet.learning_begins()
+        found.append(await scenarios.fleet.add(joining.owner))
+        found.append(await joining.owner.is_running())
+        await scenarios.fleet.wake(scenarios.policy.weight_update(number + 1))
+        found.append(await joining.answer())
+        await scenarios.fleet.remove(["three"])
+        return found
+
+    first, second = ((scenarios.policy.greedy(version), version) for version in (number, number + 1))
+    starting = EngineState.STARTING, EngineState.READY, first
+    assert scenarios.run(run()) == [*starting, EngineState.LOST, False, second]
+
+
 def test_engines_that_were_lost_too_often_are_given_up(scenarios):
     scenarios.fleet._supervisor._how = replace(EAGER, restarts=RestartLimit(most=0, within_s=60.0))
 
