@@ -13,6 +13,7 @@ from rich.console import Console
 
 from roost.cli.console import open_console
 from roost.cli.options import WITH_TRAINING, import_from_here, not_installed
+from roost.cli.runs import refuse_url
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job
@@ -76,6 +77,7 @@ def eval_command(
     except ImportError as error:
         notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
         raise typer.Exit(1) from None
+    refuse_url(model)
     run = Path(model)
     is_run = (run / "config.yaml").is_file() and (run / "policy").is_dir()
     weights = str(run / "policy") if is_run else model

@@ -29,6 +29,7 @@ COMMANDS = (
     "diff",
     "convert",
     "doctor",
+    "download",
     "eval",
     "explain",
     "explain-finding",
@@ -45,7 +46,7 @@ COMMANDS = (
     "watch",
     "up",
 )
-MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "stop", "watch", "report"), "runs")}
+MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "stop", "watch", "report", "download"), "runs")}
 
 
 def _show_version(wanted: bool) -> None:

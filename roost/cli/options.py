@@ -22,6 +22,7 @@ EXTRAS = frozenset(
         "aiohttp",
         "datasets",
         "fastapi",
+        "fsspec",
         "huggingface_hub",
         "matplotlib",
         "openai",

@@ -19,6 +19,7 @@ from roost.cli.console import open_console
 from roost.config.findings import did_you_mean
 from roost.procs.files import holder_of
 from roost.procs.logs import LogTail, log_name
+from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState, RunStatus, runs_in, status_of
 from roost.view.plain import plain_line
@@ -29,11 +30,22 @@ Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, such 
 
 def opened(run: Path) -> RunFolder:
     """The folder of a run; exit with 2 if there is none."""
+    refuse_url(run)
     try:
         return RunFolder.open(run)
     except FileNotFoundError as error:
         open_console(stderr=True).print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(2) from None
+
+
+def refuse_url(run: str | Path) -> None:
+    """Exit with 2 for a URL, and say how to get a folder."""
+    url = url_of(str(run))
+    if url is not None:
+        folder = f"runs/{url.rpartition('/')[2]}"
+        fix = f"roost download {url} {folder}, then name {folder}"
+        open_console(stderr=True).print(f"error: {url} is not a folder on this machine: {fix}", soft_wrap=True)
+        raise typer.Exit(2)
 
 
 def status_command(
@@ -47,6 +59,7 @@ def status_command(
 
     On a shared file system, runs of other hosts are listed too.
     """
+    refuse_url(runs)
     found = [status_of(run) for run in runs_in(runs)]
     shown = [
         status
@@ -200,3 +213,33 @@ def report_command(
         write_plots(folder)
     except ImportError as error:
         notes.print(f"no pictures: {error.name} is missing; pip install {error.name}")
+
+
+def download_command(
+    url: Annotated[str, typer.Argument(help="A run on object storage, such as s3://bucket/runs/first.", metavar="URL")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where to put it; runs/NAME, if left out.", metavar="[FOLDER]")
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option("--checkpoint", metavar="STEP", help="Also download the checkpoint of this step.")
+    ] = None,
+) -> None:
+    """Download a run from object storage: config, metrics, samples, logs, report, and the policy if it is complete.
+
+    `roost train --resume` needs no download of this kind: it gets what it needs by itself.
+    """
+    notes, found = open_console(stderr=True), url_of(url)
+    if found is None:
+        raise typer.BadParameter(f"{url} is not a URL such as s3://bucket/runs/first", param_hint="URL")
+    place = folder or Path("runs") / found.rpartition("/")[2]
+    if place.exists():
+        raise typer.BadParameter(f"{place} exists; name a new folder", param_hint="FOLDER")
+    try:
+        remote = RemoteRun.open(found)
+        if not remote.exists():
+            raise StorageError(f"{found} holds no run: it has neither a config.yaml nor a metrics.jsonl")
+        remote.download_run(place, checkpoint)
+    except (StorageError, OSError) as error:
+        notes.print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    print(place)

@@ -19,13 +19,25 @@ from roost.config.notations.notation import read_job
 from roost.config.train import TrainSettings
 from roost.procs.signals import REQUEUE_CODE, SigtermInterrupts
 from roost.trainer.preflight import check_before_launch, check_hub_models, check_machine
+from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.view.text import print_findings
 
 ConfigFile = Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")]
 Name = Annotated[
     str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
 ]
-Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")]
+Runs = Annotated[
+    str,
+    typer.Option("--runs", metavar="FOLDER", help="Where runs are kept: a folder, or a URL such as s3://bucket/runs."),
+]
+Scratch = Annotated[
+    Path | None,
+    typer.Option(
+        "--scratch",
+        metavar="FOLDER",
+        help="Where a run is while it trains, if --runs is a URL; runs, if left out. All nodes must see it.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
@@ -63,7 +75,8 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
         config: ConfigFile,
         overrides: Overrides = None,
         name: Name = None,
-        runs: Runs = Path("runs"),
+        runs: Runs = "runs",
+        scratch: Scratch = None,
         resume: Resume = False,
         resume_from: ResumeFrom = None,
         auto_resume: AutoResume = False,
@@ -77,17 +90,24 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
             console.print(f"roost: {text}", soft_wrap=True)
 
         import_from_here()
+        url = url_of(runs)
+        if scratch is not None and url is None:
+            raise typer.BadParameter(
+                f"is for runs at a URL, and --runs is {runs}; leave it out", param_hint="--scratch"
+            )
+        local = Path(runs) if url is None else scratch or Path("runs")
         with SigtermInterrupts() as sigterm:
             try:
                 config, resume_from, changes = _step_of_resume(resume, resume_from, config, list(overrides or ()))
                 say(f"checking {config}")
-                job, settings = _checked(config, [*changes, *own_overrides], notation, address, runs, say)
+                job, settings = _checked(config, [*changes, *own_overrides], notation, address, local, say)
+                called = name or settings.name or config.stem
+                remote = None if url is None else _opened(f"{url}/{called}")
                 say("loading torch and Ray")
                 run_job = _loaded_run_job()
-                folder = runs / (name or settings.name or config.stem)
                 resumes = resume or resume_from is not None
                 metric_names = tuple(metrics or ())
-                run_job(job, folder, resumes, address, metric_names, console, resume_from, auto_resume)
+                run_job(job, local / called, resumes, address, metric_names, console, resume_from, auto_resume, remote)
             except KeyboardInterrupt:
                 # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as
                 # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.
@@ -144,6 +164,14 @@ def _checked(
     except ImportError as error:
         raise _not_installed(error) from None
     return job, job.training
+
+
+def _opened(url: str) -> RemoteRun:
+    try:
+        return RemoteRun.open(url)
+    except StorageError as error:
+        open_console().print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
 
 
 def _loaded_run_job() -> Callable[..., None]:

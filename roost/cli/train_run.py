@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer
@@ -19,6 +20,8 @@ from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged
 from roost.trainer.records.checkpoints import Checkpoints, Unreadable
 from roost.trainer.records.fan_out import MetricSettings
+from roost.trainer.records.mirror import Mirror
+from roost.trainer.records.remote import RemoteRun, StorageError
 from roost.trainer.records.resuming import RunInUse
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import described
@@ -41,17 +44,61 @@ def run_job(
     console: Console,
     from_step: int | None = None,
     auto_resumes: bool = False,
+    remote: RemoteRun | None = None,
 ) -> None:
-    """Train, and say where everything is; exit code 1 where it failed, REQUEUE_CODE where it was preempted."""
+    """Train, and say where everything is; exit code 1 where it failed, REQUEUE_CODE where it was preempted.
+
+    The run is uploaded to `remote`, if there is one. If only that fails, a preempted run still exits with its code: it
+    continues from an earlier checkpoint.
+    """
+    keep = 1 if job.training is None else job.training.checkpoint.keep_checkpoints
+    mirror = None if remote is None else Mirror(remote, folder, keep)
+    options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step, auto_resumes)
     try:
-        options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step, auto_resumes)
-        outcome = train(
-            job,
-            options,
-            lambda text: console.print(f"roost: {text}", soft_wrap=True),
-            lambda steps, first: LiveView(steps, console, first, status_file=RunFolder(folder).status_file),
-            lambda plan: _show(plan, job, console),
-        )
+        outcome = _trained(job, options, console, mirror)
+    except Exception:
+        if mirror is not None:
+            _upload_rest(mirror, console, has_failed=True)
+        raise
+    with private_files():
+        _tell(outcome, console)
+    is_uploaded = mirror is None or _upload_rest(mirror, console)
+    if outcome.was_preempted:
+        raise typer.Exit(REQUEUE_CODE)
+    if not is_uploaded:
+        raise typer.Exit(1)
+
+
+def _upload_rest(mirror: Mirror, console: Console, has_failed: bool = False) -> bool:
+    """Upload what is left, and say where it is; False if that failed."""
+    try:
+        mirror.finish(has_failed)
+    except StorageError as error:
+        console.print(f"error: {error}", soft_wrap=True)
+        return False
+    if not has_failed:
+        console.print(f"uploaded {mirror.url}", soft_wrap=True)
+    return True
+
+
+def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | None) -> Outcome:
+    """Train; print the error and exit if it fails."""
+    folder = options.folder
+
+    def say(text: str) -> None:
+        console.print(f"roost: {text}", soft_wrap=True)
+
+    def open_view(steps: int, first: int) -> LiveView:
+        view = LiveView(steps, console, first, status_file=RunFolder(folder).status_file)
+        if mirror is not None:
+            mirror.begin(first, view.note)  # the folder is this run's from here on
+        return view
+
+    try:
+        if mirror is not None:
+            with private_files():
+                mirror.fetch(options.resumes, options.auto_resumes, options.from_step, os.environ, say)
+        return train(job, options, say, open_view, lambda plan: _show(plan, job, console))
     except ConfigError as error:
         print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
@@ -68,6 +115,7 @@ def run_job(
         EndedEarly,
         RunInUse,
         DiskFull,
+        StorageError,
         Unreadable,
     ) as error:
         console.print(f"error: {error}", soft_wrap=True)
@@ -75,10 +123,6 @@ def run_job(
     except EndedAtStart as error:
         console.print(f"roost: {error}", soft_wrap=True)
         raise typer.Exit(error.exit_code) from None
-    with private_files():
-        _tell(outcome, console)
-    if outcome.was_preempted:
-        raise typer.Exit(REQUEUE_CODE)
 
 
 def _show(plan: Plan, job: Job, console: Console) -> None:

@@ -125,7 +125,8 @@ def template_of(scheduler: Scheduler) -> str:
 
 def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     """The variables and functions of templates."""
-    run = f"{options.runs.rstrip('/')}/{options.name}"
+    local = "runs" if "://" in options.runs else options.runs  # with runs on object storage, roost train's --scratch
+    run = f"{local.rstrip('/')}/{options.name}"
     words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
     words.append("--auto-resume")  # the scheduler may start the job again
     # bash replaces itself by a simple command, which so gets the signals.
@@ -304,14 +305,16 @@ def notes_of(scheduler: Scheduler, options: JobOptions) -> list[str]:
         notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
     if options.time is not None and scheduler in (Scheduler.SKYPILOT, Scheduler.SSH):
         notes.append(f"{scheduler} has no time limit for a job: --time {options.time} is not used")
-    if scheduler not in AS_YAML or (scheduler is Scheduler.KUBERAY and not options.runs.startswith("/")):
-        return notes  # machines that stay, or runs below the working folder, which is mounted
+    if scheduler not in AS_YAML or "://" in options.runs:
+        return notes  # machines that stay, or runs on object storage
+    if scheduler is Scheduler.KUBERAY and not options.runs.startswith("/"):
+        return notes  # below the working folder, which is mounted
     kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]
     if not _is_mounted(options.runs, kept):
         source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
         notes.append(
             f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts "
-            f"again starts anew; give --mount {source}:/shared --runs /shared/runs"
+            f"again starts anew; give --runs s3://BUCKET/runs, or --mount {source}:/shared --runs /shared/runs"
         )
     return notes
 

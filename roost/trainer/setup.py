@@ -287,7 +287,9 @@ def check_shared_disk(cluster: Cluster, folder: Path) -> None:
     """Raise if a node cannot see the run folder: checkpoints are written and read on several nodes."""
     if cluster.blind_nodes:
         names = ", ".join(cluster.nodes[rank].report.name for rank in cluster.blind_nodes)
-        raise ValueError(f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs)")
+        raise ValueError(
+            f"{names} cannot see {folder}; keep runs on a disk that all machines share (--runs, or --scratch)"
+        )
 
 
 def open_run(

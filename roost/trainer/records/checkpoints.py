@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,10 +13,7 @@ from pathlib import Path
 
 from roost.learner.checksums import Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
-from roost.trainer.records.run_folder import Record, RunFolder, number_of, write_whole
-
-NAME = re.compile(r"step-(\d+)")
-
+from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, number_of, write_whole
 
 STATE = "trainer.json"
 
@@ -26,9 +22,6 @@ LEARNER, CRITIC = "learner", "critic"
 
 
 ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
-
-
-ASIDE = ".aside"  # suffix of checkpoints that a resumed run went back before
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +172,7 @@ class Checkpoints:
         renamed = []
         for one in self.found():
             if one.step > after:
-                renamed.append(one.folder.rename(_free_name(one.folder)).name)
+                renamed.append(one.folder.rename(name_aside(one.folder)).name)
         return renamed
 
     def prune(self, confirmed: int | None = None, best: int | None = None) -> None:
@@ -190,8 +183,7 @@ class Checkpoints:
         step `best`.
         """
         whole = self.found()
-        kept = {one.step for one in whole[-self._keep :]} | {best}
-        kept |= {one.step for one in [one for one in whole if confirmed is not None and one.step <= confirmed][-1:]}
+        kept = kept_steps([one.step for one in whole], self._keep, confirmed, best)
         for one in self._every():
             if whole and one.step < whole[-1].step and one.step not in kept:
                 shutil.rmtree(one.folder, ignore_errors=True)
@@ -203,7 +195,17 @@ class Checkpoints:
         return sorted(every, key=lambda one: one.step)
 
 
-def _free_name(folder: Path) -> Path:
+def kept_steps(whole: Sequence[int], keep: int, confirmed: int | None = None, best: int | None = None) -> set[int]:
+    """Return which checkpoints to keep: the newest few, the newest one that is confirmed, and the best.
+
+    >>> sorted(kept_steps([2, 4, 6, 8], keep=1, confirmed=7, best=2))
+    [2, 6, 8]
+    """
+    confirmed_steps = [step for step in whole if confirmed is not None and step <= confirmed]
+    return {*whole[-keep:], *confirmed_steps[-1:], *(step for step in whole if step == best)}
+
+
+def name_aside(folder: Path) -> Path:
     """Return `step-000004.aside`, or `.aside-2` and so on: an earlier one may hold the only copy of its weights."""
     names = (
         folder.with_name(f"{folder.name}{ASIDE}{f'-{count}' if count > 1 else ''}") for count in itertools.count(1)

@@ -98,12 +98,21 @@ def resumes_by_itself(run: RunFolder, is_wanted: bool, environ: Mapping[str, str
 
     A preempted run leaves a file; one that was killed without notice is known by Slurm's count of restarts.
     """
-    restarts = environ.get("SLURM_RESTART_COUNT", "")
-    was_restarted = restarts.isdecimal() and int(restarts) > 0
-    if not run.config_file.exists() or not (is_wanted or was_restarted or run.preempted_file.exists()):
+    is_wanted = is_wanted or was_restarted(environ) or run.preempted_file.exists()
+    if not run.config_file.exists() or not is_wanted:
         return False
     say(f"continuing {run.path}")
     return True
+
+
+def was_restarted(environ: Mapping[str, str]) -> bool:
+    """Return True if Slurm started this job again.
+
+    >>> was_restarted({"SLURM_RESTART_COUNT": "2"}), was_restarted({"SLURM_RESTART_COUNT": "0"})
+    (True, False)
+    """
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return restarts.isdecimal() and int(restarts) > 0
 
 
 @contextlib.contextmanager

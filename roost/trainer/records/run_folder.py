@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,8 @@ from typing import Any, TypeAlias
 from roost.config.findings import counted
 
 Record: TypeAlias = dict[str, Any]
+NAME = re.compile(r"step-(\d+)")  # of a checkpoint's folder
+ASIDE = ".aside"  # suffix of checkpoints that a resumed run went back before
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 

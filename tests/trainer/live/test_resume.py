@@ -109,3 +109,48 @@ def test_a_run_that_is_told_to_stop_saves_and_stops(config_file, tmp_path):
     assert newest is not None and newest.read_state().step == done
     assert run.report_file.exists()
     assert f"step {done} of {STEPS}" in described(run.policy) and weights_of(run), "what was learnt is not lost"
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere_from_the_store_alone(
+    config_file, tmp_path, uninterrupted
+):
+    """Killed at the mark of its third checkpoint; the machine that continues it has an empty folder."""
+    pytest.importorskip("moto")
+    from tests.object_store import ObjectStore
+
+    store = ObjectStore()
+    store.client().create_bucket(Bucket="lab")
+    command = [*ROOST, "train", str(config_file), "--runs", "s3://lab/runs", "--name", "killed"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | store.env()
+    with subprocess.Popen([*command, "--scratch", str(tmp_path / "one")], stdout=subprocess.PIPE, env=env) as first:
+
+        def on_write(number, path):
+            if path.endswith("step-000003/complete.json"):
+                first.kill()
+                return "503"
+            return None
+
+        with store.doing(on_write):
+            first.communicate(timeout=HANG_S)
+    assert first.returncode == -signal.SIGKILL
+    there = {name for name in store.names("lab") if name.endswith("complete.json")}
+    assert there and not any("step-000003" in name for name in there)
+    second = subprocess.run(
+        [*command, "--scratch", str(tmp_path / "two"), "--resume"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "downloading s3://lab/runs/killed" in second.stdout
+    assert "uploaded s3://lab/runs/killed" in second.stdout
+    download = [*ROOST, "download", "s3://lab/runs/killed", str(tmp_path / "seen")]
+    subprocess.run(download, env=env, check=True, timeout=HANG_S)
+    run = RunFolder(tmp_path / "seen")
+    assert all(weights_of(run)[name].equal(weight) for name, weight in weights_of(uninterrupted).items())
+    assert learnt_groups(run) == learnt_groups(uninterrupted)
+    assert run.report_file.exists()
+    assert run.finished_at() == STEPS
+    store.close()

@@ -1,0 +1,390 @@
+"""Keep a run on object storage while it trains in a local folder, and bring it to a machine that continues it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from roost.learner.checksums import Damaged
+from roost.procs.files import disk_full, is_disk_full, put_in_place, unfinished
+from roost.trainer.records.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    best_of,
+    kept_steps,
+    name_aside,
+)
+from roost.trainer.records.remote import (
+    CHECKPOINTS,
+    FIX,
+    LOGS,
+    POLICY,
+    RETRY_S,
+    TRIES,
+    WRITER,
+    RemoteRun,
+    StorageError,
+    Taken,
+    checkpoint_name,
+    one_line,
+)
+from roost.trainer.records.resuming import RunInUse, Say, locked, was_restarted
+from roost.trainer.records.run_folder import RunFolder, write_whole
+
+LINK = ".remote.json"  # in the local folder: which remote run it belongs to
+LOOK_EVERY = 1.0  # seconds
+RECORDS_EVERY = 30.0  # seconds between uploads of metrics and samples, without a checkpoint
+LONGEST_WAIT = 120.0  # seconds between tries after failures
+ABOUT_POLICY = "roost.json"
+LIVE = ("status.json", "prometheus.json")  # mean something on this machine alone
+AT_END = (LOGS, "trace.json")  # change all the time
+TEMPORARY = (".part", ".unfinished", ".replaced")
+UPLOADING = ".uploading"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Which remote run a local folder belongs to."""
+
+    url: str
+    writer: str  # the name under which it writes there
+    based_on: str = ""  # the writer that it was downloaded from
+
+    @classmethod
+    def read(cls, folder: Path) -> Link | None:
+        try:
+            return cls(**json.loads((folder / LINK).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        write_whole(folder / LINK, [json.dumps(asdict(self)).encode()])
+
+
+def new_writer() -> str:
+    return secrets.token_hex(8)
+
+
+def _fetch(
+    remote: RemoteRun,
+    folder: Path,
+    resumes: bool,
+    auto_resumes: bool,
+    from_step: int | None,
+    environ: Mapping[str, str],
+    say: Say,
+) -> None:
+    """See `Mirror.fetch`."""
+    if not remote.exists():
+        if not remote.writer():
+            remote.write(WRITER, {"writer": ""})  # an error here is seen before anything is launched
+        return
+    is_wanted = auto_resumes or was_restarted(environ) or remote.has(RunFolder(folder).preempted_file.name)
+    if not (resumes or from_step is not None or is_wanted):
+        steps = remote.complete_steps()
+        if steps or remote.has("metrics.jsonl"):
+            done = f"a checkpoint of step {steps[-1]}" if steps else "no checkpoint yet"
+            raise FileExistsError(
+                f"{remote.url} holds a run already, with {done}; give this one another name, or continue that one: "
+                "--resume"
+            )
+        return
+    link, writer = Link.read(folder), remote.writer().get("writer", "")
+    if link is None or link.url != remote.url or writer not in (link.writer, link.based_on):
+        _replace(remote, folder, from_step, say)
+        return
+    if writer == link.based_on:  # downloaded earlier, and never continued here
+        remote.download_records(folder)
+    if from_step != 0:
+        _complete(remote, folder, from_step, say)
+
+
+def _replace(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
+    """Download the run. A local folder of the same name that is not its last writer is renamed."""
+    say(f"downloading {remote.url}")
+    if folder.exists():
+        with locked(folder, say):
+            pass
+    draft = unfinished(folder)
+    draft.mkdir(parents=True, exist_ok=True)
+    with locked(draft, say):
+        for left in draft.iterdir():  # of a download that was killed
+            if left.is_dir():
+                shutil.rmtree(left)
+        remote.download_records(draft)
+        if from_step != 0:
+            _complete(remote, draft, from_step, say)
+        if folder.exists():
+            aside = folder.rename(name_aside(folder))
+            say(f"{folder} belongs to another state of the run; renamed to {aside.name}")
+        Link(remote.url, new_writer(), remote.writer().get("writer", "")).write(draft)
+        put_in_place(folder)
+
+
+def _complete(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
+    """Download the checkpoint to continue from, unless the folder has it or a newer one."""
+    local = Checkpoints(RunFolder(folder).checkpoints, 1)
+    here, there = [one.step for one in local.found()], remote.complete_steps()
+    if from_step is not None:
+        if from_step not in here:
+            if from_step not in there:
+                steps = ", ".join(map(str, there)) or "none"
+                raise FileNotFoundError(f"{remote.url} has no whole checkpoint of step {from_step}; there are: {steps}")
+            _download(remote, local.at(from_step), say)
+        return
+    for step in reversed(there):
+        if here and here[-1] >= step:
+            return
+        try:
+            _download(remote, local.at(step), say)
+            return
+        except Damaged as problem:
+            say(f"{problem}; using an earlier checkpoint")
+            shutil.rmtree(local.at(step).folder)
+
+
+def _download(remote: RemoteRun, checkpoint: Checkpoint, say: Say) -> None:
+    say(f"downloading the checkpoint of step {checkpoint.step}")
+    checkpoint.folder.parent.mkdir(parents=True, exist_ok=True)
+    remote.download_whole(checkpoint_name(checkpoint.step), checkpoint.folder)
+    checkpoint.verify(checkpoint.critic.is_dir())
+
+
+def is_uploaded(name: str, is_last: bool) -> bool:
+    """Return True for a file of a run folder that is uploaded by itself: not part of a whole folder, not temporary.
+
+    >>> [is_uploaded(name, False) for name in ("metrics.jsonl", "failures/a.txt", "logs/actor/rank_0.log", ".lock")]
+    [True, True, False, False]
+    """
+    parts = Path(name).parts
+    if parts[0] in (CHECKPOINTS, POLICY, "adapters", *LIVE) or parts[0].startswith("roost-fleet-"):
+        return False
+    if any(part.startswith(".") or part.endswith(TEMPORARY) for part in parts):
+        return False
+    return is_last or parts[0] not in AT_END
+
+
+class Mirror:
+    """Uploads a run's folder in a thread: records now and then, whole checkpoints, and the rest at the end.
+
+    A failed upload is noted and tried again; only `finish` raises.
+    """
+
+    def __init__(self, remote: RemoteRun, folder: Path, keep: int) -> None:
+        self._remote, self._run, self._keep = remote, RunFolder(folder), keep
+        self._checkpoints = Checkpoints(self._run.checkpoints, keep)
+        self._note: Callable[[str], None] = lambda _: None
+        self._first = sys.maxsize  # step that this attempt continues from; nothing was trained yet
+        self._writer: str | None = None
+        self._steps: set[int] = set()  # whole checkpoints at the remote
+        self._is_new = True  # the remote was not looked at since an attempt began
+        self._sent: dict[str, tuple[int, int]] = {}  # size and time of uploaded files
+        self._records_at = 0.0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._taken: Taken | None = None
+
+    @property
+    def url(self) -> str:
+        return self._remote.url
+
+    def fetch(
+        self, resumes: bool, auto_resumes: bool, from_step: int | None, environ: Mapping[str, str], say: Say
+    ) -> None:
+        """Bring the local folder up to date with the remote run, if it is to be continued.
+
+        The folder that wrote the remote run last is used as it is: it may be ahead of it. Raise FileExistsError for a
+        new run of a name that is taken.
+        """
+        try:
+            _fetch(self._remote, self._run.path, resumes, auto_resumes, from_step, environ, say)
+        except (StorageError, RunInUse, FileExistsError, FileNotFoundError, Damaged):
+            raise
+        except Exception as error:  # of the store; see `RemoteRun`
+            if is_disk_full(error, self._run.path):
+                raise disk_full(self._run.path, "the downloaded run") from error
+            raise StorageError(f"{self.url} cannot be used: {one_line(error)}; {FIX}") from error
+
+    def begin(self, first: int, note: Callable[[str], None]) -> None:
+        """Start uploading: the folder is locked, and cut back to step `first`. Call it for each attempt."""
+        self._first, self._note, self._is_new = first, note, True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="roost-mirror", daemon=True)
+            self._thread.start()
+
+    def finish(self, has_failed: bool = False) -> None:
+        """Upload all that is left, if the run began; raise StorageError if it cannot be done.
+
+        After a run that failed, problems are only noted: its own error says more.
+        """
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        elif has_failed:
+            return  # before it began
+        self._note = lambda _: None
+        for attempt in range(1 if has_failed else TRIES):
+            try:
+                if self._taken is not None:
+                    raise self._taken
+                self.sync(is_last=True)
+                return
+            except Exception as error:  # of the store; see `RemoteRun`
+                if isinstance(error, Taken) or attempt == TRIES - 1 or has_failed:
+                    raise StorageError(self._left_behind(error)) from error
+                time.sleep(RETRY_S * 2**attempt)
+
+    def _left_behind(self, error: BaseException) -> str:
+        if isinstance(error, Taken):
+            return f"{error}; the files of this process are in {self._run.path}"
+        return (
+            f"the last state of the run is not in {self.url}: {one_line(error)}; it is in {self._run.path}: "
+            "start the command again with --resume on this machine to upload it"
+        )
+
+    def _loop(self) -> None:
+        failures, wait = 0, 0.0
+        while not self._stopping.wait(wait):
+            try:
+                if self._is_due():
+                    self.sync()
+                    if failures:
+                        self._note(f"uploads to {self.url} succeed again")
+                    failures = 0
+                wait = LOOK_EVERY
+            except Taken as error:
+                self._taken = error
+                self._note(f"{error}; this one ends after its step")
+                os.kill(os.getpid(), signal.SIGINT)  # as `roost stop` does
+                return
+            except Exception as error:  # of the store; see `RemoteRun`
+                failures += 1
+                wait = min(LONGEST_WAIT, 5 * LOOK_EVERY * 2 ** (failures - 1))
+                self._note(f"upload to {self.url} failed: {one_line(error)}; next try in {wait:.0f} s")
+
+    def _is_due(self) -> bool:
+        has_waited = time.monotonic() - self._records_at >= RECORDS_EVERY
+        return self._is_new or has_waited or self._newest_missing() is not None
+
+    def sync(self, is_last: bool = False) -> None:
+        """Make the remote run equal to the folder."""
+        self._claim()
+        if self._is_new:
+            self._look()
+        while (missing := self._newest_missing()) is not None:
+            self._upload_records()  # of all steps up to the checkpoint, before it counts
+            self._upload_checkpoint(missing)
+        self._upload_records(is_last)
+        if is_last:
+            self._upload_policy()
+        self._upload_marks()
+        self._prune()
+
+    def _claim(self) -> None:
+        """Make this folder the remote's last writer; raise Taken if another became it since."""
+        there = self._remote.writer()
+        if self._writer is not None:
+            if there.get("writer") != self._writer:
+                raise Taken(f"{self.url} is continued by a process on {there.get('host', 'another machine')}")
+            return
+        link = Link.read(self._run.path)
+        is_own = link is not None and link.url == self.url and there.get("writer", "") in (link.writer, link.based_on)
+        writer = link.writer if link is not None and is_own else new_writer()
+        self._remote.write(WRITER, {"writer": writer, "host": socket.gethostname(), "process": os.getpid()})
+        Link(self.url, writer).write(self._run.path)
+        self._writer = writer
+
+    def _look(self) -> None:
+        """Learn which checkpoints the remote has; remove parts of others, and set later ones aside."""
+        self._is_new = False
+        for left in self._run.checkpoints.glob(f"{UPLOADING}-*"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        here = {one.step for one in self._checkpoints.found()}
+        self._steps = set()
+        for step, is_complete in self._remote.steps().items():
+            if not is_complete:
+                self._remote.remove_folder(checkpoint_name(step))
+            elif step > self._first and step not in here:
+                self._remote.set_aside(step)
+            else:
+                self._steps.add(step)
+
+    def _newest_missing(self) -> Checkpoint | None:
+        found = [one for one in self._checkpoints.found() if one.step not in self._steps]
+        return found[-1] if found else None
+
+    def _upload_records(self, is_last: bool = False) -> None:
+        marks = (self._run.finished_file.name, self._run.preempted_file.name)
+        files: dict[str, tuple[int, int]] = {}
+        for file in self._run.path.rglob("*"):
+            name = file.relative_to(self._run.path).as_posix()
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if name not in marks and is_uploaded(name, is_last) and file.is_file():
+                    files[name] = (file.stat().st_size, file.stat().st_mtime_ns)
+        changed = [name for name, now in files.items() if self._sent.get(name) != now]
+        self._remote.upload(self._run.path, changed)
+        self._sent |= {name: files[name] for name in changed}
+        self._records_at = time.monotonic()
+
+    def _upload_checkpoint(self, checkpoint: Checkpoint) -> None:
+        with _held(checkpoint.folder) as folder:
+            if folder is not None:
+                self._remote.upload_whole(folder, checkpoint_name(checkpoint.step))
+                self._steps.add(checkpoint.step)
+
+    def _upload_policy(self) -> None:
+        """Upload the policy, unless the remote has this one."""
+        about = self._run.policy / ABOUT_POLICY
+        if about.exists():
+            stamp, there = about.stat().st_mtime_ns, self._remote.manifest(POLICY)
+            if there is None or there.stamp != stamp:
+                self._remote.upload_whole(self._run.policy, POLICY, stamp)
+
+    def _upload_marks(self) -> None:
+        """Upload or remove the files that say how the run ended, after all that they speak of."""
+        for file in (self._run.finished_file, self._run.preempted_file):
+            now = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else (-1, -1)
+            if self._sent.get(file.name) != now:
+                if file.exists():
+                    self._remote.upload(self._run.path, [file.name])
+                else:
+                    self._remote.remove(file.name)
+                self._sent[file.name] = now
+
+    def _prune(self) -> None:
+        """Remove checkpoints that the folder no longer has, as far as its own rule would."""
+        here = {one.step for one in self._checkpoints.found()}
+        there = sorted(self._steps)
+        best = best_of(self._run.steps(), self._run.evaluations(), there) if there else None
+        kept = kept_steps(there, self._keep, best=None if best is None else best.step)
+        for step in there:
+            if step not in here | kept:
+                self._remote.remove_folder(checkpoint_name(step))
+                self._steps.discard(step)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[Path | None]:
+    """Yield links to the files of a checkpoint, which stay if it is pruned while it is read; None if it is gone."""
+    links = folder.with_name(f"{UPLOADING}-{folder.name}")
+    shutil.rmtree(links, ignore_errors=True)
+    try:
+        try:
+            shutil.copytree(folder, links, copy_function=os.link)
+        except OSError:  # pruned just now, or a file system without links
+            yield folder if Checkpoint(folder).is_whole() else None
+        else:
+            yield links
+    finally:
+        shutil.rmtree(links, ignore_errors=True)
