@@ -12,11 +12,14 @@ from roost.config.section import Section
 CLUSTER_GROUP = "cluster"  # all nodes, counting their accelerators
 NODE_GROUP = "node"  # all nodes, counting the nodes themselves
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
-# What a plan decides for every process; a value of the user's would contradict it.
+# Variables that a plan sets for every process; the user's value would contradict it. The masks are those of the built-in
+# accelerators, and a test compares them; this package cannot import their registry.
 PROTECTED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
     "ONEAPI_DEVICE_SELECTOR", "MUSA_VISIBLE_DEVICES", "ROOST_VISIBLE_DEVICES",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "GROUP_NAME", "WORKER_NAME", "CLUSTER_NODE_RANK", "NODE_LOCAL_RANK", "NODE_LOCAL_WORLD_SIZE", "NODE_GROUP_LABEL",
+    "LOCAL_HARDWARE_RANKS", "ACCELERATOR_TYPE",
 )  # fmt: skip
 PROTECTED_WHAT = "is set for every process by the plan"
 PROTECTED_FIX = "remove it; the placement decides what a process sees"

@@ -17,6 +17,7 @@ from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, Inventory, Node
 from roost.config.findings import Findings, did_you_mean
+from roost.config.node_groups import PROTECTED_VARIABLES
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
@@ -91,6 +92,22 @@ def component_of(
     if table is None:
         raise RuntimeError("a placement without findings must have been made; please report it")
     return ComponentPlan(name, name, type(where).__name__, np.zeros(0, np.int64), table, registry=registry)
+
+
+def check_env(name: str, env: Mapping[str, str], registry: HardwareRegistry) -> None:
+    """Refuse launch options that would change the rank or the visible devices of a worker.
+
+    >>> from roost.cluster.hardware.registry import BUILT_IN
+    >>> check_env("actor", {"RANK": "1", "SEED": "5"}, BUILT_IN)
+    Traceback (most recent call last):
+    ...
+    ValueError: actor: the plan sets RANK for every process; remove it from env
+    """
+    masks = {variable for vendor in registry.accelerators for variable in vendor.masks([])}
+    wrong = [variable for variable in env if variable in masks or variable in PROTECTED_VARIABLES]
+    if wrong:
+        them = "it" if len(wrong) == 1 else "them"
+        raise ValueError(f"{name}: the plan sets {', '.join(wrong)} for every process; remove {them} from env")
 
 
 def process_env(
@@ -308,6 +325,9 @@ class Request:
     component: ComponentPlan
     options: LaunchOptions
     packed: Any  # pickled class and arguments of its workers
+
+    def __post_init__(self) -> None:
+        check_env(self.name, self.options.env, self.component.registry)
 
 
 class Launching:

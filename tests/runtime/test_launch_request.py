@@ -1,5 +1,7 @@
 """Launch requests before anything is launched: mistakes, and defaults."""
 
+from dataclasses import replace
+
 import pytest
 
 import roost
@@ -7,8 +9,11 @@ from roost import Inventory, LaunchOptions, NodePlacementStrategy, PackedPlaceme
 
 pytest.importorskip("ray")
 
+from roost.cluster.hardware.accelerators.nvidia import NVIDIA
 from roost.cluster.hardware.registry import BUILT_IN
-from roost.runtime.launch import component_of, plan_launch
+from roost.config.node_groups import PROTECTED_VARIABLES
+from roost.runtime.launch import Request, component_of, plan_launch, process_env
+from roost.transport.failure import Address
 
 CLUSTER = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
 PLAN = roost.plan({"cluster": CLUSTER})
@@ -69,3 +74,18 @@ def test_where_a_group_goes(where, accelerators, expected):
 def test_what_is_no_strategy():
     with pytest.raises(TypeError, match=r"placement_strategy is \[0\]; give a strategy"):
         component_of([0], "it", LaunchOptions(), Inventory.from_dict({"nodes": [{}]}), BUILT_IN)
+
+
+@pytest.mark.parametrize("variable", ["RANK", "CUDA_VISIBLE_DEVICES", "NEW_VISIBLE_DEVICES"])
+def test_launch_options_change_neither_ranks_nor_masks(variable):
+    vendor = replace(NVIDIA, type="NEW_GPU", visible_devices_variable="NEW_VISIBLE_DEVICES")
+    component = replace(PLAN["actor"], registry=BUILT_IN.with_accelerator(vendor))
+    with pytest.raises(ValueError, match=f"actor: the plan sets {variable} for every process; remove it from env"):
+        Request("actor", Actor.create_group(), component, LaunchOptions(env={"SEED": "1", variable: "0"}), b"")
+
+
+def test_all_variables_of_the_plan_are_protected():
+    process = next(iter(PLAN["actor"].processes()))
+    found = set(process_env(Address("actor", 0), 2, process, None, (), ("127.0.0.1", 1))) - set(process.start_env)
+    masks = {name for vendor in BUILT_IN.accelerators for name in vendor.masks([])}
+    assert found | masks <= set(PROTECTED_VARIABLES)
