@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, WITH_TRAINING, NotationChoice, Overrides, not_installed
+from roost.cli.options import WITH_RAY, WITH_TRAINING, NotationChoice, Overrides, not_installed, write_file
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job
@@ -137,7 +137,7 @@ def _save(file: Path, measured: Measured | None) -> None:
         inventory = cluster.inventory
     if measured is not None and not measured.problem:
         inventory = replace(inventory, bandwidth=measured.bandwidth)
-    file.write_text(json.dumps(inventory.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_file(file, json.dumps(inventory.to_dict(), indent=2) + "\n", "--save")
 
 
 def table_of(checks: Sequence[Check]) -> Table:

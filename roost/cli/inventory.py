@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, AsJson, not_installed
+from roost.cli.options import WITH_RAY, AsJson, not_installed, write_file
 from roost.cluster.inventory import Inventory, Node
 from roost.config.findings import ConfigError
 from roost.view.text import print_findings
@@ -53,7 +53,7 @@ def inventory_command(
     else:
         console.print(table_of(inventory, addresses))
     if save is not None:
-        save.write_text(json.dumps(inventory.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_file(save, json.dumps(inventory.to_dict(), indent=2) + "\n", "--save")
         if not as_json:
             console.print(f"written to {save}; plan on it with: roost plan CONFIG --inventory {save}")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from roost.cli.console import open_console
-from roost.cli.options import GpusPerNode, InventoryFile, NotationChoice, Overrides
+from roost.cli.options import GpusPerNode, InventoryFile, NotationChoice, Overrides, write_file
 from roost.config.compose import load
 from roost.config.findings import Findings, did_you_mean
 from roost.config.notations.notation import read_job
@@ -149,7 +149,7 @@ def launch_command(
         print(text, end="")
         return
     file = out or Path(FILE_NAMES[scheduler])
-    file.write_text(text, encoding="utf-8")
+    write_file(file, text, "--out")
     notes.print(f"written to {file}", soft_wrap=True)
     if submits:
         secrets = [key for key, value in options.env.items() if value is None]

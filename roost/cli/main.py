@@ -60,7 +60,7 @@ def _main(
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Global options."""
 
 
 def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -99,9 +99,11 @@ def run() -> None:
     try:
         build_app(needed_commands(sys.argv[1:]))()
     except OSError as error:
-        is_output = error.errno in CANNOT_WRITE
-        reason = f"the output cannot be written: {error.strerror}" if is_output else plain_line(str(error))
-        print(f"error: {reason}", file=sys.stderr)
+        if error.errno is None:  # raised by Roost with a message, such as a ConnectionError
+            sys.exit(f"error: {plain_line(str(error))}")
+        if error.errno not in CANNOT_WRITE:
+            raise
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         # Python would try to write the rest of the output once more when it ends, and fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -130,3 +130,11 @@ def import_from_here() -> None:
     """Make the current folder importable: configs may name classes in its files."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+
+
+def write_file(file: Path, text: str, option: str) -> None:
+    """Write a file that the user named with an option."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint=option) from None

@@ -1,5 +1,6 @@
 """`roost plan` and `roost check` as a person meets them."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import roost
+from roost.cli import main
 from tests.cli.terminal import cluster_yaml, lines_of, run, write
 from tests.limits import HANG_S
 
@@ -82,6 +84,21 @@ def test_a_full_disk(tmp_path):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=HANG_S)
     assert done.returncode == 1
     assert done.stderr == b"error: the output cannot be written: No space left on device\n"
+
+
+def test_only_failed_writes_are_shown_without_a_traceback(monkeypatch):
+    def failing(error):
+        def command():
+            raise error
+
+        monkeypatch.setattr(main, "build_app", lambda names: command)
+        main.run()
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(FileNotFoundError):
+        failing(FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.bin"))
+    with pytest.raises(SystemExit, match="error: there is no Ray cluster"):
+        failing(ConnectionError("there is no Ray cluster"))
 
 
 @pytest.mark.parametrize("nodes", [1, 1000, 16384])
