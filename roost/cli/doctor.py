@@ -1,4 +1,4 @@
-"""`roost doctor`: is this machine, or every node of a cluster, ready for a job."""
+"""`roost doctor`: check this machine, or every node of a cluster."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from roost.view.text import print_findings
 
 def doctor_command(
     config: Annotated[
-        Path | None, typer.Argument(help="A job whose model and data paths are looked for.", metavar="CONFIG")
+        Path | None, typer.Argument(help="A job whose paths and accelerators are checked, too.", metavar="CONFIG")
     ] = None,
     overrides: Overrides = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at every node of a running Ray cluster.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check every node of a running Ray cluster.")] = False,
     address: Annotated[
-        str | None, typer.Option("--address", help="The Ray cluster; one that runs on this machine if left out.")
+        str | None, typer.Option("--address", help="The Ray cluster. Default: the one on this machine.")
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
     quick: Annotated[bool, typer.Option("--quick", help="Do not measure bandwidth.")] = False,
@@ -48,7 +48,7 @@ def doctor_command(
 ) -> None:
     """Check versions, GPUs, clocks, disks, limits, paths and bandwidth, and say how to fix what is wrong.
 
-    Exit code 1 means that something is. `roost train` makes the checks of limits and disks before it loads anything.
+    The exit code is 1 if a check fails. `roost train` checks limits and disks, too, before it loads anything.
     """
     console = open_console()
     job = _job(config, overrides, notation)
@@ -59,13 +59,13 @@ def doctor_command(
     if save is not None and not cluster:
         raise typer.BadParameter("needs --cluster: it describes the machines of a cluster", param_hint="--save")
     if cluster:
-        checks = _of_cluster(address, folders, paths, runs, quick, save)
+        checks = _of_cluster(address, folders, paths, runs, quick, save, job)
     else:
         try:
             here = probe_node("this machine", folders, paths, None, os.environ)
-            checks = judge([here]) + (() if job is None else (judge_job(_accelerators_of(job), here),))
+            checks = judge([here]) + (() if job is None else (judge_job(_accelerators_of(job), [here]),))
         except ImportError as error:
-            console.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
+            open_console(stderr=True).print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
             raise typer.Exit(1) from None
     console.print(table_of(checks))
     wrong = failures(checks)
@@ -97,7 +97,13 @@ def _accelerators_of(job: Job) -> int:
 
 
 def _of_cluster(
-    address: str | None, folders: Sequence[Path], paths: Sequence[str], runs: Path, quick: bool, save: Path | None
+    address: str | None,
+    folders: Sequence[Path],
+    paths: Sequence[str],
+    runs: Path,
+    quick: bool,
+    save: Path | None,
+    job: Job | None,
 ) -> tuple[Check, ...]:
     notes = open_console(stderr=True)
 
@@ -111,7 +117,12 @@ def _of_cluster(
         raise typer.Exit(1) from None
     try:
         with joined(address, say) as nodes:
-            checks = judge(probe_nodes(nodes, folders, paths, runs))
+            healths = probe_nodes(nodes, folders, paths, runs)
+            checks = judge(healths)
+            if job is not None and job.accelerators_per_node is None:
+                say("accelerators are not compared: the config does not say how many a node has")
+            elif job is not None:
+                checks += (judge_job(_accelerators_of(job), healths, is_cluster=True),)
             measured = None
             if not quick:
                 say(f"measuring bandwidth over {len(nodes)} nodes" if len(nodes) > 1 else "measuring bandwidth")

@@ -18,35 +18,35 @@ from roost.view.text import print_findings
 
 def inventory_command(
     config: Annotated[
-        Path | None, typer.Argument(help="A config in RLinf's notation whose node groups are to be shown.")
+        Path | None, typer.Argument(help="A config in RLinf's notation, whose node groups are shown.")
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
+        typer.Option("--address", help="The Ray cluster. Default: the one on this machine, else this machine alone."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Wait for so many nodes.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for them.")] = 60.0,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes to wait for.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for --nodes.")] = 60.0,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write it as a file for `roost plan --inventory`.")
+        Path | None, typer.Option("--save", metavar="FILE", help="Write a file for `roost plan --inventory`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask every node of a Ray cluster what it has: accelerators, memory, declared hardware, interpreters."""
-    console = open_console()
+    console, notes = open_console(), open_console(stderr=True)
     try:
         from roost.runtime.cluster import Cluster
     except ImportError as error:
-        console.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
+        notes.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
         raise typer.Exit(1) from None
     try:
         with Cluster(nodes, str(config) if config else None, address, node_timeout=timeout) as cluster:
             inventory = cluster.inventory
             addresses = [node.report.address for node in cluster.nodes]
     except ConfigError as error:
-        print_findings(error.findings, console)
+        print_findings(error.findings, notes)
         raise typer.Exit(1) from None
     except (ConnectionError, TimeoutError) as error:
-        console.print(f"error: {error}", soft_wrap=True)
+        notes.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(inventory.to_dict(), indent=2))

@@ -114,17 +114,20 @@ class Measured:
         return Bandwidth(together, min(within, default=None), min(between, default=None))
 
 
-def judge_job(needed: int, node: NodeHealth) -> Check:
-    """Accelerators that a job uses, beside those of this machine; it may be meant for other machines.
+def judge_job(needed: int, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
+    """Compare the accelerators that a job uses with those of the nodes; it may be meant for other machines.
 
-    >>> judge_job(8, NodeHealth("here")).level
+    >>> judge_job(8, [NodeHealth("here")]).level
     <Level.WARNING: 'warning'>
+    >>> judge_job(8, [NodeHealth("n0"), NodeHealth("n1")], is_cluster=True).found
+    'uses 8 accelerators, none in the cluster'
     """
-    found = len(node.gpus)
-    text = f"uses {needed} accelerators, {found or 'none'} here"
+    found = sum(len(node.gpus) for node in nodes)
+    text = f"uses {needed} accelerators, {found or 'none'} {'in the cluster' if is_cluster else 'here'}"
     if needed <= found:
         return Check("job", Level.OK, text)
-    fix = "roost train simulates them on the CPU" if not found else "roost plan shows where each process runs"
+    is_simulated = not found and not is_cluster
+    fix = "roost train simulates them on the CPU" if is_simulated else "roost plan shows where each process runs"
     return Check("job", Level.WARNING, text, f"run it where there are {needed}; here, {fix}")
 
 

@@ -57,5 +57,5 @@ def test_shows_and_saves_what_there_is(tmp_path):
 def test_too_few_nodes_are_named():
     done = roost("--address", "local", "--nodes", "3", "--timeout", "1")
     assert done.returncode == 1
-    assert "expected 3 nodes, 1 joined" in done.stdout
+    assert "expected 3 nodes, 1 joined" in done.stderr and not done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -147,4 +147,4 @@ def test_an_inventory_keeps_the_bandwidth():
 
 @pytest.mark.parametrize(("needed", "level"), [(0, Level.OK), (8, Level.OK), (9, Level.WARNING)])
 def test_a_job_that_needs_more_than_this_machine_has(needed, level):
-    assert judge_job(needed, HEALTHY).level is level
+    assert judge_job(needed, [HEALTHY]).level is level
