@@ -12,8 +12,8 @@ from roost.config.section import Section
 CLUSTER_GROUP = "cluster"  # all nodes, counting their accelerators
 NODE_GROUP = "node"  # all nodes, counting the nodes themselves
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
-# Variables that a plan sets for every process; the user's value would contradict it. The masks are those of the built-in
-# accelerators, and a test compares them; this package cannot import their registry.
+# Variables that a plan sets for every process; the user's value would contradict it. The masks are those of the
+# built-in accelerators, and a test compares them; this package cannot import their registry.
 PROTECTED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
     "ONEAPI_DEVICE_SELECTOR", "MUSA_VISIBLE_DEVICES", "ROOST_VISIBLE_DEVICES",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from roost.cluster.inventory import Bandwidth
+from roost.config.findings import counted
 
 OPEN_FILES = 4_096  # descriptors that a node with hundreds of workers needs
 MOST_CLOCK_SKEW_S = 1.0
@@ -123,7 +124,7 @@ def judge_job(needed: int, nodes: Sequence[NodeHealth], is_cluster: bool = False
     'uses 8 accelerators, none in the cluster'
     """
     found = sum(len(node.gpus) for node in nodes)
-    text = f"uses {needed} accelerators, {found or 'none'} {'in the cluster' if is_cluster else 'here'}"
+    text = f"uses {counted(needed, 'accelerator')}, {found or 'none'} {'in the cluster' if is_cluster else 'here'}"
     if needed <= found:
         return Check("job", Level.OK, text)
     is_simulated = not found and not is_cluster
