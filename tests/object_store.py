@@ -25,20 +25,23 @@ class ObjectStore:
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True, request_handler=Quiet)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self.on_write = None
+        self.refuses_all = False
         self.writes = 0
         self._lock = threading.Lock()
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _serve(self, environ, start_response):
+        refused = "403" if self.refuses_all else None
         if environ["REQUEST_METHOD"] in WRITES:
             with self._lock:
                 self.writes += 1
                 number = self.writes
-            refused = self.on_write(number, environ["PATH_INFO"]) if self.on_write is not None else None
-            if refused:
-                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-                start_response(f"{refused} Refused", [("Content-Type", "application/xml")])
-                return [b"<Error><Code>AccessDenied</Code><Message>not now</Message></Error>"]
+            if self.on_write is not None:
+                refused = refused or self.on_write(number, environ["PATH_INFO"])
+        if refused:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(f"{refused} Refused", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>not now</Message></Error>"]
         return self._moto(environ, start_response)
 
     def env(self):

@@ -266,9 +266,9 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(store, url, tmp_path)
     mirror = mirror_of(url, other.path)
     mirror.begin(4, lambda _: None)
     mirror.finish()
-    remote = RemoteRun.open(url)
-    assert remote.complete_steps() == [2, 4]
-    assert remote.manifest("checkpoints/step-000006.aside") is not None
+    there = RemoteRun.open(url)
+    assert there.complete_steps() == [2, 4]
+    assert there.manifest("checkpoints/step-000006.aside") is not None
     with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 5; there are: 2, 4"):
         fetch(url, tmp_path / "three", from_step=5)
 
@@ -323,3 +323,9 @@ def test_a_bucket_that_does_not_exist_is_named_before_anything_starts(store, tmp
     mirror = mirror_of(f"s3://no-such-bucket/{run.name}", run.path)
     with pytest.raises(FileNotFoundError, match="bucket"):
         mirror.fetch(False, False, None, {}, lambda _: None)
+
+
+def test_a_store_that_refuses_is_not_taken_for_an_empty_one(store, url, monkeypatch):
+    monkeypatch.setattr(store, "refuses_all", True)
+    with pytest.raises(StorageError, match=r"cannot be reached: .*credentials"):
+        RemoteRun.open(url)

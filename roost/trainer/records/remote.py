@@ -83,7 +83,7 @@ class RemoteRun:
         except ValueError as error:  # a protocol that is not known
             raise StorageError(f"{url} cannot be used: {error}; --runs takes a folder or a URL of fsspec") from None
         run = cls(files, root, url)
-        run._reached(run.exists)
+        run._reached(run.exists, 1)  # packages of fsspec try several times themselves; a person waits here
         return run
 
     # What is there ------------------------------------------------------------------------------------------------
@@ -93,7 +93,12 @@ class RemoteRun:
         return self.has("config.yaml") or self.has("metrics.jsonl")
 
     def has(self, name: str) -> bool:
-        return bool(self._files.isfile(self._path(name)))
+        """Return True if there is an object, or a folder, of this name."""
+        try:
+            self._files.info(self._path(name))  # not `exists`, which is False where a store cannot be reached
+        except FileNotFoundError:
+            return False
+        return True
 
     def names(self) -> list[str]:
         """All objects of the run, by name relative to it."""
@@ -150,13 +155,13 @@ class RemoteRun:
     def remove_folder(self, name: str) -> None:
         """Remove a whole folder, its mark first."""
         self.remove(f"{name}/{COMPLETE}")
-        if self._files.exists(self._path(name)):
+        if self.has(name):
             self._files.rm(self._path(name), recursive=True)
 
     def set_aside(self, step: int) -> str:
         """Move the checkpoint of a step that the run repeats to a free name, and return it."""
         name, count = checkpoint_name(step), 1
-        while self._files.exists(self._path(aside := f"{name}{ASIDE}{f'-{count}' if count > 1 else ''}")):
+        while self.has(aside := f"{name}{ASIDE}{f'-{count}' if count > 1 else ''}"):
             count += 1
         manifest = self.manifest(name)
         for file in [*manifest.files, COMPLETE] if manifest is not None else ():
@@ -220,13 +225,13 @@ class RemoteRun:
             return None
         return found if isinstance(found, dict) else None
 
-    def _reached(self, call: Callable[[], T]) -> T:
+    def _reached(self, call: Callable[[], T], tries: int = TRIES) -> T:
         """Call the store, again after an error that may pass; raise StorageError if none succeeds."""
-        for attempt in range(TRIES):
+        for attempt in range(tries):
             try:
                 return call()
             except Exception as error:  # stores raise errors of their own, which have no common type
-                if isinstance(error, PermissionError | FileNotFoundError) or attempt == TRIES - 1:
+                if isinstance(error, PermissionError | FileNotFoundError) or attempt == tries - 1:
                     raise StorageError(f"{self.url} cannot be reached: {one_line(error)}; {FIX}") from error
                 time.sleep(RETRY_S * 2**attempt)
         raise AssertionError("unreachable")
