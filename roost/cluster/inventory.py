@@ -7,7 +7,7 @@ the first rank on it (a prefix sum), so that a million ranks are located by one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -113,6 +113,7 @@ class Node:
     host_memory_gb: float | None = None
     hardware: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     host: str = ""
+    lost: bool = False  # no longer there: it keeps its rank, and nothing may be placed on it
 
     def __post_init__(self) -> None:
         if self.accelerators == 0:
@@ -206,6 +207,12 @@ class Inventory:
         groups = (replace(group, node_ranks=group.node_ranks[group.node_ranks < count]) for group in self.groups)
         return Inventory(self.nodes[:count], tuple(group for group in groups if len(group.node_ranks)), self.bandwidth)
 
+    def without(self, ranks: Iterable[int]) -> Inventory:
+        """The same nodes, with some marked as lost; all keep their ranks."""
+        lost = set(ranks)
+        nodes = (replace(node, lost=node.lost or rank in lost) for rank, node in enumerate(self.nodes))
+        return replace(self, nodes=tuple(nodes))
+
     def to_dict(self) -> dict[str, Any]:
         """The form that `from_dict` reads; runs of equal nodes are folded."""
         from roost.cluster.inventory import inventory_to_dict
@@ -219,6 +226,11 @@ class Inventory:
     @cached_property
     def accelerator_counts(self) -> Ints:
         return np.fromiter((node.accelerators for node in self.nodes), np.int64, len(self.nodes))
+
+    @cached_property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks of lost nodes."""
+        return tuple(rank for rank, node in enumerate(self.nodes) if node.lost)
 
     @cached_property
     def first_accelerators(self) -> Ints:
@@ -291,6 +303,7 @@ NODE_KEYS = (
     "host_memory_gb",
     "hardware",
     "host",
+    "lost",
 )
 GROUP_KEYS = ("label", "node_ranks", "hardware", "ignore_hardware", "software")
 BANDWIDTH_KEYS = ("all_reduce_gb_s", "within_node_gb_s", "between_nodes_gb_s")
@@ -366,6 +379,7 @@ def _read_node(section: Section) -> Node:
         host_memory_gb=section.number("host_memory_gb"),
         hardware=_read_hardware(section),
         host=section.text("host") or "",
+        lost=section.flag("lost"),
     )
 
 
@@ -463,7 +477,7 @@ def _node_to_dict(node: Node, count: int) -> dict[str, Any]:
     described["accelerators"] = node.accelerators
     if node.accelerator_type not in (NO_ACCELERATOR, DEFAULT_ACCELERATOR):
         described["accelerator_type"] = node.accelerator_type
-    for key in ("accelerator_model", "memory_gb", "host_memory_gb", "host"):
+    for key in ("accelerator_model", "memory_gb", "host_memory_gb", "host", "lost"):
         if getattr(node, key):
             described[key] = getattr(node, key)
     if node.hardware:

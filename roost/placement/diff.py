@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from difflib import SequenceMatcher
 from itertools import groupby
 
 import numpy as np
@@ -15,6 +16,8 @@ from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
+
+MAX_ALIGNED = 2048  # processes of a component; aligning more takes too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,10 @@ def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
 
 
 def _machines(plan: Plan) -> str:
-    inventory = plan.inventory
-    return f"{counted(inventory.num_nodes, 'node')}, {counted(inventory.num_accelerators, 'accelerator')}"
+    there = [node for node in plan.inventory.nodes if not node.lost]
+    lost = plan.inventory.lost
+    words = f"{counted(len(there), 'node')}, {counted(sum(node.accelerators for node in there), 'accelerator')}"
+    return f"{words} ({'node' if len(lost) == 1 else 'nodes'} {spell_ranks(lost)} lost)" if lost else words
 
 
 def _node(node: Node) -> str:
@@ -150,7 +155,13 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
 
 def _moves(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
     """Processes that both plans have and that sit elsewhere now; neighbours that move alike are one change."""
+    if before.world_size != after.world_size and max(before.world_size, after.world_size) <= MAX_ALIGNED:
+        return _aligned(before, after)
     moved = [(rank, before.table[rank], after.table[rank]) for rank in _moved_ranks(before.table, after.table)]
+    return _moves_of(moved, after.name)
+
+
+def _moves_of(moved: list[tuple[int, Placement, Placement]], name: str) -> list[Change]:
     changes = []
     # Consecutive ranks between the same two nodes have the same difference between rank and position.
     runs = groupby(
@@ -161,8 +172,38 @@ def _moves(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
         rows = [row for _, row in run]
         ranks = spell_ranks([rank for rank, _, _ in rows])
         old, new = _places([row[1] for row in rows]), _places([row[2] for row in rows])
-        changes.append(Change("process", after.name, ranks, old, new))
+        changes.append(Change("process", name, ranks, old, new))
     return changes
+
+
+def _aligned(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
+    """Processes that moved, left or joined where the numbers differ; one that stays may have another rank."""
+    olds, news = list(before.table), list(after.table)
+    one, two = ([(row.cluster_node_rank, tuple(row.devices)) for row in rows] for rows in (olds, news))
+    moved, changes, shifted = [], [], []
+    for tag, low, high, first, last in SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
+        if tag == "equal":
+            shifted += [(low, high, first)] if low != first else []
+            continue
+        both = min(high - low, last - first)
+        moved += list(zip(range(low, low + both), olds[low:high], news[first:last], strict=False))
+        changes += [_whole(after.name, rows, is_old=True) for rows in _by_node(olds[low + both : high])]
+        changes += [_whole(after.name, rows, is_old=False) for rows in _by_node(news[first + both : last])]
+    for low, high, first in shifted:
+        old, new = spell_ranks(range(low, high)), spell_ranks(range(first, first + high - low))
+        noun = "rank" if high - low == 1 else "ranks"
+        changes.append(Change("process", after.name, old, f"{noun} {old}", f"{noun} {new}"))
+    return [*_moves_of(moved, after.name), *changes]
+
+
+def _by_node(rows: list[Placement]) -> list[list[Placement]]:
+    return [list(run) for _, run in groupby(rows, key=lambda row: row.cluster_node_rank)]
+
+
+def _whole(name: str, rows: list[Placement], is_old: bool) -> Change:
+    """Processes of one node that only one of the plans has."""
+    ranks, where = spell_ranks([row.rank for row in rows]), _places(rows)
+    return Change("process", name, ranks, where if is_old else "", "" if is_old else where)
 
 
 def _moved_ranks(before: PlacementTable, after: PlacementTable) -> list[int]:

@@ -26,7 +26,7 @@ def words(before, after):
         pytest.param(
             plan(actor="0-3"),
             plan(actor="0-5"),
-            ["actor: 4 processes -> 6 processes"],
+            ["actor: 4 processes -> 6 processes", "actor 4-5: added, node 1 devices 0-1"],
             id="grown",
         ),
         pytest.param(

@@ -9,6 +9,7 @@ import numpy as np
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role, Sharding
+from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import (
     ENGINE_FRACTION,
@@ -36,6 +37,7 @@ def check_rules(
     for part in components:
         place = places.get(part.name, Where(path=(part.name,)))
         _check_used(part, place, findings)
+        _check_lost(part, inventory, place, findings)
         _check_spans(part, place, findings)
         _check_tensor_groups(part, place, findings)
         _check_shape(part, residency, place, findings)
@@ -47,6 +49,17 @@ def check_rules(
 def _check_used(part: ComponentPlan, place: Where, findings: Findings) -> None:
     if part.model.unused_because:
         findings.warn("RST-P025", place, "is placed, but no phase ever uses it", part.model.unused_because, "remove it")
+
+
+def _check_lost(part: ComponentPlan, inventory: Inventory, place: Where, findings: Findings) -> None:
+    """Nothing runs on a node that the inventory marks as lost."""
+    if not inventory.lost:
+        return
+    used = np.intersect1d(inventory.lost, np.concatenate([part.table.nodes, part.table.device_nodes]))
+    if len(used):
+        nodes = f"{'node' if len(used) == 1 else 'nodes'} {spell_ranks(used.tolist())}"
+        what = f"is placed on {nodes}, which the inventory marks as lost"
+        findings.error("RST-P046", place, what, fix="place it on other nodes, or remove lost from the inventory")
 
 
 def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:

@@ -1,0 +1,324 @@
+"""A plan in the making: processes taken off their places and placed again on free accelerators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
+from roost.config.job import Role
+from roost.placement.component_plan import ComponentPlan, PlacementTable
+from roost.placement.free_devices import Demand, assign
+from roost.placement.plan import Plan
+
+Device = tuple[int, int]  # node, index on it
+ProcessId = tuple[str, int]  # component, rank
+GROUPED = (Role.LEARNER, Role.SCORER)  # their processes are one group that starts together
+
+
+class Place(NamedTuple):
+    """Place of one process: its node, its group (index into the labels of its table) and its devices."""
+
+    node: int
+    group: int
+    devices: tuple[Device, ...]
+
+
+class Member(NamedTuple):
+    """A process of a unit: its slot in the draft, and which of the unit's devices it holds."""
+
+    name: str
+    slot: int
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Processes that share accelerators and find a place together, on one node."""
+
+    members: tuple[Member, ...]
+    size: int  # accelerators
+    nodes: frozenset[int]
+
+
+class Draft:
+    """A plan in the making: the place of every process by its old rank, then of new ones; None if it has none."""
+
+    def __init__(self, plan: Plan, inventory: Inventory) -> None:
+        self.plan, self.inventory = plan, inventory
+        self.places: dict[str, list[Place | None]] = {
+            part.name: list(places_of(part.table)) for part in plan.components
+        }
+        self._nodes: dict[str, dict[int, int]] = {}
+
+    def copy(self) -> Draft:
+        other = Draft(self.plan, self.inventory)
+        other.places = {name: list(places) for name, places in self.places.items()}
+        return other
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    def kind(self, name: str, place: Place) -> str:
+        return self.plan[name].table.kinds[place.group]
+
+    def size(self, name: str) -> int:
+        """Accelerators of one process."""
+        table = self.plan[name].table
+        return int(np.diff(table.offsets).max(initial=0)) if ACCELERATOR in table.kinds else 0
+
+    def nodes_for(self, name: str) -> dict[int, int]:
+        """Nodes that may run the component's processes, with the group that each belongs to."""
+        if name in self._nodes:
+            return self._nodes[name]
+        table, found = self.plan[name].table, self._nodes.setdefault(name, {})
+        types = {self.plan.inventory.nodes[node].accelerator_type for node in np.unique(table.nodes).tolist()}
+        for group, (label, kind) in enumerate(zip(table.labels, table.kinds, strict=True)):
+            for node in self.inventory.group(label).node_ranks.tolist():
+                machine = self.inventory.nodes[node]
+                is_fit = kind == NODE or (kind == ACCELERATOR and machine.accelerator_type in types)
+                if is_fit and not machine.lost:
+                    found.setdefault(node, group)
+        return found
+
+    def free(self) -> dict[int, list[int]]:
+        """Accelerators that no process holds, by node."""
+        held = {
+            device
+            for name, places in self.places.items()
+            for place in places
+            if place is not None and self.kind(name, place) == ACCELERATOR
+            for device in place.devices
+        }
+        return {
+            node: [index for index in range(machine.accelerators) if (node, index) not in held]
+            for node, machine in enumerate(self.inventory.nodes)
+            if not machine.lost
+        }
+
+    def is_grouped(self, unit: Unit) -> bool:
+        return any(self.plan[member.name].role in GROUPED for member in unit.members)
+
+    def has_place(self, unit: Unit) -> bool:
+        return all(self.places[name][slot] is not None for name, slot, _ in unit.members)
+
+    def missing(self) -> list[str]:
+        """Components that have no process left."""
+        return [name for name, places in self.places.items() if all(place is None for place in places)]
+
+    def cost(self) -> tuple[int, int, int]:
+        """Missing processes of learners and scorers, processes that left a node that is there, and others dropped."""
+        short, elsewhere, dropped = 0, 0, 0
+        for part in self.plan.components:
+            now = self.places[part.name]
+            for place, other in zip(places_of(part.table), now, strict=True):
+                nodes = {place.node, *(node for node, _ in place.devices)}
+                elsewhere += place != other and not any(self.inventory.nodes[node].lost for node in nodes)
+            gone = sum(place is None for place in now)
+            short, dropped = (short + gone, dropped) if part.role in GROUPED else (short, dropped + gone)
+        return short, elsewhere, dropped
+
+    # Changing -----------------------------------------------------------------------------------------------------
+
+    def unit(self, slots: Sequence[ProcessId], devices: Sequence[Device] | None = None) -> Unit:
+        """A unit of the processes in these slots; without `devices` each is one process that shares nothing."""
+        allowed = [frozenset(self.nodes_for(name)) for name, _ in dict(slots).items()]
+        nodes = frozenset.intersection(*allowed)
+        if devices is None:
+            ((name, slot),) = slots
+            size = self.size(name)
+            return Unit((Member(name, slot, tuple(range(size))),), size, nodes)
+        number = {device: index for index, device in enumerate(devices)}
+        old = {(name, slot): self.places[name][slot] for name, slot in slots}
+        members = (
+            Member(name, slot, tuple(number[device] for device in place.devices))
+            for (name, slot), place in old.items()
+            if place is not None
+        )
+        return Unit(tuple(members), len(devices), nodes)
+
+    def take_lost(self, apart: bool) -> tuple[list[Unit], list[Unit]]:
+        """Take the processes of lost nodes off their places; return units with learners or scorers, and the others.
+
+        With `apart`, engines and workers that shared devices with a learner are units of their own.
+        """
+        lost = set(self.inventory.lost)
+        gone = [
+            (name, slot)
+            for name, places in self.places.items()
+            for slot, place in enumerate(places)
+            if place is not None and lost & {place.node, *(node for node, _ in place.devices)}
+        ]
+        kinds = [[each for each in gone if (self.plan[each[0]].role in GROUPED) is wanted] for wanted in (True, False)]
+        units = [self.unit(*shared) for slots in (kinds if apart else [gone]) for shared in self._sharing(slots)]
+        self.remove(gone)
+        units = [unit for unit in units if unit.nodes]
+        return [unit for unit in units if self.is_grouped(unit)], [unit for unit in units if not self.is_grouped(unit)]
+
+    def _sharing(self, slots: Sequence[ProcessId]) -> list[tuple[list[ProcessId], list[Device]]]:
+        """Processes with the accelerators they hold, those that share any of them together."""
+        found: list[tuple[list[ProcessId], list[Device]]] = []
+        of_device: dict[Device, int] = {}
+        for name, slot in slots:
+            place = self.places[name][slot]
+            if place is None or self.kind(name, place) not in (ACCELERATOR, NODE):
+                continue  # declared devices do not move
+            shared = sorted({of_device[device] for device in place.devices if device in of_device})
+            first = shared[0] if shared else len(found)
+            if not shared:
+                found.append(([], []))
+            for members, devices in (found[other] for other in shared[1:]):
+                found[first][0].extend(members)
+                found[first][1].extend(devices)
+                members.clear()
+            found[first][0].append((name, slot))
+            found[first][1].extend(device for device in place.devices if device not in of_device)
+            of_device |= dict.fromkeys(found[first][1], first)
+        return [(members, sorted(devices)) for members, devices in found if members]
+
+    def settle(self, units: Sequence[Unit]) -> None:
+        """Place as many units as there is room for."""
+        alike: dict[tuple[int, frozenset[int]], list[Unit]] = {}
+        for unit in (unit for unit in units if unit.size):
+            alike.setdefault((unit.size, unit.nodes), []).append(unit)
+        demands = [Demand(len(same), size, nodes) for (size, nodes), same in alike.items()]
+        free = self.free()
+        room = {node: len(devices) for node, devices in free.items()}
+        for same, nodes in zip(alike.values(), assign(demands, room), strict=True):
+            for unit, node in zip(same, nodes, strict=False):
+                self._put(unit, node, free[node])
+                del free[node][: unit.size]
+        for unit in (unit for unit in units if not unit.size and unit.nodes):
+            there = Counter(place.node for place in self.places[unit.members[0].name] if place is not None)
+            self._put(unit, min(unit.nodes, key=lambda node: (there[node], node)), [])
+
+    def _put(self, unit: Unit, node: int, free: Sequence[int]) -> None:
+        for name, slot, held in unit.members:
+            devices = tuple((node, free[index]) for index in held)
+            self.places[name][slot] = Place(node, self.nodes_for(name)[node], devices)
+
+    def settle_grouped(self, units: Sequence[Unit]) -> list[Unit] | None:
+        """Place all units, on accelerators of engines if free ones do not suffice; None if that is not possible.
+
+        Returns units of the engines that had to leave, in case there is room for them elsewhere.
+        """
+        if self._settle_all(units):
+            return []
+        trial, engines = self.copy(), []
+        for unit in sorted((unit for unit in units if unit.size), key=lambda unit: (-unit.size, len(unit.nodes))):
+            leaving = trial.make_room(unit, (Role.ENGINE,))
+            if leaving is None:
+                return None
+            engines += leaving
+        self.remove(engines)
+        if not self._settle_all(units):  # which would be in the order of ranks
+            trial.settle([unit for unit in units if not unit.size])
+            self.places = trial.places
+        return [self.unit([engine]) for engine in engines]
+
+    def _settle_all(self, units: Sequence[Unit]) -> bool:
+        """Place all units on what is free, or none."""
+        trial = self.copy()
+        trial.settle(units)
+        if not all(trial.has_place(unit) for unit in units):
+            return False
+        self.places = trial.places
+        return True
+
+    def remove(self, processes: Sequence[ProcessId]) -> None:
+        for name, slot in processes:
+            self.places[name][slot] = None
+
+    def _to_evict(self, node: int, size: int, roles: Collection[Role], spared: int) -> tuple[int, list[ProcessId]]:
+        """Processes to remove for so many free accelerators on a node, as few as possible; and how many are free then.
+
+        Of each component `spared` processes are left, wherever they are.
+        """
+        free = len(self.free()[node])
+        users = Counter(
+            device
+            for name, places in self.places.items()
+            for place in places
+            if place is not None and self.kind(name, place) == ACCELERATOR
+            for device in place.devices
+        )
+        left = {name: sum(place is not None for place in places) for name, places in self.places.items()}
+        gains = [
+            (sum(users[device] == 1 and device[0] == node for device in place.devices), slot, name)
+            for name, places in self.places.items()
+            for slot, place in enumerate(places)
+            if place is not None and self.plan[name].role in roles and self.kind(name, place) == ACCELERATOR
+        ]
+        chosen: list[ProcessId] = []
+        for gain, slot, name in sorted(gains, reverse=True):
+            if free < size and gain and left[name] > spared:
+                free, left[name] = free + gain, left[name] - 1
+                chosen.append((name, slot))
+        return free, chosen
+
+    def make_room(self, unit: Unit, roles: Collection[Role], spared: int = 1) -> list[ProcessId] | None:
+        """Place a unit where the fewest processes of these roles have to leave; None if that is not possible."""
+        choices = [(*self._to_evict(node, unit.size, roles, spared), node) for node in sorted(unit.nodes)]
+        fitting = [choice for choice in choices if choice[0] >= unit.size]
+        if not fitting:
+            return None
+        _, leaving, node = min(fitting, key=lambda choice: (len(choice[1]), -choice[0]))
+        self.remove(leaving)
+        self._put(unit, node, self.free()[node])
+        return leaving
+
+    def drop_uneven(self) -> None:
+        """Remove processes of learners and scorers that do not fill a copy of a model cut by parallel sizes."""
+        for part in (part for part in self.plan.components if part.role in GROUPED):
+            places = self.places[part.name]
+            left = [slot for slot, place in enumerate(places) if place is not None]
+            if len(left) < part.world_size:
+                for slot in left[len(left) - len(left) % part.parallel.model :]:
+                    places[slot] = None
+
+    def component(self, part: ComponentPlan) -> ComponentPlan:
+        table = part.table
+        places = [place for place in self.places[part.name] if place is not None]
+        if tuple(places) == places_of(table):
+            return replace(part, table=replace(table, inventory=self.inventory))
+        devices = np.array([device for place in places for device in place.devices], np.int64).reshape(-1, 2)
+        lengths = np.array([len(place.devices) for place in places], np.int64)
+        new = PlacementTable(
+            self.inventory,
+            table.labels,
+            table.kinds,
+            nodes=np.array([place.node for place in places], np.int64),
+            groups=np.array([place.group for place in places], np.int64),
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            device_nodes=devices[:, 0],
+            device_ranks=devices[:, 1],
+            isolate=table.isolate,
+        )
+        return replace(part, hardware_ranks=_hardware_ranks(new), table=new)
+
+
+def places_of(table: PlacementTable) -> tuple[Place, ...]:
+    devices = list(zip(table.device_nodes.tolist(), table.device_ranks.tolist(), strict=True))
+    bounds = table.offsets.tolist()
+    columns = zip(table.nodes.tolist(), table.groups.tolist(), bounds[:-1], bounds[1:], strict=True)
+    return tuple(Place(node, group, tuple(devices[low:high])) for node, group, low, high in columns)
+
+
+def _hardware_ranks(table: PlacementTable) -> Ints:
+    """Resource ranks that a table uses, in the order of its processes: of its nodes where it assigns no devices."""
+    resources = table.inventory.resources(table.labels)
+    if NODE in table.kinds:
+        resources = resources.node_table()
+    first = {
+        (int(group), int(node)): int(start)
+        for group, node, start in zip(resources.groups, resources.nodes, resources.starts[:-1], strict=True)
+    }
+    if NODE in table.kinds:
+        pairs = zip(table.groups.tolist(), table.nodes.tolist(), strict=True)
+        return np.array(list(dict.fromkeys(first[pair] for pair in pairs)), np.int64)
+    groups = table.groups[table.owners].tolist()
+    held = zip(groups, table.device_nodes.tolist(), table.device_ranks.tolist(), strict=True)
+    return np.array(list(dict.fromkeys(first[group, node] + index for group, node, index in held)), np.int64)
