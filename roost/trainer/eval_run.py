@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roost.cluster.hardware.registry import installed_registry
 from roost.config.data import EVALUATION, SCENARIO
 from roost.config.findings import counted
 from roost.config.job import Job
@@ -24,7 +25,7 @@ from roost.trainer.records.run_folder import write_whole
 from roost.trainer.records.samples import sample_record
 from roost.trainer.report.page import page_file
 from roost.trainer.rollout_workers import open_stages
-from roost.trainer.setup import PATIENT, load_rewards, load_scenario
+from roost.trainer.setup import PATIENT, RUNS_MODELS, check_runs_models, load_rewards, load_scenario
 from roost.trainer.targets import decoder, load_tokenizer
 from roost.trainer.watching import FailureFiles
 from roost.view.html import one_file_page
@@ -68,7 +69,8 @@ def evaluate_jobs(jobs: Mapping[str, Job], options: EvalOptions, say: Callable[[
 async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callable[[str], None]) -> Results:
     first = _settings(next(iter(jobs.values())), options)
     loaded = {name: _loaded(job, _settings(job, options), say) for name, job in jobs.items()}
-    specs = [engine_spec(first, options, rank) for rank in range(options.engines)]
+    masks = engine_masks(options.engines, os.environ)
+    specs = [engine_spec(first, options, rank, masks[rank] if masks else None) for rank in range(options.engines)]
     owners = [LocalOwner(spec, options.folder / "logs") for spec in specs]
     tables: dict[str, dict[str, dict[str, float]]] = {}
     records: list[dict[str, Any]] = []
@@ -147,19 +149,35 @@ def _settings(job: Job, options: EvalOptions) -> TrainSettings:
     )
 
 
-def engine_spec(settings: TrainSettings, options: EvalOptions, rank: int) -> ServerSpec:
-    """Server of one engine: on the accelerator of its rank, or on the CPU."""
+def engine_masks(engines: int, environ: Mapping[str, str]) -> list[dict[str, str]] | None:
+    """Variables that show each engine one of the accelerators visible here; None if engines run on the CPU."""
     import torch
 
-    on_gpu = torch.cuda.is_available()
+    found = installed_registry(environ).detect(environ)
+    if found is None:
+        return None
+    vendor, devices = found
+    check_runs_models([vendor.type])
+    if vendor.type not in RUNS_MODELS or not torch.cuda.is_available():
+        return None
+    if engines > devices.count:
+        there = counted(devices.count, "accelerator")
+        raise ValueError(f"--engines is {engines}, and {there} can be seen here; write --engines {devices.count}")
+    return [vendor.visibility([device]) for device in devices.physical_ids[:engines]]
+
+
+def engine_spec(
+    settings: TrainSettings, options: EvalOptions, rank: int, mask: Mapping[str, str] | None
+) -> ServerSpec:
+    """Server of one engine: on the accelerator that `mask` shows, or on the CPU."""
     threads = max(1, (os.cpu_count() or 1) // options.engines)
-    env = {"CUDA_VISIBLE_DEVICES": str(rank)} if on_gpu else {"OMP_NUM_THREADS": str(threads), **PATIENT}
+    env = {"OMP_NUM_THREADS": str(threads), **PATIENT} if mask is None else mask
     given = dict(settings.engine_options)
     return ServerSpec(
         EngineKind(options.engine),
         settings.learner.model,
         f"engine-{rank}",
-        device="auto" if on_gpu else "cpu",
+        device="cpu" if mask is None else "auto",
         dtype=settings.learner.compute_dtype,
         seed=settings.seed,
         **{**given, "env": {**env, **dict(given.get("env") or {})}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ from roost.trainer.targets import check_rows, check_targets, load_tokenizer, mak
 
 ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "reference", "inference"
 
-
+# Accelerators that learner and engines use; PyTorch calls both "cuda".
+RUNS_MODELS = (AcceleratorType.NV_GPU, AcceleratorType.AMD_GPU)
 # Runs on CPUs have more processes than cores: waiting threads must not spin.
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
@@ -222,10 +223,30 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
             os.environ.update({} if before is None else {COUNT_VARIABLE: before})
 
 
-def has_gpus(cluster: Cluster) -> bool:
-    """Return True if the cluster has real accelerators that models run on."""
-    kinds = {node.report.accelerator_type for node in cluster.nodes}
-    return bool(kinds & {str(AcceleratorType.NV_GPU), str(AcceleratorType.AMD_GPU)})
+def has_gpus(plan: Plan) -> bool:
+    """Return True if the machines of a plan have real accelerators that models run on.
+
+    Raises a ValueError if the plan uses accelerators that models cannot run on.
+    """
+    nodes = plan.inventory.nodes
+    held = {node for part in plan.components for node, _ in devices_of(plan, part.name)}
+    check_runs_models(nodes[node].accelerator_type for node in held)
+    return any(node.accelerator_type in RUNS_MODELS for node in nodes)
+
+
+def check_runs_models(types: Iterable[str]) -> None:
+    """Raise a ValueError for accelerators that learner and engines would leave unused.
+
+    >>> check_runs_models(["NV_GPU", "NPU"])
+    Traceback (most recent call last):
+    ...
+    ValueError: models run on NV_GPU, AMD_GPU and simulated accelerators, not on NPU; place the job on nodes with these
+    """
+    known = (*RUNS_MODELS, AcceleratorType.SIMULATED, AcceleratorType.NO_ACCEL)
+    wrong = sorted({str(kind) for kind in types} - set(known))
+    if wrong:
+        good = f"{', '.join(RUNS_MODELS)} and simulated accelerators"
+        raise ValueError(f"models run on {good}, not on {', '.join(wrong)}; place the job on nodes with these")
 
 
 def planned(job: Job, cluster: Cluster) -> Plan:

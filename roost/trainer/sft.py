@@ -180,7 +180,7 @@ class SftTrainer(Stoppable):
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
-        began, on_gpu = time.perf_counter(), has_gpus(self._cluster)
+        began, on_gpu = time.perf_counter(), has_gpus(self._plan)
         learner = resolved_learner(self._settings.learner, on_gpu)
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))

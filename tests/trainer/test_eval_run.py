@@ -16,7 +16,7 @@ from roost.cli.eval import _job, eval_command
 from roost.config.findings import ConfigError
 from roost.rollout.arithmetic import write_arithmetic_model
 from roost.rollout.episode import Episode, EpisodeReward, Group, Split, Task
-from roost.trainer.eval_run import _loaded, by_tag
+from roost.trainer.eval_run import _loaded, by_tag, engine_masks
 from roost.trainer.evaluation import Evaluation, at_k, pass_at
 from roost.trainer.setup import load_scenario
 
@@ -99,6 +99,18 @@ def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, 
         eval_command(model, data=[data] if isinstance(data, str) else data, samples=1, **options)
     assert caught.value.param_hint == hint
     assert not (tmp_path / "eval").exists()
+
+
+def test_engines_get_accelerators_of_the_outer_mask(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nfor i in 0 1 2 3 4 5; do echo $i, GPU-$i, NVIDIA H100, 81559; done\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    environ = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "4,5"}
+    assert [mask["CUDA_VISIBLE_DEVICES"] for mask in engine_masks(2, environ)] == ["4", "5"]
+    with pytest.raises(ValueError, match="--engines is 3, and 2 accelerators can be seen here; write --engines 2"):
+        engine_masks(3, environ)
+    assert engine_masks(2, {**environ, "ROOST_FAKE_ACCELERATORS": "2"}) is None
 
 
 @pytest.mark.parametrize(
