@@ -37,6 +37,17 @@ class EnginePlan:
             if decision is not Decision.KEEP
         )
 
+    @property
+    def reload_note(self) -> str:
+        """Describe the servers that read new weights from disk, and why; empty if none does."""
+        routes = zip(self.servers, self.routes, strict=False)
+        reading = [server for server, planned in routes if planned.route is WeightRoute.RELOAD]
+        if not reading:
+            return ""
+        is_split = reading[0].tensor * reading[0].pipeline > 1
+        why = "an engine on several devices" if is_split else f"{reading[0].kind} beside a sharded learner"
+        return f"{', '.join(server.name for server in reading)}: new weights go by disk, as {why} cannot map them"
+
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:
     """Servers of a plan; `defaults` has what a plan does not specify (dtype, context, extra options).

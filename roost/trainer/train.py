@@ -27,7 +27,6 @@ from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
-from roost.placement.routes import WeightRoute
 from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import PREEMPTING, REQUEUE_CODE, Preempted, Stoppable, first_signal
@@ -388,7 +387,7 @@ class Trainer(Stoppable):
         self._cluster, self._plan, self._settings, self._scenario = cluster, plan, settings, launch.scenario
         self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
         self._run, self._watching = run, watching
-        self._setup = run_setup(plan, settings, has_gpus(cluster))
+        self._setup = run_setup(plan, settings, has_gpus(plan))
         self._recorder = current.get().recorder
         self._saver = Saver(run, settings, CRITIC in self._setup.scorers, state.step, self._recorder)
         self._models: Models | None = None
@@ -467,9 +466,8 @@ class Trainer(Stoppable):
     def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
         engines = self._setup.engines
         routes = {server.name: route for server, route in zip(engines.servers, engines.routes, strict=True)}
-        from_disk = [name for name, planned in routes.items() if planned.route is WeightRoute.RELOAD]
-        if from_disk and self._settings.learner.adapter is None:
-            self._watching.note(f"{', '.join(from_disk)}: new weights go by disk, as engine and learner share devices")
+        if engines.reload_note and self._settings.learner.adapter is None:
+            self._watching.note(engines.reload_note)
         find = partial(receiver_at, fleet=fleet, routes=routes)
         adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
         learners = {name: Learners(group, routes, find, adapters) for name, group in groups.items()}

@@ -140,3 +140,19 @@ def test_an_engine_that_is_not_there():
 def test_a_component_that_is_no_engine():
     with pytest.raises(ValueError, match="actor is a learner, not an engine; engines here are rollout"):
         plan_engines(rlinf({"actor,rollout": "all"}), "actor", DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("placement", "kind", "why"),
+    [
+        pytest.param({"actor": "0", "rollout": "0-1:0"}, EngineKind.VLLM, "an engine on several devices", id="split"),
+        pytest.param({"actor,rollout": "0-1"}, EngineKind.SGLANG, "sglang beside a sharded learner", id="sharded"),
+        pytest.param({"actor,rollout": "0-1"}, EngineKind.VLLM, None, id="handles"),
+    ],
+)
+def test_servers_that_read_weights_from_disk_are_named_with_the_reason(placement, kind, why):
+    note = plan_engines(rlinf(placement), "rollout", DEFAULTS, kind).reload_note
+    if why is None:
+        assert not note
+    else:
+        assert f"new weights go by disk, as {why} cannot map them" in note
