@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from roost.cluster.hardware.registry import BUILT_IN
+from roost.cluster.hardware.registry import installed_registry
 from roost.cluster.inventory import Inventory
 from roost.config.data import read_data
 from roost.config.findings import Findings, Severity, Where, shown
@@ -55,7 +55,7 @@ def accelerators_to_simulate(job: Job, address: str | None, environ: Mapping[str
     0 if the machine has accelerators, if a cluster is named, or if the job needs several nodes.
     """
     requested = job.accelerators_per_node if job.accelerators_per_node is not None else job.last_device + 1
-    if not requested or _is_elsewhere(job, address, environ) or BUILT_IN.detect(environ) is not None:
+    if not requested or _is_elsewhere(job, address, environ) or installed_registry(environ).detect(environ) is not None:
         return 0
     return requested
 
@@ -69,7 +69,7 @@ def machine_of_run(job: Job, address: str | None, environ: Mapping[str, str]) ->
         return ThisMachine(simulated)
     if address is None and _joins_running_ray():
         return None
-    found = BUILT_IN.detect(environ)
+    found = installed_registry(environ).detect(environ)
     return ThisMachine() if found is None else ThisMachine(found[1].count, found[1].model, found[1].memory_gb)
 
 

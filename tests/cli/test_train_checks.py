@@ -12,9 +12,12 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
-from roost.config.findings import ConfigError
+from roost.config.compose import load
+from roost.config.findings import ConfigError, Findings
+from roost.config.notations.notation import read_job
 from roost.net.hub import Answer, ask_hub, check_on_hub
 from roost.rollout.data.tables import DataError, open_rows
+from roost.trainer.preflight import ThisMachine, accelerators_to_simulate, machine_of_run
 from tests.cli.terminal import run, write
 
 ARITHMETIC = Path(__file__).parents[2] / "examples/arithmetic"
@@ -240,3 +243,19 @@ def test_without_a_network_the_cached_copy_is_used(tmp_path):
     assert constants.HF_HUB_OFFLINE is True, "else the library would retry for a minute"
     assert check_on_hub("org/mine", reported.append) is None and len(reported) == 1
     assert "HF_HUB_OFFLINE is set" in check_on_hub("org/other", reported.append)
+
+
+def test_accelerators_of_a_registered_vendor_are_seen(tmp_path, monkeypatch):
+    write(
+        tmp_path,
+        "from roost.cluster.hardware.accelerator import Accelerator, DetectedAccelerators\n"
+        "found = DetectedAccelerators(2, 'Acme 1', 40.0, ('0', '1'))\n"
+        "names = ('ACME_GPU', 'Acme', 'ACME_VISIBLE_DEVICES', 'gloo', 'GLOO_SOCKET_IFNAME', 'GPU')\n"
+        "ACME = Accelerator(*names, lambda environ: found)\n",
+        "cards_of_a_test.py",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environ = {"ROOST_HARDWARE": "cards_of_a_test:ACME"}
+    job = read_job(load(ARITHMETIC / "rlinf.yaml", (), Findings()), Findings())
+    assert accelerators_to_simulate(job, "local", environ) == 0
+    assert machine_of_run(job, "local", environ) == ThisMachine(2, "Acme 1", 40.0)
