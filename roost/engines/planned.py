@@ -39,14 +39,10 @@ class EnginePlan:
 
     @property
     def reload_note(self) -> str:
-        """Describe the servers that read new weights from disk, and why; empty if none does."""
+        """Name the servers that read new weights from disk, and why; empty if none does."""
         routes = zip(self.servers, self.routes, strict=False)
-        reading = [server for server, planned in routes if planned.route is WeightRoute.RELOAD]
-        if not reading:
-            return ""
-        is_split = reading[0].tensor * reading[0].pipeline > 1
-        why = "an engine on several devices" if is_split else f"{reading[0].kind} beside a sharded learner"
-        return f"{', '.join(server.name for server in reading)}: new weights go by disk, as {why} cannot map them"
+        reading = [(server.name, planned.reason) for server, planned in routes if planned.route is WeightRoute.RELOAD]
+        return "; ".join(f"new weights go to {name} by disk: {reason}" for name, reason in reading)
 
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:

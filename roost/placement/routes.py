@@ -7,7 +7,7 @@ devices; ranks need not be contiguous or aligned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -36,6 +36,7 @@ class ServerRoute:
 
     route: WeightRoute
     sender: int = 0
+    reason: str = field(default="", compare=False)  # for weights on disk, the slowest route
 
 
 def server_routes(
@@ -65,7 +66,8 @@ def server_routes(
         elif len(devices) == 1 and takes_handles:
             found.append(ServerRoute(WeightRoute.DEVICE, senders[shared[0]]))
         else:
-            found.append(ServerRoute(WeightRoute.RELOAD, senders[shared[0]]))
+            reason = "it spans several devices" if len(devices) > 1 else "it takes no handles of a sharded learner"
+            found.append(ServerRoute(WeightRoute.RELOAD, senders[shared[0]], reason))
     return tuple(found)
 
 

@@ -166,9 +166,7 @@ def engine_masks(engines: int, environ: Mapping[str, str]) -> list[dict[str, str
     return [vendor.visibility([device]) for device in devices.physical_ids[:engines]]
 
 
-def engine_spec(
-    settings: TrainSettings, options: EvalOptions, rank: int, mask: Mapping[str, str] | None
-) -> ServerSpec:
+def engine_spec(settings: TrainSettings, options: EvalOptions, rank: int, mask: Mapping[str, str] | None) -> ServerSpec:
     """Server of one engine: on the accelerator that `mask` shows, or on the CPU."""
     threads = max(1, (os.cpu_count() or 1) // options.engines)
     env = {"OMP_NUM_THREADS": str(threads), **PATIENT} if mask is None else mask
