@@ -19,14 +19,15 @@ from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job
 from roost.config.model_files import ModelLocation, model_location, resolve_model
 from roost.config.notations.notation import read_job
+from roost.engines.command import EngineKind
 from roost.view.text import print_findings
 
 REWARDS = {
     "math": {"_target_": "roost.rollout.rewards.math_answer.MathAnswer"},
     "exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer"},
 }
-CONFIGS = (".yaml", ".yml")
-PLACED = {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": "all"}}
+JOB_SUFFIXES = (".yaml", ".yml")
+PLACEMENT = {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": "all"}}
 
 
 def eval_command(
@@ -38,7 +39,7 @@ def eval_command(
         typer.Option(
             "--data",
             metavar="[NAME=]PATH",
-            help="A job file, or a data file; may be given several times. Left out for a run: its own job.",
+            help="A job file, or a data file; may be given several times. Default for a run: its own job.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option("-k", "--samples", min=1, help="Samples of each task.")] = 1,
@@ -52,15 +53,25 @@ def eval_command(
         typer.Option(
             "--chat-template/--no-chat-template",
             help="Send text prompts of data files as user messages of the model's chat template, or as they are. "
-            "Left out: with the template, where the model has one.",
+            "Default: with the template, if the model has one.",
         ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            min=0.0,
+            help="Sampling temperature. Default: the job's eval_temperature; with several samples of a greedy job, its "
+            "temperature.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", min=1, help="Tokens of a completion.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks of each job or file.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="torch, vllm or sglang.")] = "torch",
+    engine: Annotated[
+        EngineKind, typer.Option("--engine", help="Inference engine; torch is built in.")
+    ] = EngineKind.TORCH,
     engines: Annotated[int, typer.Option("--engines", min=1, help="Engines, one on each accelerator.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where results are written.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -85,10 +96,10 @@ def eval_command(
     wrong: str | None = _wrong_model(model, weights, bool(given))
     if wrong:
         raise typer.BadParameter(f"{model} {wrong}", param_hint="MODEL")
-    of_files = {"--reward": reward, "--prompt": prompt, "--answer": answer, "--chat-template": chat_template}
+    file_options = {"--reward": reward, "--prompt": prompt, "--answer": answer, "--chat-template": chat_template}
     sets = list(map(_named, given))
     _refuse_same_names([name for name, _ in sets])
-    _refuse_unused([path for _, path in sets], of_files)
+    _refuse_unused([path for _, path in sets], file_options)
     changes = [] if max_new_tokens is None else [f"++train.max_new_tokens={max_new_tokens}"]
     keys = {"prompt": prompt, "answer": answer, "chat_template": chat_template}
     columns = {key: column for key, column in keys.items() if column is not None}
@@ -123,11 +134,11 @@ def _wrong_model(model: str, weights: str, has_data: bool) -> str:
     if place is ModelLocation.MISSING:
         return "does not exist"
     if not has_data and place is ModelLocation.HUB:
-        return "is no folder here; name a run, or what to evaluate a model of the hub on by --data"
+        return "is not a local folder; pass a run, or for a hub model the tasks with --data"
     if not has_data and (Path(model) / "config.yaml").is_file():
-        return "is a run without a policy; continue it by roost train --resume until it has written one"
+        return "is a run without a policy; continue it with roost train --resume until it has written one"
     if not has_data:
-        return "is not the folder of a run with a policy; name a job or a data file by --data"
+        return "is not the folder of a run with a policy; name a job or a data file with --data"
     if place is ModelLocation.FOLDER and not (Path(resolve_model(weights)) / "config.json").is_file():
         return "has no config.json; name a run, or a folder with a checkpoint"
     return ""
@@ -145,13 +156,14 @@ def folder_name(model: str) -> str:
     return "-".join(part for part in path.parts if part not in (path.anchor, "..", "~")) or "model"
 
 
-def _refuse_unused(paths: Sequence[str], of_files: Mapping[str, Any]) -> None:
+def _refuse_unused(paths: Sequence[str], file_options: Mapping[str, Any]) -> None:
     """Refuse options of data files where there are jobs alone, which have data and rewards of their own."""
-    written = [name for name, value in of_files.items() if value is not None]
-    if written and all(Path(path).suffix in CONFIGS for path in paths):
-        what = f"is for data files, and {', '.join(paths)} {'is a job' if len(paths) == 1 else 'are jobs'}"
-        fix = "change the job by a copy of its file, or name a data file by --data"
-        raise typer.BadParameter(f"{what} with data and rewards of its own; {fix}", param_hint=written[0])
+    written = [name for name, value in file_options.items() if value is not None]
+    if written and all(Path(path).suffix in JOB_SUFFIXES for path in paths):
+        jobs = "is a job with its" if len(paths) == 1 else "are jobs with their"
+        what = f"is for data files, and {', '.join(paths)} {jobs} own data and rewards"
+        fix = "change a copy of the job, or name a data file with --data"
+        raise typer.BadParameter(f"{what}; {fix}", param_hint=written[0])
 
 
 def _refuse_same_names(names: Sequence[str]) -> None:
@@ -175,17 +187,17 @@ def _job(path: str, model: str, reward: str, columns: Mapping[str, Any], changes
     """The job of a config, or one made for a data file."""
     findings, notes = Findings(), open_console(stderr=True)
     config: Any = Path(path)
-    if config.suffix not in CONFIGS:
+    if config.suffix not in JOB_SUFFIXES:
         if reward not in REWARDS:
-            raise typer.BadParameter(f"is {reward}; use {' or '.join(REWARDS)}", param_hint="--reward")
+            raise typer.BadParameter(f"{reward} is not a reward; use {' or '.join(REWARDS)}", param_hint="--reward")
         _check_columns(path, columns)
         source = {"path": path, "eval": path, **columns}
-        config = {"cluster": PLACED, "train": {"data": source, "rewards": {reward: REWARDS[reward]}}}
+        config = {"cluster": PLACEMENT, "train": {"data": source, "rewards": {reward: REWARDS[reward]}}}
         config["train"]["model"] = model
     loaded = load(config, [f"++train.model={json.dumps(model)}", *changes], findings)
     job = None if loaded is None else read_job(loaded, findings)
-    print_findings([one for one in findings.found if findings.has_errors], notes)
     if job is None or job.training is None or findings.has_errors:
+        print_findings(findings.found, notes)
         raise typer.Exit(1)
     return job
 
@@ -206,7 +218,7 @@ def _check_columns(path: str, columns: Mapping[str, Any]) -> None:
         if not any(column in found.columns for column in wanted):
             what = f"{found.label} has no column {' or '.join(wanted)}"
             there = f"the columns are {', '.join(found.columns)}" if found.columns else "it has no rows"
-            raise typer.BadParameter(f"{what}; {there}: name one by --{key}", param_hint=f"--{key}")
+            raise typer.BadParameter(f"{what}; {there}: name one with --{key}", param_hint=f"--{key}")
 
 
 def _print(tables: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:

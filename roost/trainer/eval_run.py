@@ -43,7 +43,7 @@ class EvalOptions:
     samples: int = 1
     temperature: float | None = None  # None: the job's; with several samples and a greedy job, its sampling temperature
     limit: int | None = None  # tasks of each job
-    engine: str = "torch"
+    engine: EngineKind = EngineKind.TORCH
     engines: int = 1
 
 
@@ -137,7 +137,7 @@ def _settings(job: Job, options: EvalOptions) -> TrainSettings:
     if settings.objective is Objective.SFT and not settings.rewards:
         raise ValueError(
             f"{job.source.file or 'the job'} is for roost sft and has no rewards to score answers with; "
-            "name a job with rewards or a data file by --data"
+            "name a job with rewards or a data file with --data"
         )
     temperature = settings.evaluation.eval_temperature if options.temperature is None else options.temperature
     if options.temperature is None and options.samples > 1 and temperature == 0:
@@ -172,7 +172,7 @@ def engine_spec(settings: TrainSettings, options: EvalOptions, rank: int, mask: 
     env = {"OMP_NUM_THREADS": str(threads), **PATIENT} if mask is None else mask
     given = dict(settings.engine_options)
     return ServerSpec(
-        EngineKind(options.engine),
+        options.engine,
         settings.learner.model,
         f"engine-{rank}",
         device="cpu" if mask is None else "auto",

@@ -19,6 +19,7 @@ from roost.rollout.episode import Episode, EpisodeReward, Group, Split, Task
 from roost.trainer.eval_run import _loaded, by_tag, engine_masks
 from roost.trainer.evaluation import Evaluation, at_k, pass_at
 from roost.trainer.setup import load_scenario
+from tests.cli.terminal import run
 
 TEMPLATE = "{% for one in messages %}<{{ one['role'] }}>{{ one['content'] }}{% endfor %}<assistant>"
 
@@ -72,7 +73,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
     ("model", "data", "options", "hint", "described"),
     [
         pytest.param("./nowhere", None, {}, "MODEL", "./nowhere does not exist", id="missing path"),
-        pytest.param("runs/mth", None, {}, "MODEL", "runs/mth is no folder here", id="missing run"),
+        pytest.param("runs/mth", None, {}, "MODEL", "runs/mth is not a local folder", id="missing run"),
         pytest.param("made", None, {}, "MODEL", "made is not the folder of a run with a policy", id="no run"),
         pytest.param("begun", None, {}, "MODEL", "begun is a run without a policy", id="run without a policy"),
         pytest.param("empty", "rows.jsonl", {}, "MODEL", "empty has no config.json", id="no model"),
@@ -82,6 +83,10 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         pytest.param("made", "rows.jsonl", {"prompt": "question"}, "--prompt", "no column question", id="no prompt"),
         pytest.param("made", ["rows.jsonl", "b/rows.jsonl"], {}, "--data", "2 sets are named rows", id="same names"),
         pytest.param("made", "job.yaml", {"reward": "exact"}, "--reward", "is for data files", id="reward of a job"),
+        pytest.param("made", "rows.jsonl", {"reward": "foo"}, "--reward", "foo is not a reward; use math", id="reward"),
+        pytest.param(
+            "made", ["job.yaml", "b.yml"], {"reward": "exact"}, "--reward", "b.yml are jobs with their own", id="jobs"
+        ),
         pytest.param("made", "job.yaml", {"chat_template": False}, "--chat-template", "for data files", id="template"),
     ],
 )
@@ -99,6 +104,11 @@ def test_mistakes_are_named_before_an_engine_starts(model, data, options, hint, 
         eval_command(model, data=[data] if isinstance(data, str) else data, samples=1, **options)
     assert caught.value.param_hint == hint
     assert not (tmp_path / "eval").exists()
+
+
+def test_an_engine_that_is_not_known_is_refused(tmp_path):
+    done = run("eval", tmp_path, "--engine", "vlm", width=200)
+    assert done.exit_code == 2 and "'vlm' is not one of" in done.stderr
 
 
 def test_engines_get_accelerators_of_the_outer_mask(tmp_path, monkeypatch):
@@ -163,7 +173,7 @@ def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
     eval_command(
         str(model), [f"sums={tmp_path / 'sums.yaml'}", str(tmp_path / "rows.jsonl")],
         samples=4, reward="exact", prompt="question", answer="sum", temperature=None, max_new_tokens=3,
-        limit=5, engine="torch", engines=1, out=tmp_path / "out", as_json=True,
+        limit=5, engines=1, out=tmp_path / "out", as_json=True,
     )  # fmt: skip
     tables = json.loads(capsys.readouterr().out)
     figures = tables["sums"][""]
