@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.command import TRAITS, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.http_calls import all_of
 from roost.engines.members import EngineState, FleetMembers, Member
@@ -72,7 +72,7 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
             raise NotOffered(
                 f"{member.name} does not report the version of each token of a held request; use drop or drain"
             )
-        if member.spec.kind is EngineKind.SGLANG:
+        if not TRAITS[member.spec.kind].can_hold:
             raise NotOffered(
                 f"{member.name} cannot forget what it cached with the old weights while requests are held; "
                 "use drop or drain"

@@ -205,7 +205,13 @@ class LearnerWorker(Worker):
             await asyncio.gather(*(engine.close() for engine in engines))
 
     def _broadcast_sender(self, receiver: Receiver, stream: WeightStream) -> BroadcastSender:
-        open_group = VllmWeightGroup if receiver.kind is EngineKind.VLLM else None
+        match receiver.kind:
+            case EngineKind.VLLM:
+                open_group: type[VllmWeightGroup] | None = VllmWeightGroup
+            case EngineKind.TORCH | EngineKind.SGLANG:  # torch.distributed
+                open_group = None
+            case _:
+                assert_never(receiver.kind)
         return BroadcastSender(
             stream,
             os.environ["MASTER_ADDR"],  # of rank 0, which is the one that broadcasts

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from roost.cluster.hardware.registry import installed_registry
 from roost.cluster.inventory import Inventory
@@ -18,6 +19,7 @@ from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location
 from roost.doctor.judge import Level, judge_machine
 from roost.doctor.probe import probe_machine
+from roost.engines.command import EngineKind
 from roost.engines.installed import ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.hub import check_on_hub
@@ -86,7 +88,6 @@ def _joins_running_ray() -> bool:
 
 
 MOST_SIMULATED = 64  # upper bound when searching for the number of accelerators that would be enough
-ENGINES = {"vllm": ("vLLM", ask_for_vllm), "sglang": ("SGLang", ask_for_sglang)}
 
 
 def check_before_launch(job: Job, settings: TrainSettings, address: str | None, environ: Mapping[str, str]) -> None:
@@ -195,9 +196,18 @@ def _plan_errors(job: Job, findings: Findings, machine: ThisMachine | None = Non
 
 def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
     """Check that the interpreter of the engines has the engine installed."""
-    if settings.engine not in ENGINES or settings.objective is Objective.SFT:
+    if settings.objective is Objective.SFT:
         return
-    name, ask = ENGINES[settings.engine]
+    ask: Callable[[str, Mapping[str, str]], object]
+    match kind := EngineKind(settings.engine):
+        case EngineKind.TORCH:
+            return
+        case EngineKind.VLLM:
+            name, ask = "vLLM", ask_for_vllm
+        case EngineKind.SGLANG:
+            name, ask = "SGLang", ask_for_sglang
+        case _:
+            assert_never(kind)
     written = settings.engine_options.get("python")
     python = str(written or _interpreter_of(plan) or sys.executable)
     env = settings.engine_options.get("env") or {}

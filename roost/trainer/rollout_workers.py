@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from roost.config.train import OldLogprobs, RolloutLogprobs, SamplingSettings, TrainSettings
-from roost.engines.command import EngineKind
+from roost.engines.command import TRAITS, EngineKind
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
 from roost.engines.protocol import Completion, Sampling
@@ -269,7 +269,8 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
         top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
     )
     is_seeded = settings.rollout.request_seeds
-    seed = settings.seed if is_seeded or (is_seeded is None and settings.engine == EngineKind.TORCH) else None
+    is_free = TRAITS[EngineKind(settings.engine)].is_free_to_tell
+    seed = settings.seed if is_seeded or (is_seeded is None and is_free) else None
     every = logprob_interval(settings, scenario)
     joint = joint_generations(settings, scenario)
     return {
@@ -289,9 +290,8 @@ def logprob_interval(settings: TrainSettings, scenario: Scenario) -> int:
         loss = settings.learner.loss
         are_used = loss.old_logprobs is not OldLogprobs.RECOMPUTE or loss.max_logprob_mismatch > 0
         are_seen = not getattr(scenario, "single_turn", False)  # agents may read them
-        wanted = (
-            RolloutLogprobs.ALL if are_used or are_seen or settings.engine == EngineKind.TORCH else RolloutLogprobs.SOME
-        )
+        is_free = TRAITS[EngineKind(settings.engine)].is_free_to_tell
+        wanted = RolloutLogprobs.ALL if are_used or are_seen or is_free else RolloutLogprobs.SOME
     if wanted is RolloutLogprobs.ALL:
         return 1
     return min(max(1, settings.rollout.prompts_per_step // COMPARED_GROUPS), LONGEST_INTERVAL)

@@ -20,7 +20,7 @@ from roost.config.model_files import resolve_model
 from roost.config.teacher import is_teacher
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
 from roost.config.train_read import setting_location, task_place
-from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.command import TRAITS, EngineKind, ServerSpec
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import EngineSwitch
@@ -144,8 +144,8 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     """Return how a weight sync treats requests in flight: by default hold or drop with staleness, else drain."""
     if settings.in_flight is not None:
         return InFlight(settings.in_flight)
-    is_held = settings.max_staleness > 0 and settings.engine == EngineKind.TORCH and settings.learner.adapter is None
-    if is_held:
+    can_hold = TRAITS[EngineKind(settings.engine)].holds_by_default
+    if settings.max_staleness > 0 and can_hold and settings.learner.adapter is None:
         return InFlight.HOLD
     return InFlight.DROP if settings.max_staleness else InFlight.DRAIN
 

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from roost.engines.command import EngineKind, ServerSpec, server_command
+from roost.config.train import ENGINES
+from roost.engines.command import TRAITS, EngineKind, ServerSpec, server_command
 from roost.engines.connect import connect
+from roost.engines.guarded import keyed_server
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.engines.installed import InstalledVllm, read_installed
 from roost.engines.protocol import EngineError
@@ -189,3 +191,14 @@ def test_an_unknown_kind_is_an_error():
         connect("llama", "http://127.0.0.1:8123")
     with pytest.raises(AssertionError, match="llama"):
         server_command(ServerSpec("llama", "m"), 8123, "py")
+
+
+def test_every_engine_has_its_traits():
+    assert set(TRAITS) == set(EngineKind) == set(ENGINES)
+
+
+def test_a_server_that_takes_its_key_in_an_unknown_way_is_not_started():
+    done = subprocess.run(
+        [sys.executable, keyed_server.__file__, "my_engine.server", "--port", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "my_engine.server is neither vLLM's nor SGLang's server" in done.stderr

@@ -24,8 +24,10 @@ def main() -> None:
         key = os.environ[KEY_VARIABLE]
         # After the user's options: with another key the clients of the job would be refused.
         options += ["--api-key", key, "--admin-api-key", key]  # the second one is for routes that control the server
-    else:
+    elif module.startswith("vllm"):
         options += ["--middleware", "roost_key_guard.KeyGuard"]
+    else:
+        raise SystemExit(f"{module} is neither vLLM's nor SGLang's server; say here how it takes its key")
     sys.argv = [module, *options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roost.engines.command import EngineKind, ServerSpec
+from roost.engines.command import TRAITS, ServerSpec
 from roost.engines.members import EngineState, FleetMembers, Member
 from roost.engines.planned import BACKENDS
 from roost.engines.protocol import (
@@ -175,16 +175,6 @@ def raise_first(outcomes: Iterable[EngineError | None]) -> None:
 
 
 SENT = (WeightRoute.DEVICE, WeightRoute.SHARED_MEMORY, WeightRoute.BROADCAST)
-RELOADS = {
-    EngineKind.TORCH: "/collective_rpc",
-    EngineKind.VLLM: "/collective_rpc",
-    EngineKind.SGLANG: "/update_weights_from_disk",
-}
-UPDATES = {
-    EngineKind.TORCH: "/start_weight_update",
-    EngineKind.VLLM: "/start_weight_update",
-    EngineKind.SGLANG: "/begin_weight_update",
-}
 Connect = Callable[[ServerSpec, str], Engine]
 
 
@@ -197,7 +187,7 @@ def routes_for(
     found: list[WeightRoute] = []
     if update.sender is not None and _takes(planned := update.sender.route_to(spec.name), spec, abilities):
         found.append(planned)
-    if abilities.has(RELOADS[spec.kind]):
+    if abilities.has(TRAITS[spec.kind].reload_route):
         found.append(WeightRoute.RELOAD)
     found.append(WeightRoute.RESTART)
     return tuple(route for route in found if route not in useless)
@@ -205,12 +195,11 @@ def routes_for(
 
 def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> bool:
     """Return True if a running server takes weights that are sent by this route."""
-    if route not in SENT or not abilities.has(UPDATES[spec.kind]):
+    if route not in SENT or not abilities.has(TRAITS[spec.kind].update_route):
         return False
     if route is WeightRoute.SHARED_MEMORY:
         return abilities.takes_shared_memory
-    # The built-in engine and SGLang support both routes; vLLM must have been started for one.
-    return spec.kind is not EngineKind.VLLM or spec.weight_transfer == BACKENDS[route]
+    return TRAITS[spec.kind].takes_both or spec.weight_transfer == BACKENDS[route]
 
 
 class WeightSync:
