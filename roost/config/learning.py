@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.teacher import Distillation
 from roost.config.train_choices import (
     AdvantageEstimator,
@@ -16,6 +18,7 @@ from roost.config.train_choices import (
     LossAggregation,
     LrSchedulerType,
     OldLogprobs,
+    PolicyLoss,
     RewardScope,
     Whitening,
 )
@@ -64,6 +67,11 @@ ROLL_LEARNERS = ("actor_train", "student_train", "sft_train", "student")
 def of_learner(path: str) -> str:
     """A key of ROLL's learner, whichever role that is."""
     return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS)
+
+
+def of_policy(path: str) -> str:
+    """A key of ROLL's learner where it learns from its own samples."""
+    return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,9 @@ class AdvantageSettings:
         False, "Normalise the rewards of tokens over all generated tokens of a step.", roll="whiten_rewards"
     )
     whiten_advantages: Whitening = setting(
-        Whitening.NONE, "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae."
+        Whitening.NONE,
+        "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae, "
+        "tokens with reinforce++_baseline.",
     )
     whiten_by_tag: bool = setting(False, "Whiten the samples of each tag alone.")
     advantage_clip: float | None = setting(
@@ -170,9 +180,60 @@ class AdvantageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rule for tokens that are left out of the loss: those whose unit is outside the bounds."""
+
+    level: ImportanceSamplingLevel
+    low: float
+    high: float
+    of_difference: bool = False  # of probabilities, learner's less engine's; otherwise of their ratio
+
+
+REJECTION_LEVELS = tuple(level for level in ImportanceSamplingLevel if level is not ImportanceSamplingLevel.NONE)
+RATIO, DIFFERENCE = "ratio", "difference"
+
+
+def read_rejection(values: Mapping[str, Any], where: Where, findings: Findings) -> tuple[Rejection, ...]:
+    """The rules of `rollout_rejection`: by level, bounds of the ratio, or of the difference of probabilities as well.
+
+    >>> rules = {"token": [0.5, 2.0], "sequence": {"ratio": [None, 1.01]}}
+    >>> [(rule.level.value, rule.low, rule.high) for rule in read_rejection(rules, Where(), Findings())]
+    [('token', 0.5, 2.0), ('sequence', -inf, 1.01)]
+    """
+    found = []
+    for level, written in values.items():
+        if level not in REJECTION_LEVELS:
+            hint, fix = did_you_mean(str(level), REJECTION_LEVELS), f"write one of {', '.join(REJECTION_LEVELS)}"
+            findings.error("RST-T093", where.under(str(level)), "is not a level of the ratio", hint, fix)
+            continue
+        bounds = written if isinstance(written, Mapping) else {RATIO: written}
+        for name, pair in bounds.items():
+            place = where.under(str(level))
+            limits = _bounds(pair)
+            if name not in (RATIO, DIFFERENCE) or limits is None:
+                what = f"is {shown(written)}; it must be two bounds, the lower one first"
+                fix = f"write {level}: [0.5, 2.0], or {level}: {{difference: [-0.2, 0.2]}}"
+                findings.error("RST-T093", place, what, "null is no bound", fix)
+                continue
+            found.append(Rejection(ImportanceSamplingLevel(level), *limits, of_difference=name == DIFFERENCE))
+    return tuple(found)
+
+
+def _bounds(pair: Any) -> tuple[float, float] | None:
+    """Two numbers or nulls, in order."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return None
+    if not all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in pair):
+        return None
+    low, high = -math.inf if pair[0] is None else float(pair[0]), math.inf if pair[1] is None else float(pair[1])
+    return (low, high) if low < high else None
+
+
+@dataclass(frozen=True, slots=True)
 class LossSettings:
     """The policy and value losses."""
 
+    loss_type: PolicyLoss = setting(PolicyLoss.PPO, "Policy loss of a token.")
     importance_sampling_level: ImportanceSamplingLevel = setting(
         ImportanceSamplingLevel.TOKEN, "What the importance ratio is computed over, and clipped."
     )
@@ -185,6 +246,18 @@ class LossSettings:
         "Dual clip: for negative advantages, bound the loss at this multiple of the advantage.",
         rlinf="algorithm.clip_ratio_c",
     )
+    cispo_mask: bool = setting(
+        False, "With loss_type: cispo, leave out tokens that PPO's clip would leave without a gradient."
+    )
+    sapo_temperature_pos: float = setting(1.0, "With loss_type: sapo, steepness of the sigmoid where A is positive.")
+    sapo_temperature_neg: float = setting(1.05, "With loss_type: sapo, steepness of the sigmoid where A is not.")
+    topr_positive_weight: float = setting(
+        1.0, "With loss_type: topr, weight of samples with a reward above 0.", roll=of_policy("topr_positive_weight")
+    )
+    topr_negative_weight: float = setting(
+        1.0, "With loss_type: topr, weight of the other samples.", roll=of_policy("topr_negative_weight")
+    )
+    kimi15_tau: float = setting(0.1, "With loss_type: kimi15, weight of half the squared log-ratio.")
     log_ratio_clip: float = setting(
         20.0, "Clamp log-ratios to at least minus this, before ratios are computed from them.", maximum=80
     )
@@ -209,8 +282,19 @@ class LossSettings:
         "Stop the run if the log-probs of a token, of engine and learner with the same weights, differ by more. "
         "Without recomputed log-probs the first step alone is checked. 0: never.",
     )
-    importance_weight_cap: float = setting(
-        2.0, "Cap on the importance weight of a token, with old_logprobs: decoupled."
+    rollout_is: ImportanceSamplingLevel | None = setting(
+        None,
+        "Weigh the loss by the ratio of the learner's log-probs, before its first step, to the engine's, at this "
+        "level. Default: importance_sampling_level with old_logprobs: decoupled, else none.",
+    )
+    importance_weight_cap: float | None = setting(2.0, "Cap on the weights of rollout_is; 0 or null: no cap.", null=0.0)
+    rollout_is_batch_normalize: bool = setting(
+        False, "Divide the weights of rollout_is by their mean over a minibatch."
+    )
+    rollout_rejection: Mapping[str, Any] = setting(
+        {},
+        "Leave tokens out of the loss whose ratio of learner to engine is outside bounds: by level, [low, high], or "
+        "{ratio: [low, high], difference: [low, high]}, the latter of probabilities.",
     )
     kl_coef: float = setting(0.0, "KL loss coefficient, against the reference.", rlinf="algorithm.kl_beta")
     kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
@@ -223,7 +307,39 @@ class LossSettings:
         rlinf="algorithm.value_clip",
         roll="value_clip",
     )
+    value_huber_delta: float | None = setting(
+        None, "Huber loss of the critic: errors beyond this count linearly.", rlinf="algorithm.huber_delta"
+    )
     distillation: Distillation | None = None  # of supervised training with a teacher
+
+    @property
+    def weight_level(self) -> ImportanceSamplingLevel:
+        """Level of the weights that correct for the engine's log-probs; NONE: there are none.
+
+        >>> LossSettings(old_logprobs=OldLogprobs.DECOUPLED).weight_level.value, LossSettings().weight_level.value
+        ('token', 'none')
+        """
+        if self.rollout_is is not None:
+            return self.rollout_is
+        if self.old_logprobs is not OldLogprobs.DECOUPLED:
+            return ImportanceSamplingLevel.NONE
+        level = self.importance_sampling_level
+        return ImportanceSamplingLevel.TOKEN if level is ImportanceSamplingLevel.NONE else level
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The rules of `rollout_rejection`."""
+        return read_rejection(self.rollout_rejection, Where(), Findings())
+
+    @property
+    def corrects_rollout(self) -> bool:
+        """True if the loss corrects for what engine and learner differ by."""
+        return self.weight_level is not ImportanceSamplingLevel.NONE or bool(self.rollout_rejection)
+
+    @property
+    def uses_engine_logprobs(self) -> bool:
+        """True if the loss needs the engine's log-probs of every token."""
+        return self.old_logprobs is not OldLogprobs.RECOMPUTE or self.corrects_rollout
 
 
 USUAL_RATES = (1e-7, 1e-3)

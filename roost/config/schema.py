@@ -12,6 +12,7 @@ from typing import Any
 from roost.config.data import KEYS
 from roost.config.findings import MAX_ACCELERATORS
 from roost.config.job import Notation
+from roost.config.learning import REJECTION_LEVELS
 from roost.config.node_groups import RESERVED_LABELS
 from roost.config.section import EXPONENT, MAX_NUMBER
 from roost.config.teacher import KEYS as TEACHER_KEYS
@@ -151,6 +152,8 @@ def _setting(setting: Setting) -> Schema:
         schema |= {"properties": {key: {} for key in KEYS}, "additionalProperties": False}
     if setting.name == TEACHER:
         schema |= {"properties": {key: {} for key in TEACHER_KEYS}, "additionalProperties": {"type": "object"}}
+    if setting.name == "rollout_rejection":
+        schema |= {"properties": {level.value: {} for level in REJECTION_LEVELS}, "additionalProperties": False}
     if setting.type is int:
         schema |= {"minimum": -1, "maximum": setting.maximum or MAX_ACCELERATORS}
         schema |= {"not": {"const": 0}} if setting.minimum else {}

@@ -32,6 +32,7 @@ from roost.config.train_choices import LossAggregation as LossAggregation
 from roost.config.train_choices import LrSchedulerType as LrSchedulerType
 from roost.config.train_choices import Objective as Objective
 from roost.config.train_choices import OldLogprobs as OldLogprobs
+from roost.config.train_choices import PolicyLoss as PolicyLoss
 from roost.config.train_choices import RewardScope as RewardScope
 from roost.config.train_choices import RolloutLogprobs as RolloutLogprobs
 from roost.config.train_choices import Whitening as Whitening

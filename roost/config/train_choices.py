@@ -12,6 +12,7 @@ class AdvantageEstimator(StrEnum):
     GROUP_MEAN = "group_mean"  # less the mean of its group
     GRPO = "grpo"  # that, divided by the group's standard deviation (of a sample: n - 1)
     REINFORCE = "reinforce++"  # its return, normalised over the whole batch
+    REINFORCE_BASELINE = "reinforce++_baseline"  # less the mean of its group, whitened over the tokens of the batch
     REWARD = "reward"  # its return as it is
     GIGPO = "gigpo"  # its episode's return and its step's return, each normalised among its like (GiGPO)
     GAE = "gae"  # from a critic's values
@@ -25,12 +26,24 @@ class Objective(StrEnum):
     SFT = "sft"
 
 
+class PolicyLoss(StrEnum):
+    """Loss of a token, from its importance ratio and advantage."""
+
+    PPO = "ppo"  # the clipped surrogate of PPO, GRPO, DAPO and GSPO
+    CISPO = "cispo"  # -A log p, weighted by the clipped ratio, which has no gradient
+    SAPO = "sapo"  # a sigmoid of the ratio instead of a clip
+    TOPR = "topr"  # -A log p, weighted by the ratio up to 1 where the reward is 0 or less
+    KIMI15 = "kimi15"  # -A log p, and the squared log-ratio
+
+
 class ImportanceSamplingLevel(StrEnum):
     """Unit over which the importance ratio is computed and clipped."""
 
     TOKEN = "token"
-    TURN = "turn"
-    TRAJECTORY = "trajectory"
+    TURN = "turn"  # the product over the tokens of a turn
+    TURN_MEAN = "turn_mean"  # their geometric mean
+    TRAJECTORY = "trajectory"  # the product over all tokens of a sample (LOOP)
+    SEQUENCE = "sequence"  # their geometric mean (GSPO)
     NONE = "none"  # no ratio: plain policy gradient
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from roost.config.data import AGENTS, QUESTIONS, SCENARIO, read_data
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
+from roost.config.learning import read_rejection
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, warn_unlike
 from roost.config.section import Section, Unresolved
 from roost.config.teacher import (
@@ -120,6 +121,7 @@ def read_training(
     values = {**usual, **values}
     read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
     _note_idle_keys(values, setting_location("teacher", job), root)
+    read_rejection(values.get("rollout_rejection", {}), setting_location("rollout_rejection", job), root.findings)
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
     if values.get("data"):
@@ -393,7 +395,8 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     if "clip_range" in loss:
         loss.setdefault("clip_range_high", loss["clip_range"])
     is_gae = values.get("advantage_estimator") is AdvantageEstimator.GAE
-    whitening = Whitening.TOKENS_BIASED if is_gae else Whitening.NONE
+    is_whitened = values.get("advantage_estimator") is AdvantageEstimator.REINFORCE_BASELINE
+    whitening = Whitening.TOKENS_BIASED if is_gae else Whitening.TOKENS if is_whitened else Whitening.NONE
     actor = next((each for each in job.components if each.name == "actor"), None)
     learner = LearnerSettings(
         **part("learner"),

@@ -150,6 +150,7 @@ _ESTIMATORS: Mapping[AdvantageEstimator, Callable[[_Grouped], Doubles]] = {
     AdvantageEstimator.GROUP_MEAN: _group_mean,
     AdvantageEstimator.GRPO: _grpo,
     AdvantageEstimator.REINFORCE: _reinforce,
+    AdvantageEstimator.REINFORCE_BASELINE: _group_mean,
     AdvantageEstimator.REWARD: _reward,
     AdvantageEstimator.TEACHER: _none,
 }

@@ -56,6 +56,7 @@ def policy_part(
         entropy=entropy,
         reference_logprobs=_of_all(samples, "reference_logprobs", device),
         distillation=distilled[0] if distilled else None,
+        rewards=_rewards(samples, packed, device),
     )
     return policy_loss(batch, settings, totals)
 
@@ -80,6 +81,12 @@ def _of_all(samples: Sequence[Sample], name: str, device: torch.device) -> Tenso
     if len(arrays) != len(samples):
         raise ValueError(f"{len(arrays)} of {len(samples)} samples have {name}; all must have them, or none")
     return _tensor(picked(samples, arrays), device)
+
+
+def _rewards(samples: Sequence[Sample], packed: Packed, device: torch.device) -> Tensor | None:
+    """The reward of each token's sample, if all samples have one."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    return torch.tensor(rewards, device=device)[packed.sequence] if len(rewards) == len(samples) else None
 
 
 def _tensor(array: Floats, device: torch.device) -> Tensor:

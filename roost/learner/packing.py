@@ -24,13 +24,27 @@ def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
     return values.new_zeros(count).index_add(0, segments, values)[segments]
 
 
-def level_sums(values: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
-    """Sum over each token's unit at this level: the token, its turn, or its sequence."""
+def segment_means(values: Tensor, segments: Tensor) -> Tensor:
+    """Mean over each token's segment, with one entry per token.
+
+    >>> import torch
+    >>> segment_means(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 1])).tolist()
+    [1.5, 1.5, 4.0]
+    """
+    return segment_sums(values, segments) / segment_sums(values.new_ones(len(values)), segments)
+
+
+def level_values(values: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
+    """Value of each token's unit at this level: the token's own, or the sum or mean over its turn or sequence."""
     match level:
         case ImportanceSamplingLevel.TURN:
             return segment_sums(values, turn)
+        case ImportanceSamplingLevel.TURN_MEAN:
+            return segment_means(values, turn)
         case ImportanceSamplingLevel.TRAJECTORY:
             return segment_sums(values, sequence)
+        case ImportanceSamplingLevel.SEQUENCE:
+            return segment_means(values, sequence)
         case ImportanceSamplingLevel.TOKEN | ImportanceSamplingLevel.NONE:
             return values
 

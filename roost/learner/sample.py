@@ -38,6 +38,7 @@ class Sample:
     teacher_penalty: Floats | None = None  # KL from the teachers, times their coefficients
     returns: Floats | None = None  # targets of the critic
     values: Floats | None = None  # the critic's values
+    reward: float | None = None  # of its episode
     distribution: Distribution | None = None  # the teacher's, in supervised training
 
     def __post_init__(self) -> None:

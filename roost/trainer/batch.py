@@ -179,7 +179,8 @@ def with_advantages(
             replace(sample, advantages=np.full(len(sample), value + settings.advantage_offset, np.float32))
             for sample, value in zip(batch.samples, sizes, strict=True)
         ]
-    selected = replace(batch, samples=tuple(samples)).choose(chosen.kept)
+    rewarded = [replace(sample, reward=reward) for sample, reward in zip(samples, batch.rewards, strict=True)]
+    selected = replace(batch, samples=tuple(rewarded)).choose(chosen.kept)
     groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
     alone = int(is_alone(groups).sum()) if settings.advantage_estimator is AdvantageEstimator.LEAVE_ONE_OUT else 0
     return selected, chosen, alone

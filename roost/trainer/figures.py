@@ -16,17 +16,20 @@ from roost.trainer.batch import staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
+LARGEST_LOG_RATIO = 20.0
 MOST = 700.0  # beyond it exp is infinite
 
 
 def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]) -> dict[str, float]:
     """Statistics of the difference over sampled tokens; empty without tokens.
 
-    `kl_k3` estimates KL(engine || learner). Maximum and 99th percentile cannot be combined over ranks: pass all tokens.
+    `kl_k3` estimates KL(engine || learner), `chi2` the chi-square divergence E[w²] - 1 of the ratios w of learner to
+    engine, and `ess` is their effective sample size (Σ w)² / (n Σ w²). Maximum and 99th percentile cannot be combined
+    over ranks: pass all tokens.
 
     >>> found = mismatch(np.log([0.5, 0.5]), np.log([0.5, 0.25]))
-    >>> {name: round(value, 4) for name, value in found.items() if name != "logprob_p99"}
-    {'logprob_mean': 0.3466, 'logprob_max': 0.6931, 'probability_mean': 0.125, 'kl_k3': 0.0966}
+    >>> {name: round(found[name], 4) for name in ("logprob_mean", "logprob_max", "kl_k3", "chi2", "ess")}
+    {'logprob_mean': 0.3466, 'logprob_max': 0.6931, 'kl_k3': 0.0966, 'chi2': -0.375, 'ess': 0.9}
     """
     if len(engine) != len(learner):
         raise ValueError(f"{len(engine)} log-probabilities of the engine, but {len(learner)} of the learner")
@@ -41,7 +44,16 @@ def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]
         "logprob_p99": float(np.percentile(apart, 99)),
         "probability_mean": float(np.abs(np.exp(engine) - np.exp(learner)).mean()),
         "kl_k3": float((np.expm1(above) - above).mean()),
+        **_spread_of_ratios(learner - engine),
     }
+
+
+def _spread_of_ratios(log_ratios: npt.NDArray[np.floating]) -> dict[str, float]:
+    """Chi-square divergence and effective sample size, as a share, of importance ratios."""
+    # exp(2 * 20) is far beyond any useful weight
+    found = np.exp(np.clip(log_ratios, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+    second = float((found**2).mean())
+    return {"chi2": second - 1, "ess": float(found.mean()) ** 2 / second}
 
 
 PHASES = ("read", "generate", "switch", "score", "learn", "sync")
@@ -162,6 +174,9 @@ def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, 
         return {}
     engine, learner = (np.concatenate(each) for each in zip(*pairs, strict=True))
     found = mismatch(engine, learner)
+    if len(engine):
+        whole = np.array([float((of_learner - of_engine).sum()) for of_engine, of_learner in pairs])
+        found |= {f"{name}_sequence": value for name, value in _spread_of_ratios(whole).items()}
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 

@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import nn
 
-from roost.config.train import LearnerSettings
+from roost.config.train import LearnerSettings, LossSettings
 from roost.engines.command import EngineKind
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet
@@ -26,12 +26,14 @@ from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import BroadcastSender, Sent, WeightUpdate, send
+from roost.learner.corrections import correction, mean_over_units
 from roost.learner.distributed import init_distributed
 from roost.learner.export import whole_bytes
 from roost.learner.heads import Head
 from roost.learner.learner import Learner, in_buckets
 from roost.learner.losses import Totals
 from roost.learner.model import float_type
+from roost.learner.packing import pack, picked
 from roost.learner.sample import Distribution, Floats, Sample
 from roost.placement.routes import ServerRoute, WeightRoute
 from roost.runtime.worker import Worker, WorkerGroup
@@ -297,10 +299,29 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def totals_of(samples: Sequence[Sample], longest: int) -> Totals:
-    """Totals of a minibatch. A first token is not predicted, so it does not count."""
+def totals_of(samples: Sequence[Sample], longest: int, loss: LossSettings | None = None) -> Totals:
+    """Totals of a minibatch. A first token is not predicted, so it does not count.
+
+    Where the learner's log-probs are known, rejected tokens are counted, and the mean of importance weights is taken.
+    """
     generated = [int(sample.is_generated[1:].sum()) for sample in samples]
-    return Totals(sum(1 for count in generated if count), sum(generated), longest)
+    whole = Totals(sum(1 for count in generated if count), sum(generated), longest)
+    scored = [sample for sample, count in zip(samples, generated, strict=True) if count]
+    old = [sample.old_logprobs for sample in scored if sample.old_logprobs is not None]
+    if loss is None or not loss.corrects_rollout or not old or len(old) != len(scored):
+        return whole
+    packed = pack(scored)
+    sequence, turn = torch.from_numpy(packed.sequence), torch.from_numpy(packed.turn)
+    learner, engine = (
+        torch.from_numpy(picked(scored, arrays)) for arrays in (old, [sample.logprobs for sample in scored])
+    )
+    found = correction(learner, engine, sequence, turn, loss)
+    if found.kept is not None:
+        kept = found.kept
+        whole = replace(whole, kept_sequences=len(sequence[kept].unique()), kept_tokens=int(kept.sum()))
+    if found.weights is not None and loss.rollout_is_batch_normalize:
+        whole = replace(whole, mean_weight=mean_over_units(found.weights, sequence, turn, loss.weight_level))
+    return whole
 
 
 class Learners:

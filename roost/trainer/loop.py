@@ -47,6 +47,7 @@ from roost.trainer.learners import ALL_PARTS, Learners, totals_of
 from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
+REJECTED = "steps/rejected"  # minibatches of which rollout_rejection left no token
 DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl
 
 
@@ -335,8 +336,11 @@ class Loop:
                 # The schedule also counts minibatches that are not learnt from: it ends with the run.
                 position = self.state.step * settings.optimizer_steps + (part * settings.ppo_epochs + epoch) * cut_into
                 for number, samples in enumerate(minibatches(chosen, cut_into, seed)):
-                    totals = totals_of(samples, settings.sampling.max_new_tokens)
+                    totals = totals_of(samples, settings.sampling.max_new_tokens, settings.learner.loss)
                     if not totals.tokens or self.skipped.exceeds(settings):
+                        continue
+                    if not totals.kept.tokens:
+                        metrics.append({REJECTED: 1.0})
                         continue
                     if self._is_stopped_early:
                         metrics.append({DROPPED: 1.0})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roost.config.train import OldLogprobs, RolloutLogprobs, SamplingSettings, TrainSettings
+from roost.config.train import RolloutLogprobs, SamplingSettings, TrainSettings
 from roost.engines.command import TRAITS, EngineKind
 from roost.engines.fleet import Fleet
 from roost.engines.owner import START_LIMIT_S
@@ -288,7 +288,7 @@ def logprob_interval(settings: TrainSettings, scenario: Scenario) -> int:
     wanted = settings.rollout.rollout_logprobs
     if wanted is RolloutLogprobs.AUTO:
         loss = settings.learner.loss
-        are_used = loss.old_logprobs is not OldLogprobs.RECOMPUTE or loss.max_logprob_mismatch > 0
+        are_used = loss.uses_engine_logprobs or loss.max_logprob_mismatch > 0
         are_seen = not getattr(scenario, "single_turn", False)  # agents may read them
         is_free = TRAITS[EngineKind(settings.engine)].is_free_to_tell
         wanted = RolloutLogprobs.ALL if are_used or are_seen or is_free else RolloutLogprobs.SOME

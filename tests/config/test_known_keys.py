@@ -80,6 +80,7 @@ READ_WITH = {
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
         {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
         {"algorithm.adv_type": "grpo_dynamic"},
+        {"algorithm.loss_type": "decoupled_actor_critic"},
         {"algorithm.down_sampling.do_down_sampling": True, "runner.enable_dynamic_batch_size": True},
         {"actor.training_backend": "fsdp", "actor.optim.total_training_steps": 9, "actor.optim.lr_warmup_steps": -1},
         {"agentloop.toolcall_parser": "searchr1-qwen", "agentloop.max_turns": 3},
@@ -150,7 +151,29 @@ READ_WITH = {
             **{f"{role}.device_mapping": [0] for role in ("student_train", "student_infer", "teacher")},
             "student_train.worker_cls": "actor_pg_worker.ActorPGWorker",
             "student_train.data_args.file_name": "train.jsonl",
+            "student_train.pg_variant": "cispo",
         },
+        *(
+            {
+                **PLAIN,
+                **dict.fromkeys(("actor_train", "actor_infer", "is_pure_opd"), None),
+                **{f"{role}.device_mapping": [0] for role in ("student_train", "student_infer", "teacher")},
+                "student_train.worker_cls": "actor_pg_worker.ActorPGWorker",
+                "student_train.pg_variant": variant,
+            }
+            for variant in ("tis", "kimi15")
+        ),
+        *(
+            {
+                **NOT_DISTILLED,
+                **PLAIN,
+                "actor_train.worker_cls": "actor_pg_worker.ActorPGWorker",
+                "actor_train.pg_variant": variant,
+                "train_infer_correction.is_weight.enabled": True,
+            }
+            for variant in ("cispo", "tis", "kimi15")
+        ),
+        {**NOT_DISTILLED, **PLAIN, "actor_train.worker_cls": None},
     ],
     Notation.LOOP: [{"rl.eval.enable": True, "rl.optimization.lr_scheduler._target_": "get_const_lr"}],
 }

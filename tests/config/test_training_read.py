@@ -72,6 +72,8 @@ def sample(key):
         return {"model": "large", "coef": 0.5}
     if key.name == "data":
         return {"path": "some/file.jsonl", "shuffle": False}
+    if key.name == "rollout_rejection":
+        return {"token": [0.5, 2.0]}
     return {int: 5, float: 0.625, bool: True, str: "some/thing", Mapping: {"_target_": "a.B", "c": 1}}[key.type]
 
 

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
+from roost.config.train import (
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LossSettings,
+    OldLogprobs,
+    PolicyLoss,
+)
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
 
 
@@ -37,8 +44,14 @@ def check(some, settings, loss, gradient, longest=4):
     assert some.logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
 
 
+def S(x):
+    """The sigmoid."""
+    return 1 / (1 + math.exp(-x))
+
+
 def two_sequences(**others):
-    """Ratios 1.5 and 0.5 with advantage 2, and ratio 2 with advantage -1."""
+    """Ratios 1.5 and 0.5 with advantage 2, and ratio 2 with advantage -1; the second sample has no reward."""
+    others.setdefault("rewards", torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     places = [0, 0, 1], [0, 0, 1]
     return batch([0.6, 0.2, 0.8], [0.4, 0.4, 0.4], [2.0, 2.0, -1.0], *places, **others)
 
@@ -64,6 +77,45 @@ def two_sequences(**others):
         pytest.param({"clip_range_high": 0.6}, -0.75 - 0.25 + 1.0, [-0.75, -0.25, 1.0], id="within the clip"),
         pytest.param({"dual_clip": 1.5}, -0.64 - 0.25 + 0.75, [0.0, -0.25, 0.0], id="dual clip"),
         pytest.param({"dual_clip": 3.0}, -0.64 - 0.25 + 1.0, [0.0, -0.25, 1.0], id="within the dual clip"),
+        # -clip(r) A log p: 1.28, 0.8 and 1.28 times 2 log(5/3), 2 log 5 and -log(5/4)
+        pytest.param(
+            {"loss_type": PolicyLoss.CISPO},
+            1.28 * 2 * math.log(5 / 3) / 4 + 0.8 * 2 * math.log(5) / 4 - 1.28 * math.log(5 / 4) / 2,
+            [-1.28 / 2, -0.8 / 2, 1.28 / 2],
+            id="cispo",
+        ),
+        # of these PPO would clip the first alone
+        pytest.param(
+            {"loss_type": PolicyLoss.CISPO, "cispo_mask": True},
+            0.8 * 2 * math.log(5) / 4 - 1.28 * math.log(5 / 4) / 2,
+            [0.0, -0.8 / 2, 1.28 / 2],
+            id="cispo with a mask",
+        ),
+        # 4/t / (1 + exp(-t (r - 1))) with t = 1 and 2; its slope is 4 s (1 - s), times r
+        pytest.param(
+            {"loss_type": PolicyLoss.SAPO, "sapo_temperature_neg": 2.0},
+            -2 * 4 * (S(0.5) + S(-0.5)) / 4 + 2 * S(2.0) / 2,
+            [-4 * S(0.5) * S(-0.5) * 2 * 1.5 / 4, -4 * S(0.5) * S(-0.5) * 2 * 0.5 / 4, 4 * S(2.0) * S(-2.0) * 2 / 2],
+            id="sapo",
+        ),
+        pytest.param(
+            {"loss_type": PolicyLoss.TOPR, "topr_positive_weight": 0.5, "topr_negative_weight": 2.0},
+            0.5 * 2 * math.log(5 / 3) / 4 + 0.5 * 2 * math.log(5) / 4 - 2.0 * math.log(5 / 4) / 2,
+            [-0.25, -0.25, 1.0],  # the ratio of 2 is tapered to 1
+            id="topr",
+        ),
+        pytest.param(
+            {"loss_type": PolicyLoss.KIMI15, "kimi15_tau": 0.2},
+            (2 * math.log(5 / 3) + 0.1 * math.log(1.5) ** 2) / 4
+            + (2 * math.log(5) + 0.1 * math.log(0.5) ** 2) / 4
+            + (-math.log(5 / 4) + 0.1 * math.log(2) ** 2) / 2,
+            [
+                (-2 + 0.2 * math.log(1.5)) / 4,
+                (-2 + 0.2 * math.log(0.5)) / 4,
+                (1 + 0.2 * math.log(2)) / 2,
+            ],
+            id="kimi15",
+        ),
         # -A log p: 2 log(5/3), 2 log 5, -log(5/4)
         pytest.param(
             {"importance_sampling_level": ImportanceSamplingLevel.NONE},
@@ -176,6 +228,112 @@ def test_proximal_losses_are_weighted(settings, loss, gradient):
     some = batch(probabilities, probabilities, [1.0] * 3, [0, 0, 0], [0, 0, 1], engine_logprobs=engine)
     check(some, LossSettings(**{"old_logprobs": OldLogprobs.DECOUPLED, **settings}), loss, gradient)
     assert engine.grad is None
+
+
+GEOMETRIC = math.sqrt(2 * 0.75)  # of the ratios 2 and 3/4
+
+
+@pytest.mark.parametrize(
+    ("advantage", "level", "loss", "gradient"),
+    [
+        # ratios of tokens 2, 3/4, 1/2; geometric means of the turns 1.2247 and 1/2, of the sequence (3/4)^(1/3)
+        pytest.param(
+            -1.0,
+            ImportanceSamplingLevel.TURN_MEAN,
+            (2 * GEOMETRIC + 0.8) / 3,
+            [GEOMETRIC / 3, GEOMETRIC / 3, 0.0],
+            id="turn_mean",
+        ),
+        pytest.param(
+            1.0,
+            ImportanceSamplingLevel.SEQUENCE,
+            -(0.75 ** (1 / 3)),
+            [-(0.75 ** (1 / 3)) / 3] * 3,
+            id="sequence (GSPO)",
+        ),
+    ],
+)
+def test_geometric_means(advantage, level, loss, gradient):
+    some = batch([0.8, 0.3, 0.2], [0.4, 0.4, 0.4], [advantage] * 3, [0, 0, 0], [0, 0, 1])
+    check(some, LossSettings(importance_sampling_level=level), loss, gradient)
+
+
+@pytest.mark.parametrize("old_logprobs", [OldLogprobs.RECOMPUTE, OldLogprobs.DECOUPLED])
+@pytest.mark.parametrize(
+    ("settings", "totals", "loss", "gradient"),
+    [
+        # learner to engine 3, 1/2 and 1; of the first sequence the geometric mean is 1.2247
+        pytest.param(
+            {"rollout_is": "none", "rollout_rejection": {"token": [0.6, 2.0]}}, {}, -1.0, [0, 0, -1], id="mask"
+        ),
+        pytest.param(
+            {"rollout_is": "none", "rollout_rejection": {"token": [0.6, 2.0]}},
+            {"kept_sequences": None, "kept_tokens": None},
+            -0.5,
+            [0, 0, -0.5],
+            id="divided by all sequences, where the rest is not known",
+        ),
+        pytest.param(
+            {"rollout_is": "none", "rollout_rejection": {"token": [None, 2.0]}},
+            {"kept_sequences": 2, "kept_tokens": 2},
+            -1.0,
+            [0, -0.5, -0.5],
+            id="half of a sequence",
+        ),
+        pytest.param(
+            {"rollout_is": "none", "rollout_rejection": {"sequence": [0.9, 1.2]}}, {}, -1.0, [0, 0, -1], id="sequence"
+        ),
+        pytest.param(
+            {"rollout_is": "none", "rollout_rejection": {"token": {"difference": [-0.3, 0.3]}}},
+            {"kept_sequences": 2, "kept_tokens": 2},
+            -1.0,
+            [0, -0.5, -0.5],
+            id="difference of probabilities",
+        ),
+        pytest.param(
+            {"rollout_is": "sequence", "importance_weight_cap": 0.0},
+            {"kept_sequences": None, "kept_tokens": None},
+            -(GEOMETRIC + 1) / 2,
+            [-GEOMETRIC / 4, -GEOMETRIC / 4, -0.5],
+            id="geometric weights without a cap",
+        ),
+        pytest.param(
+            {"rollout_is": "token", "importance_weight_cap": 2.0, "rollout_is_batch_normalize": True},
+            {"kept_sequences": None, "kept_tokens": None, "mean_weight": 3.5 / 3},
+            -(2.5 / 2 + 1) / 2 * 3 / 3.5,
+            [-2 / 4 * 3 / 3.5, -0.5 / 4 * 3 / 3.5, -0.5 * 3 / 3.5],
+            id="normalised weights",
+        ),
+    ],
+)
+def test_corrections_for_the_engine(old_logprobs, settings, totals, loss, gradient):
+    """New is old: each token's loss is -1, whatever the ratio."""
+    probabilities = [0.6, 0.2, 0.4]
+    engine = logs([0.2, 0.4, 0.4])
+    some = batch(probabilities, probabilities, [1.0] * 3, [0, 0, 1], [0, 0, 1], engine_logprobs=engine)
+    level = ImportanceSamplingLevel(settings["rollout_is"])
+    kind = LossSettings(**{**settings, "rollout_is": level, "old_logprobs": old_logprobs})
+    whole = {"kept_sequences": 1, "kept_tokens": 1, **totals}
+    found, described = policy_loss(some, kind, Totals(sequences=2, tokens=3, longest=4, **whole))
+    assert found.item() == pytest.approx(loss, rel=1e-6)
+    found.backward()
+    assert some.logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
+    if kind.rollout_rejection:
+        lost = [slope == 0 for slope in gradient]
+        assert described["rejected"].item() == pytest.approx(lost[0] / 4 + lost[1] / 4 + lost[2] / 2)
+        assert described["rejected_sequences"].item() == (lost[0] and lost[1]) / 2
+
+
+def test_without_recomputed_log_probs_the_current_ones_are_compared_with_the_engine():
+    some = batch([0.6, 0.2], None, [1.0, 1.0], [0, 0], [0, 0], engine_logprobs=logs([0.2, 0.4]))
+    level, rule = ImportanceSamplingLevel.NONE, {"token": [None, 2.0]}
+    kind = LossSettings(
+        old_logprobs=OldLogprobs.ROLLOUT,
+        importance_sampling_level=level,
+        rollout_is=ImportanceSamplingLevel.TOKEN,
+        rollout_rejection=rule,
+    )
+    check(some, kind, -0.5 * math.log(0.2), [0.0, -0.5])
 
 
 def test_the_ratio_may_be_taken_against_the_engine():

@@ -7,13 +7,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
+from roost.config.train import (
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LossSettings,
+    OldLogprobs,
+    PolicyLoss,
+)
 from roost.learner.losses import PolicyBatch, Totals, ValueBatch, policy_loss, value_loss
 
 SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
 LOSSES = st.builds(
     LossSettings,
+    loss_type=st.sampled_from(PolicyLoss),
     importance_sampling_level=st.sampled_from(ImportanceSamplingLevel),
+    rollout_is=st.sampled_from([None, *ImportanceSamplingLevel]),
+    rollout_rejection=st.sampled_from([{}, {"token": [0.5, 2.0]}, {"turn_mean": [0.8, None], "sequence": [None, 1.1]}]),
+    cispo_mask=st.booleans(),
     loss_aggregation=st.sampled_from(LossAggregation),
     old_logprobs=st.sampled_from(OldLogprobs),
     dual_clip=st.sampled_from([None, 1.5]),
@@ -34,7 +45,9 @@ def drawn(shape, seed):
     sequence, turn = numbered(map(sum, shape)), numbered(length for turns in shape for length in turns)
     generator = torch.Generator().manual_seed(seed)
     some = torch.randn(6, len(turn), generator=generator, dtype=torch.float64) * 0.5
-    return PolicyBatch(some[0] - 2, some[1] - 2, some[2] - 2, some[3], sequence, turn, some[4].abs(), some[5] - 2)
+    rewards = (sequence % 2).double()
+    others = {"entropy": some[4].abs(), "reference_logprobs": some[5] - 2, "rewards": rewards}
+    return PolicyBatch(some[0] - 2, some[1] - 2, some[2] - 2, some[3], sequence, turn, **others)
 
 
 def part(whole, sequences):

@@ -17,6 +17,8 @@ def test_what_is_told():
             "logprob_p99": math.log(2),
             "probability_mean": 0.125,
             "kl_k3": (0.5 - math.log(0.5) - 1) / 2,  # of KL(engine || learner): by learner / engine, here 1/2
+            "chi2": (0.25 + 1) / 2 - 1,
+            "ess": 0.75**2 / 0.625,
         },
         abs=1e-6,
     )

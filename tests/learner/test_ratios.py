@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roost.config.train import ImportanceSamplingLevel
-from roost.learner.losses import importance_weights, ratios
+from roost.learner.corrections import importance_weights, ratios
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

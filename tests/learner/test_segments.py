@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost.config.train import ImportanceSamplingLevel
-from roost.learner.packing import level_sums, segment_sums
+from roost.learner.packing import level_values, segment_sums
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 
@@ -19,7 +19,7 @@ SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
     ],
 )
 def test_what_is_added_up_at_each_level(level, sums):
-    assert level_sums(torch.tensor([1.0, 2.0, 4.0, 8.0]), SEQUENCE, TURN, level).tolist() == sums
+    assert level_values(torch.tensor([1.0, 2.0, 4.0, 8.0]), SEQUENCE, TURN, level).tolist() == sums
 
 
 @pytest.mark.parametrize(

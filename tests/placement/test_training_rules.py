@@ -123,7 +123,7 @@ BROKEN = {
         "train.old_logprobs",
         "is recompute, but samples may be of an older policy",
     ),
-    "dual-clip": (rlinf(dual_clip=1.2), "train.dual_clip", "is 1.2; it must be above 1 + clip_range_high, 1.2"),
+    "dual-clip": (rlinf(dual_clip=1), "train.dual_clip", "is 1; it must be above 1"),
     "float16": (rlinf(compute_dtype="float16"), "train.compute_dtype", "is float16, whose losses Roost does not scale"),
     "small-weights": (
         rlinf(weight_dtype="bfloat16"),

@@ -1,7 +1,12 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roost.config.train import ImportanceSamplingLevel, LossSettings
+from roost.learner.sample import Sample
 from roost.trainer.batch import batch_of
 from roost.trainer.learners import Learners, shares, totals_of
 from tests.rollout.script import ran
@@ -24,6 +29,20 @@ def test_the_size_of_a_minibatch_is_that_of_what_the_policy_made():
     samples = batch_of([type(group)(0, group.task, 0, tuple(episodes))]).samples
     totals = totals_of(samples, longest=50)
     assert (totals.sequences, totals.tokens, totals.longest) == (2, 4, 50)
+
+
+def test_rejected_tokens_are_counted_where_the_learners_log_probs_are_known():
+    """Of two samples the engine and the learner agree on the second alone."""
+    zeros = np.zeros(3, np.float32)
+    turns, ids = np.array([-1, 0, 0]), np.arange(3)
+    old = [np.log([1.0, 0.9, 0.1]).astype(np.float32), np.log([1.0, 0.5, 0.5]).astype(np.float32)]
+    samples = [Sample(ids, turns, np.full(3, np.log(0.5), np.float32), zeros, old_logprobs=each) for each in old]
+    rule = LossSettings(rollout_rejection={"token": [0.5, 1.5]})
+    found = totals_of(samples, 9, rule)
+    assert (found.tokens, found.kept.sequences, found.kept.tokens) == (4, 1, 2)
+    assert totals_of([replace(each, old_logprobs=None) for each in samples], 9, rule).kept.tokens == 4
+    weighted = LossSettings(rollout_is=ImportanceSamplingLevel.TRAJECTORY, rollout_is_batch_normalize=True)
+    assert totals_of(samples, 9, weighted).mean_weight == pytest.approx((0.36 + 1) / 2)
 
 
 class Ranks:

@@ -129,11 +129,11 @@ TABLE = (
     Entry(
         EMBODIED,
         """algorithm.{actor_agg_q,agg_q,backup_entropy,bootstrap_type,critic_actor_ratio,critic_subsample_size,dagger.**}
-        algorithm.{demo_buffer.**,replay_buffer.**,entropy_tuning.**,enable_drq,entropy_type,huber_delta,kl_penalty}
+        algorithm.{demo_buffer.**,replay_buffer.**,entropy_tuning.**,enable_drq,entropy_type,kl_penalty}
         algorithm.{logprob_type,num_updates_per_step,reward_coef,reward_type,rewards_lower_bound,rewards_upper_bound}
         algorithm.{target_update_freq,tau,auto_reset,ignore_terminations,require_values,rollout_epoch}
         algorithm.{eval_rollout_epoch,use_fixed_reset_state_ids,length_params.**,num_group_envs,n_chunk_steps}
-        algorithm.{staleness_threshold,behave_weight_threshold,proximal_logprob_type,offline_data_ratio,bc_coef,filter_rewards}
+        algorithm.{staleness_threshold,proximal_logprob_type,offline_data_ratio,bc_coef,filter_rewards}
         algorithm.sampling_params.{temperature_train,temperature_eval,add_BOS}
         {actor,critic}.critic_optim.** actor.sft_loss_weight actor.enable_sft_co_train""",
     ),
@@ -144,7 +144,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        "algorithm.{loss_type,critic_warmup_steps,entropy_bonus_type}",
+        "algorithm.{critic_warmup_steps,entropy_bonus_type}",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
     Entry(ONLY_EVAL, "runner.only_eval"),

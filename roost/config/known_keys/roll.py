@@ -7,9 +7,6 @@ from roost.config.known_keys.tables import Effect, Entry, Known
 
 ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of their own", "write eval_tasks in train")
-CORRECTION = Known(
-    Effect.TRAINING, "Roost corrects by one capped weight for each token", "write old_logprobs: decoupled"
-)
 CRITIC = Known(
     Effect.TRAINING, "the critic has the policy's settings but for its learning rate and warm-up", "remove it"
 )
@@ -89,7 +86,7 @@ TABLE = (
         ENVIRONMENT,
         """custom_envs.*.** custom_envs.*.{tool_wrapper.**,agent_runner_cls}
         {train,val}_env_manager.{llm_proxy.**,generating_args.**,worker_cls,group_filter_cls}
-        ratio_type parse_tool_call_parameter_to_dict skip_mock_system_prompt
+        parse_tool_call_parameter_to_dict skip_mock_system_prompt
         agent_config_common.** rollout_mock.** user_defined_rollout_loop_cls""",
     ),
     Entry(
@@ -107,11 +104,12 @@ TABLE = (
         LOSS,
         """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
         use_topr_loss l2 minibatch_data_iter_num
-        teachers_kl_coef
-        LEARNER.{topr_positive_weight,topr_negative_weight,tis_lower_bound,tis_upper_bound,cispo_epsilon_low}
-        LEARNER.{cispo_epsilon_high,cispo_use_unified_mask,kimi15_tau}""".replace("LEARNER", POLICIES),
+        teachers_kl_coef""",
     ),
-    Entry(CORRECTION, "train_infer_correction.**"),
+    Entry(
+        Known(Effect.FOLLOWED, "rollout_is and rollout_rejection in train"),
+        "train_infer_correction.{filters.**,is_weight.detach}",
+    ),
     Entry(
         CRITIC,
         """critic.training_args.{weight_decay,warmup_ratio,lr_scheduler_type,adam_beta1,adam_beta2}
@@ -131,6 +129,10 @@ TABLE = (
         "opsd_mode opsd_solution_key opsd_max_solution_length",
     ),
     Entry(Known(Effect.BACKEND, "Roost sends the teacher's distribution through Ray"), "logits_transfer_backend"),
+    Entry(
+        Known(Effect.NOTHING, "ROLL cannot read the column of difficulties, and weighs all samples alike"),
+        "difficulty_loss_weight",
+    ),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
     Entry(START, "resume_from_checkpoint"),
     Entry(SCHEDULE, f"{LEARNERS}.training_args.{{optim,lr_scheduler_kwargs.**}}"),

@@ -60,11 +60,6 @@ def _without_environments(root: Section, values: Values) -> bool:
     return "train_env_manager" not in root
 
 
-def _with_variants(root: Section, values: Values) -> bool:
-    """Only this worker of ROLL's reads `pg_variant`."""
-    return "actor_pg_worker" in str(root.below(training_roll.learner_role(root)).values.get("worker_cls"))
-
-
 def _with_minibatches(root: Section, values: Values) -> bool:
     """Where all samples of a step make one minibatch, their order does not matter."""
     return int(values.get("minibatches", 1)) > 1
@@ -90,7 +85,11 @@ _TASK = "let the scenario of train.task do it"
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.RLINF: (
         Unlike("algorithm.filter_rewards", instead=_TASK, read_by_other=_embodied),
-        Unlike("algorithm.loss_type", (None, "actor"), "write advantage_estimator in train"),
+        Unlike(
+            "algorithm.loss_type",
+            (None, "actor", "actor_critic", training_rlinf.DECOUPLED),
+            "write advantage_estimator and loss_type in train",
+        ),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
         Unlike(
             "algorithm.shuffle_rollout",
@@ -107,17 +106,12 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
     Notation.ROLL: (
         Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
         Unlike("mask_type", (None, "loss")),
-        Unlike("ratio_type", (None, "token"), "write importance_sampling_level: turn in train"),
-        Unlike("difficulty_loss_weight"),
         Unlike("length_loss_weight"),
         Unlike("critic_warmup"),
         *(Unlike(f"{role}.model_update_frequency", (None, 1), _STALENESS) for role in _POLICIES),
         *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),
         Unlike("is_use_additional_prompts"),
         Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
-        Unlike("importance_sampling", (None, "token"), "write importance_sampling_level: trajectory in train"),
-        *(Unlike(f"{role}.pg_variant", (None, "ppo", "vanilla"), read_by_other=_with_variants) for role in _POLICIES),
-        Unlike("train_infer_correction.is_weight.enabled", instead="write old_logprobs: decoupled in train"),
         *(Unlike(f"{role}.generating_args.repetition_penalty", (None, 1)) for role in _ENGINES),
     ),
     Notation.LOOP: (

@@ -31,6 +31,7 @@ from roost.config.section import Section
 from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
+    KlEstimator,
     LossAggregation,
     LrSchedulerType,
     Objective,
@@ -47,6 +48,7 @@ ADV_TYPES = {
 }
 LEVELS = {"turn": AdvantageLevel.SAMPLE, "trajectory": AdvantageLevel.EPISODE}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
+DECOUPLED = "decoupled_actor_critic"
 SFT = "sft"  # the task type of supervised training
 MEGATRON, FSDP = "megatron", "fsdp"
 FSDP_DUAL_CLIP = 3.0
@@ -86,8 +88,9 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "clip_range_high": ("algorithm.clip_ratio_high", "algorithm.ratio_clip_eps"),
     "log_ratio_clip": ("algorithm.clip_log_ratio_min",),
     "max_mean_ratio": ("algorithm.early_stop_imp_ratio",),
-    "old_logprobs": ("algorithm.recompute_logprobs", "algorithm.importance_sampling_fix"),
-    "importance_weight_cap": ("algorithm.importance_sampling_clip",),
+    "old_logprobs": ("algorithm.recompute_logprobs", "algorithm.importance_sampling_fix", "algorithm.loss_type"),
+    "importance_weight_cap": ("algorithm.importance_sampling_clip", "algorithm.loss_type"),
+    "rollout_rejection": ("algorithm.behave_weight_threshold",),
     "kl_estimator": ("algorithm.kl_penalty_type",),
     "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
     "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
@@ -142,7 +145,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "log_ratio_clip": _log_ratio_clip(algorithm),
         "max_mean_ratio": None if is_fsdp(actor) else algorithm.number("early_stop_imp_ratio"),
         **_old_logprobs(algorithm),
-        "kl_estimator": named(algorithm, "kl_penalty_type", DIVERGENCES) if algorithm.number("kl_beta") else None,
+        "kl_estimator": _kl_estimator(algorithm, actor),
         "entropy_coef": _entropy(algorithm),
         **_schedule(actor, _steps_per_step(root, count)),
         "minibatches": count,
@@ -247,6 +250,22 @@ def _advantages(algorithm: Section, has_critic: bool) -> dict[str, Any]:
     return found
 
 
+def _kl_estimator(algorithm: Section, actor: Section) -> KlEstimator | None:
+    """The estimator of the KL loss; RLinf's FSDP actor calls it with policy and reference swapped."""
+    if not algorithm.number("kl_beta"):
+        return None
+    found: KlEstimator | None = named(algorithm, "kl_penalty_type", DIVERGENCES)
+    if is_fsdp(actor) and found in (KlEstimator.K1, KlEstimator.K3):
+        algorithm.findings.warn(
+            "RST-T048",
+            algorithm.where("kl_penalty_type"),
+            f"is {found.value} of the policy from the reference",
+            "RLinf's FSDP actor swaps the two: its k1 has the other sign, its k3 is exp(d) - d - 1",
+            "nothing to do; RLinf's Megatron actor does the same as Roost",
+        )
+    return found
+
+
 def _reinpp(algorithm: Section) -> dict[str, Any]:
     """REINFORCE++ over tokens, with a KL penalty in the rewards, and optionally the group's mean as a baseline."""
     beta = algorithm.number("reinpp_kl_beta")
@@ -301,9 +320,14 @@ def _whitening(algorithm: Section) -> Whitening | None:
 def _old_logprobs(algorithm: Section) -> dict[str, Any]:
     """The denominator of the ratio. Where it is recomputed, the lag decides against what.
 
-    `importance_sampling_fix` recomputes it, and weighs advantages by the capped ratio to the engine's log-probs.
+    `importance_sampling_fix` recomputes it, and weighs advantages by the capped ratio to the engine's log-probs. The
+    decoupled loss weighs without a cap, and leaves out tokens with a weight above `behave_weight_threshold`.
     """
     cap = algorithm.number("importance_sampling_clip")
+    if algorithm.values.get("loss_type") == DECOUPLED:
+        limit = algorithm.number("behave_weight_threshold")
+        rejects = {} if limit is None else {"rollout_rejection": {"token": [None, limit]}}
+        return {"old_logprobs": OldLogprobs.DECOUPLED, "importance_weight_cap": 0.0, **rejects}
     if algorithm.values.get("importance_sampling_fix") is True:
         return {"old_logprobs": OldLogprobs.DECOUPLED} | ({} if cap is None else {"importance_weight_cap": cap})
     return {"old_logprobs": OldLogprobs.ROLLOUT} if algorithm.values.get("recompute_logprobs") is False else {}
@@ -428,6 +452,14 @@ def _aggregation(algorithm: Section, actor: Section, runner: Section) -> LossAgg
     is_exact = not is_fsdp(actor) and algorithm.values.get("use_valid_token_scale") is True
     size = algorithm.whole_number("training_batch_size_per_gpu", 1)
     is_dynamic = runner.values.get("enable_dynamic_batch_size") is True
+    if is_exact and found not in (None, LossAggregation.TOKEN_MEAN):
+        algorithm.findings.warn(
+            "RST-T048",
+            algorithm.where("use_valid_token_scale"),
+            f"has no effect with loss_agg_func: {found}",
+            "RLinf multiplies the loss of each micro-batch by its share of tokens, also where sequences count",
+            "write loss_agg_func: token-mean, for which it is meant",
+        )
     if found is not LossAggregation.TOKEN_MEAN or is_exact or (size is None and not is_dynamic):
         return found
     if size == 1 and not is_dynamic:

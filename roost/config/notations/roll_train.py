@@ -13,12 +13,12 @@ from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_
 from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
 from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
+from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM
+from roost.config.notations.roll_loss import loss_settings
 from roost.config.notations.words import (
-    AGGREGATIONS,
     DIVERGENCES,
     ESTIMATORS,
     SCHEDULES,
-    clip_ranges,
     compute_dtype,
     engine_of,
     interval,
@@ -34,7 +34,6 @@ from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
     DiscountLevel,
-    ImportanceSamplingLevel,
     LrSchedulerType,
     Objective,
     RewardScope,
@@ -227,7 +226,6 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
 ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 STUDENT = "student"  # that of its distillation on given completions
-CLIP = 0.2
 PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 500,
@@ -308,12 +306,23 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "max_error_tokens": ("error_max_len_threshold", "error_max_len_clip"),
     "discount_level": ("adv_estimator",),
     "whiten_advantages": ("whiten_advantages",),
-    "loss_aggregation": ("loss_agg_mode",),
-    "clip_range": ("pg_clip", "pg_clip_low"),
-    "clip_range_high": ("pg_clip", "pg_clip_high"),
-    "dual_clip": ("dual_clip_loss",),
-    "importance_sampling_level": of_policy("pg_variant"),
-    "kl_coef": ("kl_loss_coef", "use_kl_loss"),
+    **LOSS_DERIVED_FROM,
+    "clip_range": (
+        *("pg_clip", "pg_clip_low"),
+        *of_policy("pg_variant"),
+        *of_policy("cispo_epsilon_low"),
+        *of_policy("tis_lower_bound"),
+    ),
+    "clip_range_high": (
+        *("pg_clip", "pg_clip_high"),
+        *of_policy("pg_variant"),
+        *of_policy("cispo_epsilon_high"),
+        *of_policy("tis_upper_bound"),
+    ),
+    "loss_type": of_policy("pg_variant"),
+    "cispo_mask": of_policy("cispo_use_unified_mask"),
+    "kimi15_tau": of_policy("kimi15_tau"),
+    "importance_sampling_level": (*of_policy("pg_variant"), "importance_sampling", "ratio_type"),
     "lr_scheduler_type": of_learner("training_args.lr_scheduler_type"),
     "min_learning_rate": (
         *of_learner("training_args.lr_scheduler_kwargs.min_lr"),
@@ -348,10 +357,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 
 
 def derived(root: Section, job: Job) -> dict[str, Any]:
-    clip, is_range = root.number("pg_clip"), root.values.get("use_pg_clip_range") is True
-    low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
     ratio = job.settings.get("async_generation_ratio")
-    around = 1 + 2 * (CLIP if clip is None else clip)
     warn_resume(root, "resume_from_checkpoint", root)
     role = learner_role(root)
     learner = root.below(role)
@@ -362,11 +368,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **(_supervised(root, role) if role in (SFT_ROLE, STUDENT) else _sampling(root)),
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
-        "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
-        **clip_ranges(low, high),
-        "importance_sampling_level": ImportanceSamplingLevel.NONE if _is_vanilla(learner) else None,
-        "dual_clip": around if root.values.get("dual_clip_loss") is True else None,
-        "kl_coef": _kl_coef(root),
+        **loss_settings(root, learner),
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
         "min_learning_rate": _least_rate(learner.below("training_args")),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
@@ -494,20 +496,6 @@ def _max_tokens(root: Section, block: Section) -> int | None:
         what = f"is {shown(written)}, but completions get {left} tokens, as in ROLL"
         root.findings.warn("RST-T022", block.where("max_new_tokens"), what, why, f"write {left}, or leave it out")
     return left
-
-
-def _kl_coef(root: Section) -> float | None:
-    """`rl_loss_coef` weighs the KL loss as well."""
-    is_used = root.values.get("use_kl_loss") is True and not is_distilled_alone(root)
-    coef = root.number("kl_loss_coef") if is_used else None
-    weight = root.number("rl_loss_coef")
-    return coef if coef is None or weight is None else coef * weight
-
-
-def _is_vanilla(learner: Section) -> bool:
-    """Whether the loss is -A * logprob, without a ratio; only ROLL's PG workers read the key."""
-    has_variants = "actor_pg_worker" in str(learner.values.get("worker_cls"))
-    return has_variants and learner.values.get("pg_variant") == "vanilla"
 
 
 def _least_rate(arguments: Section) -> float | None:

@@ -11,19 +11,26 @@ from roost.config.train import (
     HIGHEST_RATE,
     AdvantageEstimator,
     AdvantageSettings,
+    ImportanceSamplingLevel,
+    LossSettings,
     LrSchedulerType,
     Objective,
     OldLogprobs,
     OptimizerSettings,
+    PolicyLoss,
     RolloutLogprobs,
     TrainSettings,
+    default_of,
     unlike_usual,
 )
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import UnknownShape, shape_from_config
 from roost.placement.rules.rewards import check_rewards
 
-COMPARING = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO)
+COMPARING = (
+    *(AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO),
+    AdvantageEstimator.REINFORCE_BASELINE,
+)
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
 LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
@@ -248,7 +255,8 @@ def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None
 
 def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
     loss = settings.learner.loss
-    if settings.max_staleness and loss.old_logprobs is OldLogprobs.RECOMPUTE:
+    has_weights = loss.weight_level is not ImportanceSamplingLevel.NONE
+    if settings.max_staleness and loss.old_logprobs is OldLogprobs.RECOMPUTE and not has_weights:
         findings.error(
             "RST-T032",
             at("old_logprobs"),
@@ -256,20 +264,80 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
             "write old_logprobs: decoupled, or old_logprobs: rollout",
         )
-    if settings.rollout.rollout_logprobs is RolloutLogprobs.SOME and loss.old_logprobs is not OldLogprobs.RECOMPUTE:
+    if settings.rollout.rollout_logprobs is RolloutLogprobs.SOME and loss.uses_engine_logprobs:
         findings.error(
             "RST-T083",
             at("rollout_logprobs"),
             "is some, but the loss uses the log-probs of every sample",
-            f"old_logprobs is {loss.old_logprobs.value}",
+            "it corrects for the engine's log-probs"
+            if loss.old_logprobs is OldLogprobs.RECOMPUTE
+            else f"old_logprobs is {loss.old_logprobs.value}",
             "write rollout_logprobs: all, or leave it out",
         )
-    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_range_high:
+    if loss.dual_clip is not None and loss.dual_clip <= 1:
         findings.error(
             "RST-T033",
             at("dual_clip"),
-            f"is {loss.dual_clip:g}; it must be above 1 + clip_range_high, {1 + loss.clip_range_high:g}",
-            fix="write dual_clip: 3.0, or leave it out",
+            f"is {loss.dual_clip:g}; it must be above 1",
+            "before the first optimizer step all ratios are 1",
+            "write dual_clip: 3.0, or leave it out",
+        )
+    _check_kind_of_loss(loss, at, findings)
+    _check_correction(loss, at, findings)
+
+
+OF_LOSS_TYPES = {
+    PolicyLoss.CISPO: ("cispo_mask",),
+    PolicyLoss.SAPO: ("sapo_temperature_pos", "sapo_temperature_neg"),
+    PolicyLoss.TOPR: ("topr_positive_weight", "topr_negative_weight"),
+    PolicyLoss.KIMI15: ("kimi15_tau",),
+}
+
+
+def _check_kind_of_loss(loss: LossSettings, at: At, findings: Findings) -> None:
+    """Settings of one loss_type beside another, and losses that lack what they need."""
+    for kind, names in OF_LOSS_TYPES.items():
+        for name in names:
+            if kind is not loss.loss_type and getattr(loss, name) != default_of(name):
+                why, fix = f"loss_type is {loss.loss_type.value}", f"write loss_type: {kind.value}, or remove it"
+                findings.warn("RST-T094", at(name), "has no effect", why, fix)
+    is_without_ratio = loss.importance_sampling_level is ImportanceSamplingLevel.NONE
+    if is_without_ratio and loss.loss_type is not PolicyLoss.PPO:
+        findings.error(
+            "RST-T095",
+            at("loss_type"),
+            f"is {loss.loss_type.value}, which needs an importance ratio",
+            "importance_sampling_level is none: the loss is -A log p",
+            "write importance_sampling_level: token, or remove loss_type",
+        )
+    for name in OF_LOSS_TYPES[PolicyLoss.SAPO]:
+        if loss.loss_type is PolicyLoss.SAPO and getattr(loss, name) == 0:
+            what, fix = "is 0, but the sigmoid is divided by it", f"write {name}: {default_of(name)}"
+            findings.error("RST-T095", at(name), what, fix=fix)
+
+
+def _check_correction(loss: LossSettings, at: At, findings: Findings) -> None:
+    has_weights = loss.weight_level is not ImportanceSamplingLevel.NONE
+    is_against_engine = loss.old_logprobs is OldLogprobs.ROLLOUT
+    if loss.rollout_is_batch_normalize and not has_weights:
+        why, fix = "there are no weights to normalise", "write rollout_is: token, or remove it"
+        findings.warn("RST-T094", at("rollout_is_batch_normalize"), "has no effect", why, fix)
+    elif loss.rollout_is_batch_normalize and is_against_engine:
+        findings.error(
+            "RST-T095",
+            at("rollout_is_batch_normalize"),
+            "needs the learner's log-probs before the optimizer step",
+            "old_logprobs is rollout: they are not computed",
+            "write old_logprobs: recompute",
+        )
+    has_ratio = loss.importance_sampling_level is not ImportanceSamplingLevel.NONE
+    if has_weights and has_ratio and is_against_engine:
+        findings.warn(
+            "RST-T096",
+            at("rollout_is"),
+            "corrects for the engine's log-probs a second time",
+            "old_logprobs is rollout: the importance ratio is already against the engine",
+            "write old_logprobs: recompute, or remove rollout_is",
         )
 
 
