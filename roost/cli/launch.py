@@ -13,11 +13,12 @@ from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, NotationChoice, Overrides, write_file
 from roost.config.compose import load
 from roost.config.findings import Findings, did_you_mean
+from roost.config.job import Job
 from roost.config.notations.notation import read_job
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.schedulers.job_files import (
-    FILE_NAMES,
+    SUFFIXES,
     CannotRender,
     Container,
     JobOptions,
@@ -39,7 +40,10 @@ def launch_command(
     config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
     overrides: Overrides = None,
     submits: Annotated[
-        bool, typer.Option("--submit", help="Write the file and submit it: sbatch, kubectl, sky, dstack or ssh.")
+        bool,
+        typer.Option(
+            "--submit", help="Write the file, such as NAME.sbatch, and submit it: sbatch, kubectl, sky, dstack or ssh."
+        ),
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the file here instead of printing it.")
@@ -113,12 +117,19 @@ def launch_command(
     """
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
-    job = None if source is None else read_job(source, findings, notation, trains=command is None)
-    plan = None if job is None else try_plan(job, findings, inventory, accelerators_per_node=gpus_per_node)
-    notes = open_console(stderr=True)
+
+    def planned(findings: Findings, trains: bool) -> tuple[Job, Plan] | None:
+        job = None if source is None else read_job(source, findings, notation, trains=trains)
+        plan = None if job is None else try_plan(job, findings, inventory, accelerators_per_node=gpus_per_node)
+        return None if job is None or plan is None or findings.has_errors else (job, plan)
+
+    found, notes = planned(findings, trains=command is None), open_console(stderr=True)
     print_findings(findings.found, notes)
-    if job is None or plan is None or findings.has_errors:
+    if found is None:
+        if planned(Findings(), trains=False) is not None:
+            notes.print("note: a plan that Roost does not train is launched with --command TEXT", soft_wrap=True)
         raise typer.Exit(1)
+    job, plan = found
     run_name = name or _configured_name(plan) or config.stem
     try:
         sizes = ProcessSizes(_sizes("--cpus", cpus, plan), _sizes("--memory", memory, plan))
@@ -148,7 +159,7 @@ def launch_command(
     if out is None and not submits:
         print(text, end="")
         return
-    file = out or Path(FILE_NAMES[scheduler])
+    file = out or Path(f"{job_name(run_name)}{SUFFIXES[scheduler]}")
     write_file(file, text, "--out")
     notes.print(f"written to {file}", soft_wrap=True)
     if submits:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from roost.cluster.hardware.accelerator import AcceleratorType
-from roost.config.findings import counted
+from roost.config.findings import counted, did_you_mean
 from roost.procs.signals import REQUEUE_CODE
 from roost.schedulers.node_requests import NodeRequest, NodeRequests
 
@@ -55,12 +55,12 @@ class Container(StrEnum):
     APPTAINER = "apptainer"
 
 
-FILE_NAMES = {
-    Scheduler.SLURM: "job.sbatch",
-    Scheduler.KUBERAY: "rayjob.yaml",
-    Scheduler.SKYPILOT: "job.sky.yaml",
-    Scheduler.DSTACK: "job.dstack.yml",
-    Scheduler.SSH: "job.ssh.sh",
+SUFFIXES = {  # of job files
+    Scheduler.SLURM: ".sbatch",
+    Scheduler.KUBERAY: ".rayjob.yaml",
+    Scheduler.SKYPILOT: ".sky.yaml",
+    Scheduler.DSTACK: ".dstack.yml",
+    Scheduler.SSH: ".ssh.sh",
 }
 WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes of a job must be given Ray's token
 TOKEN = "RAY_AUTH_TOKEN"
@@ -196,6 +196,51 @@ def seconds_of(time: str) -> int:
     return (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+SLURM_OPTION = re.compile(r"(?:([^:=\s]+):)?(?:--)?([a-z][a-z0-9-]*)(=.*)?")
+# Long options of sbatch; a site's plugins may add others.
+SBATCH_LONG = """
+account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus
+gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold ignore-pbs input job-name kill-on-invalid-dep
+licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue
+nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output
+overcommit oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot requeue
+reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches test-only thread-spec
+threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes verbose wait wait-all-nodes wckey wrap
+"""
+SBATCH = frozenset(SBATCH_LONG.split())
+
+
+def check_slurm_options(written: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise CannotRender for an option that is no `[GROUP:]KEY[=VALUE]`, or of a node group that is not there."""
+    for option in written:
+        found = SLURM_OPTION.fullmatch(option)
+        if found is None:
+            raise CannotRender(
+                f"--option {option!r} is not KEY=VALUE or KEY, such as partition=gpu, or GROUP:partition=gpu"
+            )
+        if found[1] is not None and found[1] not in labels:
+            there = did_you_mean(found[1], labels) or f"there are {', '.join(labels)}"
+            raise CannotRender(f"--option {option!r}: the plan has no node group {found[1]}; {there}")
+
+
+def unknown_slurm_options(written: Sequence[str]) -> list[str]:
+    """Notes on options that sbatch itself does not have.
+
+    >>> unknown_slurm_options(["partition=gpu", "lab:cust=a"])
+    ['--option lab:cust=a: sbatch has no such option, unless a plugin of the site adds it']
+    """
+    notes = []
+    for option in written:
+        found = SLURM_OPTION.fullmatch(option)
+        if found is not None and found[2] not in SBATCH:
+            hint = did_you_mean(found[2], sorted(SBATCH))
+            what = f"--option {option}: sbatch has no such option, unless a plugin of the site adds it"
+            notes.append(f"{what}; {hint}" if hint else what)
+    return notes
+
+
 def slurm_options(written: Sequence[str], label: str) -> list[str]:
     """Options of one component: those for all, then those of its node group, which replace them.
 
@@ -284,6 +329,10 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
             f"the plan needs {counted(allocation.nodes, 'node')}, and there are {hosts}; give --hosts FILE with one "
             "name a line in rank order, or an inventory with host names"
         )
+    if scheduler is Scheduler.SLURM:
+        check_slurm_options(options.options, [request.label for request in allocation.requests])
+    if scheduler is Scheduler.SSH and options.options:
+        raise CannotRender(f"--option {options.options[0]!r}: ssh is no scheduler with options; leave it out")
     if scheduler is Scheduler.KUBERAY and not options.image:
         raise CannotRender("pods need an image with Roost in it; give --image (docker/Dockerfile.cuda builds one)")
     if scheduler in (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK) or options.image:
@@ -300,7 +349,7 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
 
 def notes_of(scheduler: Scheduler, options: JobOptions) -> list[str]:
     """Notes on a job file: checkpoints that are lost with the machines, Roost that is not there, limits not set."""
-    notes = []
+    notes = unknown_slurm_options(options.options) if scheduler is Scheduler.SLURM else []
     if scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK) and not options.image and not options.setup:
         notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
     if options.time is not None and scheduler in (Scheduler.SKYPILOT, Scheduler.SSH):

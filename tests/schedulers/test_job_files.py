@@ -128,6 +128,18 @@ def test_simulated_accelerators_are_not_requested():
             Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("c:/data",)}, "--workdir below", id="no-folder"
         ),
         pytest.param(Scheduler.DSTACK, uniform, {"options": ("regions",)}, "KEY=VALUE", id="option-without-value"),
+        pytest.param(Scheduler.SLURM, uniform, {"options": ("foo bar",)}, "is not KEY=VALUE", id="option-of-two-words"),
+        pytest.param(Scheduler.SLURM, uniform, {"options": ("=gpu",)}, "is not KEY=VALUE", id="option-without-key"),
+        pytest.param(
+            Scheduler.SLURM,
+            heterogeneous,
+            {"options": ("frank:qos=a",)},
+            "did you mean franka",
+            id="option-of-no-group",
+        ),
+        pytest.param(
+            Scheduler.SSH, uniform, {"hosts": ("a", "b"), "options": ("a=b",)}, "leave it out", id="option-of-ssh"
+        ),
     ],
 )
 def test_what_cannot_be_given_is_said(scheduler, allocation, more, message):
@@ -246,6 +258,7 @@ def test_folders_with_spaces_in_sbatch_lines():
         (Scheduler.DSTACK, ("volume:/data",), "/data", 0),
         (Scheduler.KUBERAY, ("claim:/shared",), "runs", 0),
         (Scheduler.SLURM, (), "runs", 0),
+        (Scheduler.SKYPILOT, (), "s3://bucket/runs", 0),
     ],
 )
 def test_checkpoints_that_would_be_lost_are_noted(scheduler, mounts, runs, count):
@@ -260,6 +273,7 @@ def test_what_a_job_file_does_not_do_is_noted():
     assert unlimited.startswith("skypilot has no time limit")
     assert notes_of(Scheduler.SSH, chosen) == ["ssh has no time limit for a job: --time 60 is not used"]
     assert notes_of(Scheduler.SLURM, chosen) == []
+    assert notes_of(Scheduler.SLURM, options(options=("partiton=gpu", "exclusive")))[0].endswith("mean partition?")
 
 
 def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatch):
@@ -273,7 +287,11 @@ def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatc
     missing = run("launch", "slurm", *words, "--submit")
     assert missing.exit_code == 1
     assert "sbatch is not installed here" in missing.output and "login node" in missing.output
+    assert run("launch", "slurm", *words, "--submit", "--name", "Second Run").exit_code == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"mine.sbatch", "cluster.sbatch", "second-run.sbatch"}
     wrong = run("launch", "slurm", *words, "--cpus", "agents=2")
     assert wrong.exit_code == 1 and "did you mean agent" in wrong.output.lower()
     no_job = run("launch", "slurm", EXAMPLE / "cluster.yaml")
     assert no_job.exit_code == 1 and "RST-T001" in no_job.output
+    no_job = run("launch", "slurm", EXAMPLE / "cluster.yaml", "--inventory", EXAMPLE / "machines.yaml")
+    assert no_job.exit_code == 1 and "with --command" in no_job.output
