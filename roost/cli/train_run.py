@@ -23,7 +23,7 @@ from roost.trainer.records.fan_out import MetricSettings
 from roost.trainer.records.mirror import Mirror
 from roost.trainer.records.remote import RemoteRun, StorageError
 from roost.trainer.records.resuming import RunInUse
-from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.run_folder import RunFolder, number_of
 from roost.trainer.records.saving import described
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.report.page import write_plots, write_report
@@ -89,7 +89,9 @@ def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | N
         console.print(f"roost: {text}", soft_wrap=True)
 
     def open_view(steps: int, first: int) -> LiveView:
-        view = LiveView(steps, console, first, status_file=RunFolder(folder).status_file)
+        run = RunFolder(folder)
+        rewards = [mean for one in run.steps() if (mean := number_of(one, "reward/mean")) is not None]
+        view = LiveView(steps, console, first, status_file=run.status_file, rewards=rewards)
         if mirror is not None:
             mirror.begin(first, view.note)  # the folder is this run's from here on
         return view

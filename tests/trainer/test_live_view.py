@@ -58,6 +58,11 @@ class TestPlain:
             view.step({"step": 1, "loss/supervised": 2.5, "loss/distillation": 0.125, "loss/total": 1.3})
         assert console.file.getvalue().startswith("step 1/1  loss 2.500  distillation 0.125")
 
+    def test_a_resumed_run_continues_the_running_mean(self, console, clock):
+        with LiveView(3, console, first_step=2, clock=clock, rewards=[0.5, 1.0]) as view:
+            view.step({"step": 3, "reward/mean": 0.0})
+        assert "reward 0.000  mean 0.500" in console.file.getvalue()
+
     def test_a_resumed_run_counts_from_where_it_was(self, console, clock):
         with LiveView(14, console, first_step=10, clock=clock) as view:
             clock.now += 60

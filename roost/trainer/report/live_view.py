@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -94,12 +94,14 @@ class LiveView:
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
         status_file: Path | None = None,
+        rewards: Sequence[float] = (),
     ) -> None:
+        """`rewards` are those of the steps up to `first_step`, which the running mean continues."""
         self._console = console
         self._clock = clock
         self._status_file = status_file
         self._last_status = -math.inf
-        self._progress = Progress(steps, clock(), done=first_step)
+        self._progress = Progress(steps, clock(), done=first_step, rewards=tuple(rewards)[-CURVE:])
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
