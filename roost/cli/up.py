@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from roost.cli.console import open_console
 from roost.cli.options import WITH_RAY, not_installed
 from roost.cluster.allocation import AllocationError, read_allocation
 
+FEWEST_PORTS = 64  # 16 for the meeting, 3 for Ray's services, the rest for workers
 Words = Annotated[list[str], typer.Argument(help="The command to run on the first node.", metavar="-- COMMAND")]
 Nodes = Annotated[
     int | None,
@@ -21,6 +23,14 @@ Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", h
 Grace = Annotated[
     float,
     typer.Option("--grace", min=0, metavar="SECONDS", help="How long the command may take to end after a SIGTERM."),
+]
+Ports = Annotated[
+    str | None,
+    typer.Option(
+        "--ports",
+        metavar="FIRST-LAST",
+        help="Ports that Ray and the nodes' meeting use, such as 20000-20999, where a firewall lets few pass.",
+    ),
 ]
 Port = Annotated[
     int | None,
@@ -34,6 +44,7 @@ def up_command(
     timeout: Timeout = 600.0,
     grace: Grace = 300.0,
     port: Port = None,
+    ports: Ports = None,
 ) -> None:
     """Start Ray on all nodes of an allocation and run a command on the first of them; the same line on every node.
 
@@ -45,6 +56,7 @@ def up_command(
     def say(text: str) -> None:
         console.print(f"roost: {text}", soft_wrap=True, markup=False, highlight=False)
 
+    chosen = port_range(ports)
     try:
         allocation = read_allocation(os.environ, nodes, socket.getfqdn().partition(".")[2])
         from roost.runtime.up.launcher import UpOptions, run_up
@@ -56,4 +68,20 @@ def up_command(
         raise typer.Exit(1) from None
     if os.environ.get("RAY_ADDRESS"):
         say(f"RAY_ADDRESS={os.environ['RAY_ADDRESS']} is not used: this command starts a Ray of its own")
-    raise typer.Exit(run_up(allocation, UpOptions(tuple(command), timeout, grace, port), os.environ, say))
+    raise typer.Exit(run_up(allocation, UpOptions(tuple(command), timeout, grace, port, chosen), os.environ, say))
+
+
+def port_range(text: str | None) -> tuple[int, int] | None:
+    """First and last port of `--ports`.
+
+    >>> port_range("20000-20999"), port_range(None)
+    ((20000, 20999), None)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not (first >= 1024 and last <= 65_535 and last - first + 1 >= FEWEST_PORTS):
+        wanted = f"is {text}; write FIRST-LAST between 1024 and 65535, with at least {FEWEST_PORTS} ports"
+        raise typer.BadParameter(wanted, param_hint="--ports")
+    return first, last

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.probe import interface_of
 from roost.runtime.ray_connection import make_token_private
 from roost.runtime.up.local import Command, LocalRay, RayFailed, job_environ, ray_order
-from roost.runtime.up.rendezvous import LONGEST, Caller, OtherJob, Peer, Refused, answer, call, ports_of
+from roost.runtime.up.rendezvous import LONGEST, TRIES, Caller, OtherJob, Peer, Refused, answer, call, ports_of
 
 Say = Callable[[str], None]
 
@@ -49,6 +49,15 @@ class UpOptions:
     timeout: float  # seconds for all nodes to come
     grace: float  # seconds for the command to end after a SIGTERM
     port: int | None = None  # first port at which nodes look for the head
+    ports: tuple[int, int] | None = None  # first and last port of the nodes' meeting and of Ray; None: any
+
+    def meeting_ports(self, job: str) -> Sequence[int]:
+        """Ports at which nodes look for the head."""
+        return ports_of(job, self.port if self.port is not None or self.ports is None else self.ports[0])
+
+    def ray_ports(self) -> tuple[int, int] | None:
+        """First and last port of Ray."""
+        return None if self.ports is None else (self.ports[0] + TRIES, self.ports[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,8 @@ class Part:
 
     async def _start_ray(self, address: str | None, head: str | None) -> None:
         """Start Ray on this node, and fail when it ends."""
-        order = partial(ray_order, self._allocation, address, head, self._environ, self._say)
+        ports = self._options.ray_ports()
+        order = partial(ray_order, self._allocation, address, head, self._environ, self._say, ports=ports)
         await self._ray.start(order, self._environ, self._say)
         network = f" at {address} ({interface_of(address)})" if address is not None else ""
         self._say(f"Ray runs on {self._allocation.name(self._allocation.rank)}{network}")
@@ -205,14 +215,15 @@ class Head(Part):
         if not self._token:
             await asyncio.to_thread(make_token_private)
             self._token = read_token(self._environ)
-        for port in ports_of(self._job, self._options.port):
+        for port in self._options.meeting_ports(self._job):
             try:
                 self._server = await asyncio.start_server(self._called, port=port, limit=LONGEST)
             except OSError:
                 continue
             self._say(f"waiting for {counted(self._allocation.nodes - 1, 'node')} to connect on port {port}")
             return
-        raise OSError(f"ports {ports_of(self._job, self._options.port)} are taken: choose others with --port")
+        taken = self._options.meeting_ports(self._job)
+        raise OSError(f"ports {taken[0]} to {taken[-1]} are taken: choose others with --port")
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
@@ -350,7 +361,7 @@ class Follower(Part):
 
     async def _call(self, head: str) -> Peer:
         """Call the head until it answers."""
-        ports = ports_of(self._job, self._options.port)
+        ports = self._options.meeting_ports(self._job)
         rank, hosts = self._allocation.rank, self._allocation.hosts
         caller = Caller(rank, self._allocation.nodes, hosts[rank] if hosts else socket.gethostname())
         name_at, problem = NAME_AFTER, ""

@@ -71,7 +71,13 @@ def _label(text: str) -> str:
 
 
 def ray_order(
-    allocation: Allocation, address: str | None, head: str | None, environ: Mapping[str, str], say: Say, folder: Path
+    allocation: Allocation,
+    address: str | None,
+    head: str | None,
+    environ: Mapping[str, str],
+    say: Say,
+    folder: Path,
+    ports: tuple[int, int] | None = None,
 ) -> RayOrder:
     """Start options of Ray on this node; raise ValueError if its accelerators cannot be counted."""
     found = installed_registry(environ).detect(environ)
@@ -87,6 +93,7 @@ def ray_order(
         is_simulated=found is not None and found[0].type == AcceleratorType.SIMULATED,
         labels=node_labels(allocation, socket.gethostname()),
         head=head,
+        ports=ports,
     )
 
 

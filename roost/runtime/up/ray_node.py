@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ RAYLET = "raylet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOrder:
-    """Start options of Ray on a node. All ports are chosen by the system as each process binds its own."""
+    """Start options of Ray on a node. Without `ports` the system chooses as each process binds its own."""
 
     address: str | None  # of this node; None: Ray's choice
     folder: str
@@ -32,9 +33,32 @@ class RayOrder:
     is_simulated: bool = False
     labels: Mapping[str, str]
     head: str | None = None  # address of Ray's control service; None: start it
+    ports: tuple[int, int] | None = None  # first and last
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", __spec__.name, json.dumps(asdict(self))]
+
+
+def port_params(first: int, last: int, is_head: bool) -> dict[str, Any]:
+    """Ports of Ray's services and workers: those of a range that are free now."""
+    free = iter([port for port in range(first, last + 1) if _is_free(port)])
+    services = ("node_manager_port", "object_manager_port", *(("gcs_server_port",) if is_head else ()))
+    chosen: dict[str, Any] = dict(zip(services, free, strict=False))
+    workers = ",".join(map(str, free))
+    if not workers:
+        raise OSError(
+            f"fewer than {len(services) + 1} of the ports {first} to {last} are free: choose others with --ports"
+        )
+    return chosen | {"worker_port_list": workers}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def start(order: RayOrder) -> Any:
@@ -44,7 +68,10 @@ def start(order: RayOrder) -> Any:
 
     from roost.runtime.ray_connection import SYSTEM_CONFIG, patient_start, simulating, without_services
 
-    of_gpus = order.resource == "GPU"
+    of_gpus, is_head = order.resource == "GPU", order.head is None
+    ports: dict[str, Any] = {"min_worker_port": 0, "max_worker_port": 0}
+    if order.ports is not None:
+        ports = port_params(*order.ports, is_head)
     settings: Any = dict(SYSTEM_CONFIG) if order.head is None else None
     params = RayParams(
         node_ip_address=order.address,
@@ -54,14 +81,12 @@ def start(order: RayOrder) -> Any:
         num_gpus=order.accelerators if of_gpus else 0,
         resources={} if of_gpus or not order.accelerators else {order.resource: order.accelerators},
         labels=dict(order.labels),
-        min_worker_port=0,
-        max_worker_port=0,
         dashboard_agent_listen_port=0,
         include_dashboard=False if order.head is None else None,
         temp_dir=order.folder,
         _system_config=settings,
+        **ports,
     )
-    is_head = order.head is None
     with simulating(order.accelerators if order.is_simulated else 0), without_services(), patient_start():
         return Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True, connect_only=False)
 

@@ -18,7 +18,10 @@ def who(file, code):
 
     @ray.remote(num_cpus=0)
     def tell():
-        return os.environ["ROOST_NODE_RANK"], ray.util.get_node_ip_address()
+        import psutil
+
+        listens = [one.laddr.port for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
+        return os.environ["ROOST_NODE_RANK"], ray.util.get_node_ip_address(), listens
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     asked = [
@@ -26,7 +29,12 @@ def who(file, code):
         for each in nodes
     ]
     counted = {node["Labels"]["roost.rank"]: node["Resources"] for node in nodes}
-    Path(file).write_text(json.dumps({"nodes": sorted(ray.get(asked)), "resources": counted}))
+    told = sorted(ray.get(asked))
+    ports = [port for *_, listens in told for port in listens]
+    ports += [node[name] for node in nodes for name in ("NodeManagerPort", "ObjectManagerPort")]
+    ports.append(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+    found = {"nodes": [each[:2] for each in told], "resources": counted, "ports": ports}
+    Path(file).write_text(json.dumps(found))
     sys.exit(int(code))
 
 

@@ -155,12 +155,14 @@ def start(network, folder):
 
 
 def test_a_command_over_all_nodes_under_skypilot(start, network, folder):
-    job = start(skypilot, sys.executable, COMMANDS, "who", folder / "file", 7)
+    job = start(skypilot, sys.executable, COMMANDS, "who", folder / "file", 7, options=("--ports", "21000-21199"))
     assert job.codes() == dict.fromkeys(HOSTS, 7), job.said()
     found = json.loads(job.file.read_text())
     assert found["nodes"] == [[str(rank), network.address(host)] for rank, host in enumerate(HOSTS)]
     assert all(resources["GPU"] == 1 for resources in found["resources"].values())
     assert "4 nodes joined" in job.said("gpu1")
+    assert "to connect on port 21000" in job.said("gpu1")
+    assert len(found["ports"]) >= 13 and all(21016 <= port <= 21199 for port in found["ports"]), found["ports"]
     job.check_nothing_is_left()
 
 
