@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roost.config.data import words
 from roost.config.teacher import Teacher
 from roost.config.train import (
     AdvantageEstimator,
@@ -122,30 +123,29 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest
     are taken.
     """
     episodes = [(group, episode) for group in groups for episode in group.episodes]
-    found = [
-        (
-            _sample(tokens, longest),
-            Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own),
-        )
-        for index, (group, episode) in enumerate(episodes)
-        for tag, own in [(group.task.tag, str(group.task.data.get("row_tag", group.task.tag)))]
-        for tokens in episode.sequences
-    ]
+    samples: list[Sample] = []
+    sources: list[Source] = []
+    for index, (group, episode) in enumerate(episodes):
+        tag = group.task.tag
+        own = str(group.task.data.get("row_tag", tag))
+        source = Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own)
+        samples += [_sample(tokens, longest) for tokens in episode.sequences]
+        sources += [source] * len(episode.sequences)
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
     cut = sum(len(tokens.token_ids) > longest for _, each in episodes for tokens in each.sequences) if longest else 0
-    return Batch(tuple(sample for sample, _ in found), tuple(source for _, source in found), stops, cut=cut)
+    return Batch(tuple(samples), tuple(sources), stops, cut=cut)
 
 
 def reward_of_tag(rewards: Mapping[str, Any]) -> dict[str, str]:
     """The reward that scores the tasks of each tag, where rewards select tasks: its name stands for these tags.
 
-    >>> reward_of_tag({"math": {"tags": ["aime", "gsm8k"]}, "length": {}})
-    {'aime': 'math', 'gsm8k': 'math'}
+    >>> reward_of_tag({"math": {"tags": ["aime", "gsm8k"]}, "code": {"tags": "lcb"}, "length": {}})
+    {'aime': 'math', 'gsm8k': 'math', 'lcb': 'code'}
     """
     found: dict[str, str] = {}
     for name, reward in rewards.items():
-        tags = reward.get("tags") if isinstance(reward, Mapping) else None
-        found |= {str(tag): name for tag in tags if str(tag) not in found} if isinstance(tags, list | tuple) else {}
+        for tag in words(reward.get("tags")) if isinstance(reward, Mapping) else ():
+            found.setdefault(tag, name)
     return found
 
 
