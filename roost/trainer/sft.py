@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ REPORTED = (
 
 @dataclass(frozen=True)
 class Conversations:
-    """The tasks of a scenario as samples, with loss on what the assistant says alone.
+    """Tasks of a scenario as samples; only tokens of the assistant have loss.
 
     A task has `messages` with the assistant's turns, or `messages` or `prompt_text` and a completion in another column.
     """
@@ -64,7 +65,7 @@ class Conversations:
     tokenizer: Any
     completion: str = ""  # column of the completion; by default the assistant's messages, else `answer`
     most_tokens: int | None = None
-    learns_prompts: bool = False  # as well as what the assistant says
+    learns_prompts: bool = False  # loss on the tokens of prompts, too
 
     def size(self, split: Split) -> int:
         return int(call(self.scenario.size, split))
@@ -171,7 +172,10 @@ class SftTrainer(Stoppable):
         self._saver = Saver(run, settings, False, state.step, self._recorder)
         self._skipped = SkippedSteps()
         self._distillation = settings.learner.loss.distillation
+        self._learners: Learners  # set by `launch`
         self._teacher: Learners | None = None
+        self._began = time.perf_counter()
+        self._ahead: asyncio.Task[tuple[list[Sample], int]]  # samples of the next step, read while the learner works
         # A teacher with devices of its own scores the rows of a step while those before it are learnt.
         self._scores_ahead = bool(self._distillation) and not devices_of(plan, self._name) & devices_of(plan, TEACHER)
         self._order = data.order(settings.seed)
@@ -180,7 +184,7 @@ class SftTrainer(Stoppable):
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
         self._watching.phase("start")
-        began, on_gpu = time.perf_counter(), has_gpus(self._plan)
+        self._began, on_gpu = time.perf_counter(), has_gpus(self._plan)
         learner = resolved_learner(self._settings.learner, on_gpu)
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
@@ -194,10 +198,9 @@ class SftTrainer(Stoppable):
         self._learners = Learners(launched[self._name], {}, _no_engine)
         if self._distillation is not None:
             self._teacher = Learners(launched[TEACHER], {}, _no_engine)
-        self._began = began
 
     async def train(self) -> None:
-        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        """Train with the processes of `launch` until the run ends or is stopped."""
         with first_signal(partial(self.stop, asyncio.current_task())):
             await asyncio.gather(*(each.ready() for each in (self._learners, self._teacher) if each is not None))
             if self.state.step:
@@ -217,15 +220,15 @@ class SftTrainer(Stoppable):
 
     async def _steps(self) -> None:
         every, last = self._settings.evaluation.eval_every, self._settings.step_count
-        ahead = asyncio.create_task(self._read(self.state.step))
+        self._ahead = asyncio.create_task(self._read(self.state.step))
         try:
             while self.state.step < last and not self.was_stopped:
                 if every and self.state.step % every == 0:
                     await self._evaluate()
-                ahead = await self._step(ahead)
+                await self._step()
         finally:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
         if not self.was_stopped:
             await self._evaluate()
 
@@ -251,29 +254,26 @@ class SftTrainer(Stoppable):
             await self._teacher.offload((WEIGHT,))  # as planned: the devices are the learner's while it learns
         return [replace(sample, distribution=each) for sample, each in zip(samples, found, strict=True)]
 
-    async def _step(self, ahead: asyncio.Task[tuple[list[Sample], int]]) -> asyncio.Task[tuple[list[Sample], int]]:
+    async def _step(self) -> None:
         settings, began = self._settings, time.perf_counter()
         self._watching.phase("read")
         with self._recorder.timer("read", "work", True, step=self.state.step):
-            samples, left_out = await ahead
+            samples, left_out = await self._ahead
         read = time.perf_counter()
         if self._teacher is not None:
             self._watching.phase("score")
             with self._recorder.timer("score", "work", True, step=self.state.step):
                 samples = await self._with_teachers(samples)
         scored = time.perf_counter()
-        following = asyncio.create_task(self._read(self.state.step + 1))
-        try:
-            figures = await self._learn(samples)
-        except BaseException:
-            following.cancel()
-            raise
+        self._ahead = asyncio.create_task(self._read(self.state.step + 1))
+        figures = await self._learn(samples)
         seconds = {"read": read - began, "learn": time.perf_counter() - scored}
         seconds |= {} if self._teacher is None else {"score": scored - read}
         state = TrainerState(self.state.step + 1, self.state.version + 1)
         trained = float(sum(sample.num_generated for sample in samples))
         figures |= {
-            "epoch": state.step * settings.rollout.prompts_per_step / self._size,
+            "data/rows": float(self._size),
+            "data/epoch": state.step * settings.rollout.prompts_per_step / self._size,
             "samples/learnt": float(len(samples)),
             "samples/left_out": float(left_out),
             "tokens/trained": trained,
@@ -287,13 +287,11 @@ class SftTrainer(Stoppable):
             check_skipped(self._skipped, settings)
             await self._saver.after_learning([self._learners], state, self._skipped)
         except Diverged as error:
-            following.cancel()
             self._watching.step_done(state, figures, ())
             raise explained(error, settings, state.step, figures) from None
         self.state = state
         self._watching.step_done(state, figures, ())
         await self._saver.after_step([self._learners], state, self._skipped)
-        return following
 
     async def _learn(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One optimizer step for each minibatch."""
@@ -329,10 +327,11 @@ class SftTrainer(Stoppable):
             logprobs = await self._learners.score(samples)
         figures = {"samples": float(len(samples)), HELD_OUT: _loss(samples, logprobs)}
         figures["tokens"] = float(totals_of(samples, 1).tokens)
-        start = 0
-        for name, each in by_set.items() if len(by_set) > 1 else ():
-            figures[f"{name}/{HELD_OUT}"] = _loss(each, logprobs[start : start + len(each)])
-            start += len(each)
+        if len(by_set) > 1:
+            scored = iter(logprobs)
+            figures |= {
+                f"{name}/{HELD_OUT}": _loss(each, list(islice(scored, len(each)))) for name, each in by_set.items()
+            }
         self._watching.held_out(self.state, figures)
 
 

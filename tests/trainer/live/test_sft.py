@@ -79,6 +79,7 @@ def test_a_student_comes_closer_to_its_teacher_and_sets_are_evaluated_apart(mode
     del values["train"]["task"]
     run = trained(values, tmp_path / "run").run
     steps = run.steps()
+    assert (steps[-1]["data/rows"], steps[-1]["data/epoch"]) == (9, 10)
     assert steps[-1]["loss/distillation"] < 0.5 * steps[0]["loss/distillation"]
     mixed = [0.1 * step["loss/supervised"] + 0.9 * step["loss/distillation"] for step in steps]
     assert [step["loss/total"] for step in steps] == pytest.approx(mixed)
