@@ -71,8 +71,8 @@ def table_of(inventory: Inventory, addresses: list[str]) -> Table:
             address,
             node.host,
             _accelerators(node),
-            _gigabytes(node.memory_gb),
-            _gigabytes(node.host_memory_gb),
+            _gib(node.memory_gb),
+            _gib(node.host_memory_gb),
             hardware,
             ", ".join(groups),
         )
@@ -85,5 +85,5 @@ def _accelerators(node: Node) -> str:
     return f"{node.accelerators} {node.accelerator_model or node.accelerator_type}"
 
 
-def _gigabytes(size: float | None) -> str:
-    return "-" if size is None else f"{size:g} GB"
+def _gib(size: float | None) -> str:
+    return "-" if size is None else f"{size:g} GiB"

@@ -22,7 +22,7 @@ from roost.placement.memory.phases import Phase
 from roost.placement.plan import Plan
 from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
 from roost.view.grid_model import Grid, Holder, Mark, NodeLayout, Run, grid, progressions
-from roost.view.phases import DevicePhases, device_phases, machine_words
+from roost.view.phases import DevicePhases, device_phases, machine_text
 from roost.view.text import machines_line
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
@@ -150,7 +150,7 @@ def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
 def _layout(run: Run, numbers: Mapping[str, int], starts: _Starts) -> dict[str, Any]:
     layout = run.layout
     return {
-        "machine": machine_words(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else "",
+        "machine": machine_text(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else "",
         "groups": list(layout.groups),
         "cells": [_holders(holders, numbers) for holders in layout.accelerators],
         "declared": [[part.kind, part.index, _holders(part.holders, numbers)] for part in layout.declared],
@@ -231,13 +231,13 @@ def _class(table: DevicePhases, numbers: Mapping[str, int]) -> dict[str, Any]:
                 numbers[row.component],
                 [
                     [cell.state.value, word, _rounded(cell.device_gib), _rounded(cell.host_gib)]
-                    for cell, word in zip(row.cells, row.words, strict=True)
+                    for cell, word in zip(row.cells, row.text, strict=True)
                 ],
             ]
             for row in table.rows
         ],
         "memory": [
-            [use.words, _rounded(use.total_gib), _rounded(use.in_flight_gib), use.is_whole] for use in table.memory
+            [use.text, _rounded(use.total_gib), _rounded(use.in_flight_gib), use.is_whole] for use in table.memory
         ],
     }
 

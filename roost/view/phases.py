@@ -33,7 +33,7 @@ class ComponentPhases:
 
     component: str
     cells: tuple[PhaseCell, ...]
-    words: tuple[str, ...]
+    text: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class MemoryUse:
     total_gib: float | None
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The memory use as text.
 
-        >>> print(MemoryUse(58.25, 0.0, True, 80.0).words)
+        >>> print(MemoryUse(58.25, 0.0, True, 80.0).text)
         58.2 of 80 GiB
-        >>> print(MemoryUse(40.0, 0.0, False, 80.0).words, "/", MemoryUse(0.0, 0.0, False, None).words)
+        >>> print(MemoryUse(40.0, 0.0, False, 80.0).text, "/", MemoryUse(0.0, 0.0, False, None).text)
         at least 40.0 of 80 GiB / unknown
         """
         if not self.is_whole and not self.known_gib:
@@ -78,7 +78,7 @@ def device_phases(plan: Plan) -> tuple[DevicePhases, ...]:
     >>> import roost
     >>> config = {"num_gpus_per_node": 2, "actor_train": {"device_mapping": "0-1"}, "rewards": {"a": {"world_size": 2}}}
     >>> for table in device_phases(roost.plan(config)):
-    ...     print(table.title, [(row.component, row.words) for row in table.rows])
+    ...     print(table.title, [(row.component, row.text) for row in table.rows])
     node 0, accelerators 0-1 [('actor', ('stays', 'runs', 'runs', 'runs'))]
     no accelerator [('reward.a', ('runs', 'waits', 'waits', 'waits'))]
     """
@@ -99,7 +99,7 @@ def _class_table(part: ClassResidency, inventory: Inventory) -> DevicePhases:
     }
     return DevicePhases(
         spell_devices(devices, inventory),
-        machine_words(node, len(devices)),
+        machine_text(node, len(devices)),
         tuple(_row(name, tuple(shares[name, phase] for phase in Phase)) for name in part.device_class.components),
         part.decision,
         part.reason,
@@ -108,7 +108,7 @@ def _class_table(part: ClassResidency, inventory: Inventory) -> DevicePhases:
 
 
 def _row(component: str, cells: tuple[PhaseCell, ...]) -> ComponentPhases:
-    return ComponentPhases(component, cells, phase_words([cell.state for cell in cells]))
+    return ComponentPhases(component, cells, phase_text([cell.state for cell in cells]))
 
 
 def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> MemoryUse:
@@ -120,24 +120,23 @@ def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> Memo
 
 
 def _row_without_devices(part: ComponentPlan, names: list[str]) -> ComponentPhases:
-    words = words_on_cpu(part, names)
-    states = {"runs": State.RUNS, "waits": State.STAYS, "unused": State.UNUSED}
-    return ComponentPhases(part.name, tuple(PhaseCell(states[word]) for word in words), words)
+    states = states_on_cpu(part, names)
+    return ComponentPhases(part.name, tuple(map(PhaseCell, states)), _cpu_text(states))
 
 
-def machine_words(node: Node, accelerators: int) -> str:
+def machine_text(node: Node, accelerators: int) -> str:
     """Describe accelerators of a machine.
 
-    >>> machine_words(Node(8, accelerator_model="A800", memory_gb=80.0), 64)
-    '64 × A800 80 GB'
-    >>> machine_words(Node(8), 1), machine_words(Node(8, memory_gb=24.0), 4)
-    ('1 accelerator', '4 accelerators of 24 GB')
+    >>> machine_text(Node(8, accelerator_model="A800", memory_gb=80.0), 64)
+    '64 × A800 80 GiB'
+    >>> machine_text(Node(8), 1), machine_text(Node(8, memory_gb=24.0), 4)
+    ('1 accelerator', '4 accelerators of 24 GiB')
     """
-    memory = "" if node.memory_gb is None else f"{node.memory_gb:g} GB"
+    memory = "" if node.memory_gb is None else f"{node.memory_gb:g} GiB"
     if node.accelerator_model:
         return f"{accelerators:,} × {node.accelerator_model} {memory}".strip()
-    words = f"{accelerators:,} accelerator{'' if accelerators == 1 else 's'}"
-    return f"{words} of {memory}" if memory else words
+    text = f"{accelerators:,} accelerator{'' if accelerators == 1 else 's'}"
+    return f"{text} of {memory}" if memory else text
 
 
 def spell_devices(devices: Ints, inventory: Inventory) -> str:
@@ -196,23 +195,23 @@ class MemoryRow:
     reason: str
 
 
-def phase_words(states: Sequence[State]) -> tuple[str, ...]:
+def phase_text(states: Sequence[State]) -> tuple[str, ...]:
     """Describe a component's states by phase, with transitions; the last phase is followed by the first.
 
-    >>> phase_words([State.RUNS, State.SLEEPS, State.SLEEPS, State.RUNS])
+    >>> phase_text([State.RUNS, State.SLEEPS, State.SLEEPS, State.RUNS])
     ('runs, sleeps', 'asleep', 'asleep', 'wakes, runs')
-    >>> phase_words([State.OFFLOADED, State.RUNS, State.RUNS, State.RUNS])
+    >>> phase_text([State.OFFLOADED, State.RUNS, State.RUNS, State.RUNS])
     ('offloaded', 'loads, runs', 'runs', 'runs, offloads')
     """
-    words = []
+    text = []
     for index, state in enumerate(states):
         before, after = states[index - 1], states[(index + 1) % len(states)]
         if state is State.RUNS:
             parts = [_COMES_BACK.get(before, ""), "runs", _GOES_AWAY.get(after, "")]
-            words.append(", ".join(part for part in parts if part))
+            text.append(", ".join(part for part in parts if part))
         else:
-            words.append(_BETWEEN.get(state, state.value))
-    return tuple(words)
+            text.append(_BETWEEN.get(state, state.value))
+    return tuple(text)
 
 
 def phase_rows(plan: Plan) -> tuple[PhaseRow, ...]:
@@ -224,17 +223,23 @@ def phase_rows(plan: Plan) -> tuple[PhaseRow, ...]:
         classes = plan.residency.of(part.name)
         for held in classes:
             states = [share.state for phase in Phase for share in held.phases[phase] if share.component == part.name]
-            rows.append(PhaseRow(part.name, _processes_on(part, held), phase_words(states), note))
+            rows.append(PhaseRow(part.name, _processes_on(part, held), phase_text(states), note))
         if not classes:
-            rows.append(PhaseRow(part.name, spell_ranks(range(part.world_size)), words_on_cpu(part, names), note))
+            rows.append(
+                PhaseRow(part.name, spell_ranks(range(part.world_size)), _cpu_text(states_on_cpu(part, names)), note)
+            )
     return tuple(rows)
 
 
-def words_on_cpu(part: ComponentPlan, names: Collection[str]) -> tuple[str, ...]:
-    """States of a component without accelerators by phase, as text."""
+def states_on_cpu(part: ComponentPlan, names: Collection[str]) -> tuple[State, ...]:
+    """States of a component without accelerators by phase."""
     if part.model.unused_because:
-        return (State.UNUSED.value,) * len(Phase)
-    return tuple("runs" if works_in(part.name, part.role, phase, names) else "waits" for phase in Phase)
+        return (State.UNUSED,) * len(Phase)
+    return tuple(State.RUNS if works_in(part.name, part.role, phase, names) else State.STAYS for phase in Phase)
+
+
+def _cpu_text(states: Sequence[State]) -> tuple[str, ...]:
+    return tuple("waits" if state is State.STAYS else state.value for state in states)
 
 
 def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:

@@ -11,7 +11,7 @@ from roost.config.ranks import spell_ranks
 from roost.placement.memory.phases import Phase, State
 from roost.placement.plan import Plan
 from roost.view.grid_model import INK, Grid, Holder, Mark, NodeLayout, Run, grid
-from roost.view.phases import ComponentPhases, DevicePhases, MemoryUse, PhaseCell, device_phases, machine_words
+from roost.view.phases import ComponentPhases, DevicePhases, MemoryUse, PhaseCell, device_phases, machine_text
 from roost.view.text import machines_line
 
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -116,7 +116,7 @@ def _height(layout: NodeLayout) -> float:
 
 def _draw_row(parent: Element, row: Run, marks: Mapping[str, Mark], left: float, top: float, columns: int) -> None:
     layout = row.layout
-    machine = machine_words(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else ""
+    machine = machine_text(layout.machine, layout.machine.accelerators) if layout.machine.accelerators else ""
     about = " · ".join(part for part in (*layout.groups, machine) if part)
     label = add(parent, "g")
     add(label, "title", f"{row.label}: {about}" if about else row.label)
@@ -259,7 +259,7 @@ def _draw_component(
     add(name, "rect", x=left, y=top + 3, width=26, height=20, rx=4, fill=mark.colour)
     add(name, "text", mark.short, x=left + 13, y=top + 17, fill=mark.ink, class_="small bold middle")
     add(name, "text", fitted(row.component, NAME - 40, 12), x=left + 33, y=top + 17)
-    for index, (cell, words) in enumerate(zip(row.cells, row.words, strict=True)):
+    for index, (cell, words) in enumerate(zip(row.cells, row.text, strict=True)):
         x = left + NAME + index * wide
         bar = add(parent, "g")
         add(bar, "title", f"{row.component}, {list(Phase)[index].value}: {words}{_sizes(cell)}")
@@ -292,7 +292,7 @@ def _draw_memory(
 ) -> None:
     use: MemoryUse = table.memory[number]
     bar = add(parent, "g")
-    add(bar, "title", f"{list(Phase)[number].value}: {use.words}")
+    add(bar, "title", f"{list(Phase)[number].value}: {use.text}")
     whole = max(use.total_gib or 0.0, use.known_gib) or 1.0
     add(bar, "rect", x=left, y=top, width=room, height=9, rx=3, class_="free" if use.is_whole else "empty")
     x = left
@@ -301,7 +301,7 @@ def _draw_memory(
         if size > 0:
             add(bar, "rect", x=x, y=top, width=size, height=9, fill=marks[row.component].colour)
             x += size
-    add(bar, "text", fitted(use.words, room, 11), x=left, y=top + 21, class_="small dim")
+    add(bar, "text", fitted(use.text, room, 11), x=left, y=top + 21, class_="small dim")
 
 
 MARGIN, NARROWEST = 24, 760
