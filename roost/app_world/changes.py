@@ -20,7 +20,7 @@ class Change:
         """The change as readable text.
 
         >>> Change("notes", 4, {"note_id": 4, "title": "tea"}, {"note_id": 4, "title": "milk"}).describe()
-        "notes 4: title becomes 'milk'"
+        "notes 4: title set to 'milk'"
         """
         if self.after is None:
             return f"{self.table} {self.key}: removed"
@@ -28,9 +28,9 @@ class Change:
             shown = (
                 f"{name} {value!r}" for name, value in (self._compared() or {}).items() if value not in ("", None, [])
             )
-            return f"{self.table}: {', '.join(shown)} is added"
+            return f"{self.table}: {', '.join(shown)} added"
         fields = {name: value for name, value in self.after.items() if self.before.get(name) != value}
-        return f"{self.table} {self.key}: " + ", ".join(f"{name} becomes {value!r}" for name, value in fields.items())
+        return f"{self.table} {self.key}: " + ", ".join(f"{name} set to {value!r}" for name, value in fields.items())
 
     def matches(self, other: Change) -> bool:
         """Return True if both changes are equivalent.
@@ -46,8 +46,10 @@ class Change:
         return self._compared() == other._compared()
 
     def _compared(self) -> Record | None:
-        is_counted = self.before is None and isinstance(self.key, int)  # other keys have a meaning, such as a path
-        ignored = KEYS[self.table] if is_counted else None
+        has_generated_id = self.before is None and isinstance(
+            self.key, int
+        )  # other keys have a meaning, such as a path
+        ignored = KEYS[self.table] if has_generated_id else None
         return self.after and {name: _stripped(value) for name, value in self.after.items() if name != ignored}
 
 
@@ -59,7 +61,7 @@ def changes_between(before: Snapshot, after: Snapshot) -> list[Change]:
     >>> before = state.snapshot()
     >>> _ = state.add("notes", {"title": "milk"})
     >>> [change.describe() for change in changes_between(before, state.snapshot())]
-    ["notes: title 'milk' is added"]
+    ["notes: title 'milk' added"]
     """
     changes = []
     for table, key_field in KEYS.items():

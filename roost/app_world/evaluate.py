@@ -140,7 +140,7 @@ def _answered(task: AppTask, snapshot: Snapshot) -> Check:
 
 
 def _instead(wanted: Change, others: Sequence[Change]) -> str:
-    """Why a wanted change was not found."""
+    """Describe what happened instead of a wanted change."""
     near = [change for change in others if (change.table, change.key) == (wanted.table, wanted.key)]
     if wanted.before is not None and near:
         return f"instead {near[0].describe()}"

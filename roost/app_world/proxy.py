@@ -1,4 +1,4 @@
-"""The `apis` that an agent's code sees: attributes become calls. It knows no world, only how to reach one."""
+"""The `apis` object of an agent's code: attribute access becomes a call, which another process answers."""
 
 from __future__ import annotations
 

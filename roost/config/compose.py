@@ -377,7 +377,7 @@ def _positions(
     directories: list[Path],
     overrides: Sequence[str],
 ) -> dict[KeyPath, Position]:
-    """Where each composed key stands: in the file of its group, in the config itself, or on the command line.
+    """Position of each composed key: in the file of its group, in the config itself, or on the command line.
 
     Files are taken in the order in which they were composed, so that the last to write a key is the one named.
     """

@@ -221,6 +221,15 @@ def listed_keys(word: object, known: Iterable[str]) -> str:
     return f"write one of the {len(names)} keys, such as {', '.join(nearest)}, or remove it"
 
 
+def bug(what: str) -> RuntimeError:
+    """Error for a state that only a mistake in Roost's own code can reach.
+
+    >>> bug("no plan and no error")
+    RuntimeError('no plan and no error: this is a bug in Roost, please report it')
+    """
+    return RuntimeError(f"{what}: this is a bug in Roost, please report it")
+
+
 def counted(number: int, word: str) -> str:
     """A number with its noun.
 

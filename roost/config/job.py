@@ -17,7 +17,7 @@ COMMAND_LINE = "command line"  # the file of a key that an override wrote
 
 
 class Origin(StrEnum):
-    """Where the value of a setting comes from."""
+    """Source of a setting's value."""
 
     CONFIG = "config"  # keys of the config
     OVERRIDE = "command line"

@@ -25,7 +25,7 @@ _LONGEST_HUB_NAME = 96
 
 
 class ModelLocation(StrEnum):
-    """Where a model that a config names can be."""
+    """Location of a model that a config names."""
 
     FOLDER = "folder"  # that is here
     MISSING = "missing"  # a path, and there is nothing at it here

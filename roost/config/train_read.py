@@ -233,12 +233,12 @@ def _is_scored_by_rewards(task: Mapping[str, Any]) -> bool:
 
 
 def task_place(settings: TrainSettings, job: Job) -> Where:
-    """Where the task stands in the config: `task`, or the data that it is made of."""
+    """Location of the task in the config: `task`, or the data that it is made of."""
     return setting_location("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
 
 
 def setting_location(name: str, job: Job) -> Where:
-    """Where a setting stands in the config: in `train`, or under the notation's own key if only that has it.
+    """Location of a setting in the config: in `train`, or under the notation's own key if only that has it.
 
     A name that is no setting's is a component's, which stands where it is placed.
     """

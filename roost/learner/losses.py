@@ -257,7 +257,7 @@ OVER_RATIO, OVER_KL = "steps/over_ratio", "steps/over_kl"
 
 
 def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
-    """Which limits a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
+    """Limits that a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
 
     >>> overstepped({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
     {'steps/over_ratio': 1.0, 'steps/over_kl': 0.0}

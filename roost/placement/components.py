@@ -13,7 +13,7 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.cluster.inventory import ACCELERATOR, Ints, Inventory
 from roost.config.compose import load
-from roost.config.findings import Findings, Where, did_you_mean
+from roost.config.findings import Findings, Where, bug, did_you_mean
 from roost.config.job import Component, CpuWorkers, DeviceList, Job, Layout, Notation, RankMap
 from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP
 from roost.config.notations.notation import read_job
@@ -214,7 +214,7 @@ class ComponentPlacement:
         placed = place_job(job, inventory, findings) if job is not None and inventory is not None else None
         findings.raise_errors()
         if placed is None or job is None or inventory is None:
-            raise RuntimeError("a placement without findings must have been made; please report this config")
+            raise bug("there is no placement, and no finding says why")
         self.job = job
         self.inventory = inventory
         self.warnings = findings.warnings

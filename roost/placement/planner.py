@@ -12,7 +12,7 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, did_you_mean, shown
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, bug, did_you_mean, shown
 from roost.config.job import Component, Job, Layout, ModelUse, Notation, Role
 from roost.config.model_files import bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
@@ -58,7 +58,7 @@ def plan(job_or_path: Config, inventory: Any = None, **options: Unpack[PlanOptio
     result = try_plan(job_or_path, findings, inventory, **options)
     findings.raise_errors()
     if result is None:
-        raise RuntimeError("a plan without findings must have been made; please report this config")
+        raise bug("there is no plan, and no finding says why")
     return result
 
 
@@ -97,7 +97,12 @@ def try_plan(
     placed = place_job(job, machines, findings, isolate_accelerator) if machines is not None else None
     if placed is None or machines is None or findings.has_errors:
         if not findings.has_errors:  # a bug in Roost, which must not be silent
-            findings.error("RST-P004", job.source.where(), "cannot be planned", fix="please report this config")
+            findings.error(
+                "RST-P004",
+                job.source.where(),
+                "cannot be planned",
+                fix="this is a bug in Roost, please report the config",
+            )
         return None
     components = tuple(_component_plan(part, job, registry) for part in placed.components)
     places = {component.name: component.where for component in job.components}

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from roost.cluster.inventory import Inventory
-from roost.config.findings import Findings
+from roost.config.findings import Findings, bug
 from roost.config.job import Notation
 from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.plan import Plan
@@ -236,7 +236,7 @@ class Cluster:
         for warning in findings.warnings:
             self._say(str(warning))
         if live is None:
-            raise RuntimeError("a plan without findings must fit; please report it")
+            raise bug("the plan does not fit, and no finding says why")
         return live
 
     def launch(

@@ -268,11 +268,13 @@ class StartWatch:
         with self._changed:
             late = self._starting.overdue(time.monotonic())
         for who in late:
-            self._lost(who, f"its process was not ready, and no other had become so for {self._starting.limit_s:g} s")
+            self._lost(
+                who, f"its process did not become ready, and no other worker started for {self._starting.limit_s:g} s"
+            )
 
 
 def _why_not(ref: Any) -> str:
-    """Why a worker did not start; empty if it did, or if it has reported the failure itself."""
+    """Reason that a worker did not start; empty if it did, or if it has reported the failure itself."""
     try:
         ray.get(ref)
     except ray.exceptions.RayTaskError:

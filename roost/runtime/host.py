@@ -46,9 +46,9 @@ class CallFailed(Exception):
 
 
 class Host:
-    """Runs the methods of one worker in the main thread, in call order.
+    """Actor that runs the methods of one worker in the main thread, in call order.
 
-    The class arrives pickled, so that a failed import is reported like any other failure of a worker.
+    The worker's class is unpickled here, so that a failed import is reported like other failures.
     """
 
     def __init__(self, address: tuple[str, int], packed_daemon: bytes, packed: bytes) -> None:
@@ -226,8 +226,8 @@ def _enrolled(address: tuple[str, int], daemon: DaemonContact) -> bytes:
         reply: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
         raise WaitedTooLong(
-            f"{Address(*address)} could not start: the daemon of node {daemon.node} ({daemon.host}) did not say within "
-            f"{ENROLL_LIMIT:g} s what it is"
+            f"{Address(*address)} could not start: the daemon of node {daemon.node} ({daemon.host}) did not send "
+            f"its setup within {ENROLL_LIMIT:g} s"
         ) from None
     return reply
 
@@ -247,7 +247,7 @@ def _own_traceback(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Context for imports: they make objects that stay; garbage collection takes a tenth of the time."""
+    """Context without garbage collection, for imports: their objects stay, and collection takes a tenth of the time."""
     gc.disable()
     try:
         yield
@@ -271,12 +271,12 @@ GIB = 2**30
 def show_to_torch(devices: SimulatedDevices) -> None:
     """Make torch report simulated accelerators, now or when it is imported in this process."""
     if "torch" in sys.modules:
-        _teach(sys.modules["torch"], devices)
+        _patch_torch(sys.modules["torch"], devices)
     else:
-        sys.meta_path.insert(0, _TeachOnImport(lambda torch: _teach(torch, devices)))
+        sys.meta_path.insert(0, _PatchOnImport(lambda torch: _patch_torch(torch, devices)))
 
 
-def _teach(torch: Any, devices: SimulatedDevices) -> None:
+def _patch_torch(torch: Any, devices: SimulatedDevices) -> None:
     count, memory = devices.count, int((devices.memory_gb or 0) * GIB)
 
     def properties(device: Any = 0) -> SimpleNamespace:
@@ -291,11 +291,11 @@ def _teach(torch: Any, devices: SimulatedDevices) -> None:
     torch.cuda.get_device_name = lambda device=0: properties(device).name
 
 
-class _TeachOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _PatchOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that loads torch normally and patches it afterwards."""
 
     def __init__(self, teach: Callable[[Any], None]) -> None:
-        self._teach = teach
+        self._patch_torch = teach
         self._loader: Any = None
 
     def find_spec(
@@ -319,4 +319,4 @@ class _TeachOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._teach(module)
+        self._patch_torch(module)

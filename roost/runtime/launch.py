@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, Inventory, Node
-from roost.config.findings import Findings, did_you_mean
+from roost.config.findings import Findings, bug, did_you_mean
 from roost.config.node_groups import PROTECTED_VARIABLES
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
@@ -59,9 +59,10 @@ def plan_launch(
     unknown = next((name for name in specs if name not in known), None)
     if unknown is not None:
         raise KeyError(f"the plan has no component {unknown}; {did_you_mean(unknown, known)}")
-    stranger = next((name for name in options or {} if name not in specs), None)
-    if stranger is not None:
-        raise KeyError(f"there are options for {stranger}, which is not launched; {did_you_mean(stranger, specs)}")
+    not_launched = next((name for name in options or {} if name not in specs), None)
+    if not_launched is not None:
+        known = did_you_mean(not_launched, specs)
+        raise KeyError(f"options are given for {not_launched}, which is not launched; {known}")
     for name, spec in specs.items():
         check_name(name, used_names)
         check_methods(spec.cls)
@@ -90,7 +91,7 @@ def component_of(
     table = where.place(inventory, findings, isolate=options.isolate_accelerator is not False)
     findings.raise_errors()
     if table is None:
-        raise RuntimeError("a placement without findings must have been made; please report it")
+        raise bug("there is no placement, and no finding says why")
     return ComponentPlan(name, name, type(where).__name__, np.zeros(0, np.int64), table, registry=registry)
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """Why code did not run to completion. The process survives the first three, and is gone after the others."""
+    """Reason that code did not run to its end. The process survives the first three, and is gone after the others."""
 
     RAISED = "raised"  # an uncaught exception
     EXITED = "exited"  # it called `exit`, with any status

@@ -88,7 +88,7 @@ class StrictBody(BaseModel):
 
 
 def refused_fields(extra: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Why fields that a body does not know cannot be ignored.
+    """Reasons that unknown fields of a body cannot be ignored.
 
     >>> refused_fields({"user": "me", "presence_penalty": 0.0, "best_of": 4, "temprature": 1}, ["temperature"])
     ['best_of is not supported by this engine, got 4', 'temprature is unknown; did you mean temperature?']

@@ -80,7 +80,7 @@ def window_of(workers: Iterable[WorkerSpans], window: Interval | None = None) ->
 
 
 def busy_times(workers: Sequence[WorkerSpans], window: Interval) -> BusyTimes:
-    """When each component was busy on each device, in the order of nodes and devices; clipped to the window."""
+    """Busy times of each component on each device, in the order of nodes and devices; clipped to the window."""
     found: dict[Device, dict[str, list[list[Interval]]]] = {}
     for worker in workers:
         busy = clip(busy_intervals(worker.spans), window)
@@ -93,7 +93,7 @@ def busy_times(workers: Sequence[WorkerSpans], window: Interval) -> BusyTimes:
 
 
 def busy_intervals(spans: Iterable[Span]) -> list[Interval]:
-    """When a worker works: in its calls, and in work outside of them, except while it waits.
+    """Times in which a worker works: in its calls, and in work outside of them, except while it waits.
 
     A wait counts only for its own lane: a worker that serves two calls, of which one waits, is busy with the other.
 

@@ -96,7 +96,10 @@ class NothingFinishes(RuntimeError):
 
 
 class Feed:
-    """Starts groups and hands out finished ones. Every task is learnt from once, unless all its episodes fail."""
+    """Starts groups and hands out finished ones.
+
+    A group is replaced if all its episodes fail or, with dynamic sampling, if all its rewards are equal.
+    """
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class Feed:
             self._begin_one(version)
 
     async def take(self, version: int, count: int | None = None) -> list[Group]:
-        """Wait for the groups of a step, or of a part of it. Groups whose episodes all failed are replaced."""
+        """Wait for the groups of a step, or of a part of it, and replace those that cannot be learnt from."""
         wanted = self._settings.prompts_per_step if count is None else count
         numbers = await self._wait(wanted, version)
         chosen = [self._rollouts.pop(number) for number in numbers]
@@ -169,7 +172,7 @@ class Feed:
         return sorted(groups[:wanted], key=lambda group: group.number)
 
     async def discard(self, groups: Sequence[Group]) -> None:
-        """Generate these groups, taken at this version, and all groups under way again."""
+        """Cancel all groups under way, and queue them and these taken groups to be generated again."""
         rollouts, self._rollouts = list(self._rollouts.values()), {}
         for group in await asyncio.gather(*(rollout.result() for rollout in rollouts)):
             if self._on_end is not None:

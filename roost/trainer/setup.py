@@ -14,7 +14,7 @@ import yaml
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
-from roost.config.findings import Findings, counted
+from roost.config.findings import Findings, bug, counted
 from roost.config.job import Job
 from roost.config.model_files import resolve_model
 from roost.config.teacher import is_teacher
@@ -254,7 +254,7 @@ def planned(job: Job, cluster: Cluster) -> Plan:
     plan = try_plan(job, findings, cluster)
     findings.raise_errors()
     if plan is None:
-        raise RuntimeError("a job without findings must have a plan; please report it")
+        raise bug("there is no plan, and no finding says why")
     return plan
 
 
@@ -270,7 +270,7 @@ def load_scenario(job: Job, settings: TrainSettings) -> tuple[Scenario, Any]:
     scenario = make_scenario(settings.task, tokenizer, task_place(settings, job), findings)
     findings.raise_errors()
     if scenario is None:
-        raise RuntimeError("a scenario without findings must have been made; please report it")
+        raise bug("there is no scenario, and no finding says why")
     check_rows(settings, job, routing, findings, scenario)
     findings.raise_errors()
     return scenario, tokenizer

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from roost.config.data import SCENARIO as DATA
-from roost.config.findings import Findings, Where, did_you_mean
+from roost.config.findings import Findings, Where, bug, did_you_mean
 from roost.config.job import Job
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location, task_place
@@ -106,7 +106,7 @@ def load_scenario(task: Mapping[str, Any], model: str, tokenizer_class: str = ""
     result = make_scenario(task, load_tokenizer(model, tokenizer_class), Where(), findings, opens=False)
     findings.raise_errors()
     if result is None:
-        raise RuntimeError("a scenario without findings must have been made; please report it")
+        raise bug("there is no scenario, and no finding says why")
     return result
 
 

@@ -136,7 +136,7 @@ class Attempt(Protocol):
         ...
 
     async def train(self) -> None:
-        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        """Train with the processes of `launch` until the run ends or is stopped."""
         ...
 
 
@@ -176,7 +176,7 @@ class EndedAtStart(Exception):
     def __init__(self, number: signal.Signals, done: int) -> None:
         how = "while it was starting" if done else "before its first step"
         back = f"; {counted(done, 'step')} done: to continue, add --resume to the command" if done else ""
-        super().__init__(f"{number.name} ended the run {how}; everything that it started is ended{back}")
+        super().__init__(f"{number.name} ended the run {how}; all its processes have ended{back}")
         self.exit_code = REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number
 
 
@@ -352,7 +352,7 @@ def _run_to_end(running: Attempt, cluster: Cluster, first: int, last: int) -> No
 def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
     """Raise EndedEarly if steps are missing although the run was not stopped."""
     if done < wanted and not was_stopped:
-        raise EndedEarly(done, wanted, "nothing stopped it; please report this")
+        raise EndedEarly(done, wanted, "nothing stopped it; this is a bug in Roost, please report it")
 
 
 async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:
@@ -411,7 +411,7 @@ class Trainer(Stoppable):
         self._learner_names, self._around_names = tuple(learners), tuple(around)
 
     async def train(self) -> None:
-        """From the processes of `launch` to the end of the run, or until it is stopped."""
+        """Train with the processes of `launch` until the run ends or is stopped."""
         groups = self._groups
         owners = self._engines.owners(groups[ROLLOUT])
         # The run folder is on shared storage: the learner writes checkpoints there that servers start from.

@@ -49,7 +49,7 @@ MILK = 'apis.notes.create(title="milk")'
         pytest.param(task_of(finish_first), FINISH, ["the task is completed"], 3 / 4, id="not completed"),
         pytest.param(
             task_of(finish_first), f"apis.todo.complete(task_id=2);{DONE}",
-            ["tasks 1: is_done becomes True", "nothing else changed"], 0.0, id="another one",
+            ["tasks 1: is_done set to True", "nothing else changed"], 0.0, id="another one",
         ),
         pytest.param(
             task_of(finish_first), f"{FINISH};apis.todo.delete(task_id=2);{DONE}", ["nothing else changed"], 3 / 4,
@@ -57,7 +57,7 @@ MILK = 'apis.notes.create(title="milk")'
         ),
         pytest.param(
             task_of(finish_first), f"{FINISH};apis.todo.update(task_id=1, priority=1);{DONE}",
-            ["tasks 1: is_done becomes True"], 0.0, id="the right record, changed too much",
+            ["tasks 1: is_done set to True"], 0.0, id="the right record, changed too much",
         ),
         pytest.param(
             task_of(finish_first), f"{FINISH};apis.supervisor.complete_task(answer=1)", ["there is no answer"], 3 / 4,
@@ -65,7 +65,7 @@ MILK = 'apis.notes.create(title="milk")'
         ),
         pytest.param(task_of(add_two), f"{MILK};{MILK};{DONE}", [], 1.0, id="two of the same"),
         pytest.param(
-            task_of(add_two), f"{MILK};{DONE}", ["notes: title 'milk', created_on '2026-03-02' is added"], 4 / 5,
+            task_of(add_two), f"{MILK};{DONE}", ["notes: title 'milk', created_on '2026-03-02' added"], 4 / 5,
             id="one of the two",
         ),
         pytest.param(task_of(add_two), f"{MILK};{MILK};{MILK};{DONE}", ["nothing else changed"], 4 / 5, id="three"),
@@ -100,8 +100,8 @@ def test_a_report_says_why():
     run_code(world, f"apis.todo.update(task_id=1, priority=3);{MILK};apis.supervisor.complete_task(status='fail')")
     assert evaluate(task, world).describe().splitlines() == [
         "FAIL  the task is completed  it was completed with the status fail",
-        "FAIL  tasks 1: is_done becomes True  instead tasks 1: priority becomes 3",
-        "FAIL  nothing else changed  notes: title 'milk', created_on '2026-03-02' is added",
+        "FAIL  tasks 1: is_done set to True  instead tasks 1: priority set to 3",
+        "FAIL  nothing else changed  notes: title 'milk', created_on '2026-03-02' added",
         "pass  there is no answer",
     ]
 

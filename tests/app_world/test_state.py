@@ -91,13 +91,13 @@ def test_results_are_copies():
         pytest.param(lambda state: None, [], id="nothing"),
         pytest.param(
             lambda state: state.add("notes", {"title": "milk", "tags": []}),
-            ["notes: title 'milk' is added"],
+            ["notes: title 'milk' added"],
             id="added",
         ),
         pytest.param(lambda state: state.remove("notes", 4), ["notes 4: removed"], id="removed"),
         pytest.param(
             lambda state: state.find("notes", 4)["tags"].append("x"),
-            ["notes 4: tags becomes ['x']"],
+            ["notes 4: tags set to ['x']"],
             id="changed inside",
         ),
         pytest.param(

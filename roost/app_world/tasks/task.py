@@ -11,14 +11,14 @@ from roost.app_world.world import World
 
 @dataclass(frozen=True)
 class AppTask:
-    """One thing that the supervisor wants done. Only the id and the instruction are for the agent."""
+    """A task of the supervisor. The agent sees only the id and the instruction."""
 
-    id: str  # the scenario and the variant, as 3f2a91c_1
-    kind: str  # the generator that made it
+    id: str  # scenario and variant, such as 3f2a91c_1
+    kind: str  # its generator
     difficulty: int
     instruction: str
-    initial: Snapshot  # the world as the agent finds it
-    wanted: tuple[Change, ...]  # all that is to be different afterwards
+    initial: Snapshot  # the world at the start
+    wanted: tuple[Change, ...]  # changes that the agent has to make, and no others
     answer: Json  # None if the task needs no answer
     solution: str  # code against `apis` that solves it
 

@@ -29,7 +29,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Why a key is not followed, and what to write instead.
+    """Reason that a key is not followed, and what to write instead.
 
     `harmless`: the values with which it does not matter; where none are listed, those that switch nothing on.
     """

@@ -61,7 +61,7 @@ def _without_environments(root: Section, values: Values) -> bool:
 
 
 def _with_minibatches(root: Section, values: Values) -> bool:
-    """Where all samples of a step make one minibatch, their order does not matter."""
+    """Return True if a step has several minibatches; in one, the order of samples does not matter."""
     return int(values.get("minibatches", 1)) > 1
 
 

@@ -57,7 +57,7 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
 
 
 def is_distilled_alone(root: Section) -> bool:
-    """Whether only the KL from teachers is learnt from. ROLL's launcher of such jobs sets the flag by itself."""
+    """Return True if only the KL from teachers is learnt from. ROLL's launcher of such jobs sets the flag by itself."""
     flag = root.values.get("is_pure_opd")
     return flag is True or (flag is None and "student_train" in root and root.values.get("use_opd") is not True)
 
@@ -82,7 +82,7 @@ def _adapter_rank(arguments: Section) -> int | None:
 
 
 def _why_unused(root: Section, name: str) -> str:
-    """Why ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
+    """Reason that ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
     estimator = root.values.get("adv_estimator")
     if name == "critic" and isinstance(estimator, str) and estimator != "gae":
         return f"adv_estimator is {estimator}, and only gae uses a critic"

@@ -60,7 +60,7 @@ NUM_ENV_GROUPS = 128
 
 
 def has_games(root: Section) -> bool:
-    """Whether the config names environments, and no task of the user's own."""
+    """Return True if the config names environments, and no task of the user's own."""
     return "custom_envs" in root and "train_env_manager" in root and not root.below("train").values.get("task")
 
 

@@ -499,7 +499,7 @@ def _max_tokens(root: Section, block: Section) -> int | None:
 
 
 def _least_rate(arguments: Section) -> float | None:
-    """Where the schedule of transformers ends: a rate, or a share of the highest."""
+    """Last learning rate of the schedule, which is given as a rate or as a share of the highest."""
     limits = arguments.below("lr_scheduler_kwargs")
     share, rate = limits.number("min_lr_rate"), arguments.number("learning_rate")
     return limits.number("min_lr") if share is None else share * (DEFAULTS["learning_rate"] if rate is None else rate)

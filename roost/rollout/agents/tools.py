@@ -23,7 +23,7 @@ Call = dict[str, Any]  # `name` and `arguments`
 
 
 class Kept(StrEnum):
-    """Which part of a tool's long answer the policy is shown."""
+    """Part of a tool's long answer that the policy is shown."""
 
     START = "start"
     END = "end"

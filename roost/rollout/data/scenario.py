@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.config.data import DataSettings, DataSource, read_data, shares_of_batch
-from roost.config.findings import Findings, Where, counted, did_you_mean
+from roost.config.findings import Findings, Where, bug, counted, did_you_mean
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.check_target import own_keys
 from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
@@ -50,7 +50,7 @@ class PromptScenario:
         settings = read_data(data, Where(path=("train", "data")), findings)
         findings.raise_errors()
         if settings is None:
-            raise RuntimeError("data without findings must have been read; please report it")
+            raise bug("the data were not read, and no finding says why")
         if isinstance(tokenizer, str):
             from transformers import AutoTokenizer
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from roost.config.findings import bug
 from roost.procs.user_code import DaemonThread
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import Task
@@ -242,7 +243,7 @@ class GymnasiumEnvironment:
     def accept(self) -> Ask:
         """Return the pending request and mark it as being processed."""
         if self._ask is None:
-            raise RuntimeError(f"slot {self.slot} asks for nothing; please report it")
+            raise bug(f"slot {self.slot} has no request")
         self._is_accepted = True
         return self._ask
 

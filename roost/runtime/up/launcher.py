@@ -254,7 +254,7 @@ class Head(Part):
         await peer.close()
 
     def _refused(self, caller: Caller) -> str:
-        """Why a node is not let in; empty if it is."""
+        """Reason to refuse a node; empty if it may join."""
         if caller.nodes != self._allocation.nodes:
             return f"the head counts {self._allocation.nodes} nodes, this node {caller.nodes}"
         if not 0 < caller.rank < caller.nodes:

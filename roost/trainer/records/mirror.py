@@ -55,7 +55,7 @@ UPLOADING = ".uploading"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Which remote run a local folder belongs to."""
+    """Remote run that a local folder belongs to."""
 
     url: str
     writer: str  # the name under which it writes there
