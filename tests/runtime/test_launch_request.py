@@ -32,7 +32,12 @@ class Hiding(Worker):
 MISTAKES = [
     pytest.param({"actr": Actor}, {}, (), KeyError, "no component actr; did you mean actor?", id="component"),
     pytest.param(
-        {"actor": Actor}, {"actr": LaunchOptions()}, (), KeyError, "options are given for actr, which is not", id="options"
+        {"actor": Actor},
+        {"actr": LaunchOptions()},
+        (),
+        KeyError,
+        "given for actr, which is not",
+        id="options",
     ),
     pytest.param({"actor": Actor}, {}, ["actor"], ValueError, "there is a group actor already", id="name"),
     pytest.param({"actor": Hiding}, {}, (), ValueError, "Hiding.close would hide", id="method"),
