@@ -61,8 +61,8 @@ def plan_launch(
         raise KeyError(f"the plan has no component {unknown}; {did_you_mean(unknown, known)}")
     not_launched = next((name for name in options or {} if name not in specs), None)
     if not_launched is not None:
-        known = did_you_mean(not_launched, specs)
-        raise KeyError(f"options are given for {not_launched}, which is not launched; {known}")
+        near = did_you_mean(not_launched, specs)
+        raise KeyError(f"options are given for {not_launched}, which is not launched; {near}")
     for name, spec in specs.items():
         check_name(name, used_names)
         check_methods(spec.cls)
