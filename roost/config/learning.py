@@ -112,6 +112,12 @@ class AdvantageSettings:
     reward_clip: float | None = setting(
         None, "Clip normalised rewards, and the rewards of tokens, to this magnitude.", roll="reward_clip"
     )
+    overlong_buffer_tokens: int = setting(
+        0,
+        "DAPO's overlong shaping: within so many tokens of max_new_tokens, the reward falls linearly by up to "
+        "overlong_penalty. The longest turn of an episode counts. 0: no shaping.",
+    )
+    overlong_penalty: float = setting(1.0, "Penalty of a turn of max_new_tokens, with overlong_buffer_tokens.")
     kl_penalty_coef: float = setting(
         0.0, "Subtract this times the KL from the reference from the reward of each generated token."
     )
@@ -177,6 +183,7 @@ class AdvantageSettings:
     positive_advantages_only: bool = setting(
         False, "Learn only from samples with a positive advantage.", loop="rl.params.pos_adv_only"
     )
+    max_new_tokens: int = 256  # of a turn, that overlong shaping is relative to
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +313,9 @@ class LossSettings:
         null=0.0,
         rlinf="algorithm.value_clip",
         roll="value_clip",
+    )
+    value_loss_aggregation: LossAggregation | None = setting(
+        None, "How the critic's token losses are reduced to one number. Default: loss_aggregation."
     )
     value_huber_delta: float | None = setting(
         None, "Huber loss of the critic: errors beyond this count linearly.", rlinf="algorithm.huber_delta"

@@ -270,6 +270,12 @@ class TrainSettings:
         rlinf="critic.optim.lr_warmup_steps|critic.lr_sched.lr_warmup_iters",
         roll="critic.training_args.warmup_steps",
     )
+    critic_warmup_steps: int = setting(
+        0,
+        "Training steps at the beginning in which the critic alone learns.",
+        rlinf="algorithm.critic_warmup_steps",
+        roll="critic_warmup",
+    )
     engine: str = setting("torch", "Inference engine.", choices=ENGINES)
     engine_options: Mapping[str, Any] = setting({}, "Options of the engine.")
     advantage: AdvantageSettings = AdvantageSettings()
@@ -338,7 +344,7 @@ class TrainSettings:
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
-        "critic_lr_warmup_steps",
+        *("critic_lr_warmup_steps", "critic_warmup_steps"),
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
         *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds"),

@@ -412,7 +412,9 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         learner,
         **{"name": "", **run, "max_steps": steps},
         minibatches=minibatches,
-        advantage=AdvantageSettings(**{"whiten_advantages": whitening, **part("advantage")}),
+        advantage=AdvantageSettings(
+            **{"whiten_advantages": whitening, "max_new_tokens": sampling.max_new_tokens, **part("advantage")}
+        ),
         sampling=sampling,
         rollout=rollout,
         evaluation=EvaluationSettings(**part("evaluation")),

@@ -70,6 +70,20 @@ def normalised_rewards(
     return np.where(spread.stds <= STD_EPSILON, 0.0, values / (spread.stds + STD_EPSILON))
 
 
+def overlong_penalties(lengths: Sequence[int], settings: AdvantageSettings) -> Doubles:
+    """DAPO's soft overlong punishment: penalty · clip((length - (max - buffer)) / buffer, 0, 1).
+
+    >>> settings = AdvantageSettings(overlong_buffer_tokens=20, overlong_penalty=0.5, max_new_tokens=100)
+    >>> overlong_penalties([80, 90, 100], settings).tolist()
+    [0.0, 0.25, 0.5]
+    """
+    buffer = settings.overlong_buffer_tokens
+    if not buffer:
+        return np.zeros(len(lengths))
+    over = (np.asarray(lengths, dtype=np.float64) - (settings.max_new_tokens - buffer)) / buffer
+    return np.asarray(settings.overlong_penalty * over.clip(0.0, 1.0))
+
+
 def step_returns(rewards: Sequence[float], episodes: Sequence[Hashable], steps: Sequence[int], gamma: float) -> Doubles:
     """Reward of each sample plus the discounted rewards of the later samples of its episode, in the order of `steps`.
 

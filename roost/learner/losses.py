@@ -429,13 +429,12 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
     """Value loss of part of a minibatch, and its statistics; both sum over parts and ranks as in `policy_loss`.
 
     Explained variance is 1 - squared_error / (squared_return - return²), computed from the sums. Tokens are
-    aggregated by `settings.loss_aggregation` at token level, as a critic has no ratios per turn.
+    aggregated at token level, as a critic has no ratios per turn.
     """
     delta = settings.value_huber_delta
     losses = value_losses(batch.values, batch.old_values, batch.returns, settings.value_clip, delta)
-    weights = token_weights(
-        batch.sequence, batch.sequence, ImportanceSamplingLevel.TOKEN, settings.loss_aggregation, totals
-    )
+    aggregation = settings.value_loss_aggregation or settings.loss_aggregation
+    weights = token_weights(batch.sequence, batch.sequence, ImportanceSamplingLevel.TOKEN, aggregation, totals)
     loss = (weights * losses).sum()
     errors = (batch.values - batch.returns).square()
     metrics = {
@@ -445,4 +444,4 @@ def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tup
         "squared_return": batch.returns.square(),
         "value_clipped": (losses > _halved_squares(batch.values - batch.returns, delta)).float(),
     }
-    return loss, {"value_loss": loss.detach(), **shares_of_means(metrics, weights, settings.loss_aggregation, totals)}
+    return loss, {"value_loss": loss.detach(), **shares_of_means(metrics, weights, aggregation, totals)}

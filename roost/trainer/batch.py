@@ -31,6 +31,7 @@ from roost.learner.advantages import (
     is_alone,
     kl_estimates,
     normalised_rewards,
+    overlong_penalties,
     rewards_of_tokens,
     scope_keys,
     select,
@@ -206,8 +207,8 @@ def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
 
     At the level of episodes an episode counts once, and its samples share what comes out.
     """
-    whole = np.array(batch.rewards, dtype=np.float64)
-    values = whole if settings.step_gamma is None else _step_returns(batch, settings.step_gamma)
+    whole = np.array(batch.rewards, dtype=np.float64) - overlong_penalties(_longest_turns(batch), settings)
+    values = whole if settings.step_gamma is None else _step_returns(batch, settings.step_gamma, whole)
     if settings.advantage_level is AdvantageLevel.SAMPLE:
         units = [[index] for index in range(len(batch))]
     else:
@@ -307,7 +308,18 @@ def _less_teacher_penalty(batch: Batch, values: Sequence[Doubles]) -> list[Doubl
     ]
 
 
-def _step_returns(batch: Batch, gamma: float) -> Doubles:
+def _longest_turns(batch: Batch) -> list[int]:
+    """Tokens of the longest turn of each sample's episode."""
+    found = [0] * len(batch)
+    for indices in batch.by_episode():
+        turns = np.concatenate([batch.samples[index].turns for index in indices])
+        longest = int(np.bincount(turns[turns != NOT_GENERATED], minlength=1).max())
+        for index in indices:
+            found[index] = longest
+    return found
+
+
+def _step_returns(batch: Batch, gamma: float, rewards: Doubles) -> Doubles:
     """Return of each sample from the rewards of its turns and, discounted, of later samples of its episode.
 
     What an episode gets beyond the rewards of its turns goes to its last sample. With a factor of 0 the samples of an
@@ -315,15 +327,15 @@ def _step_returns(batch: Batch, gamma: float) -> Doubles:
     """
     own, firsts = np.zeros(len(batch)), [_first_turn(sample) for sample in batch.samples]
     for indices in batch.by_episode():
-        score = batch.sources[indices[0]].score
+        score, reward = batch.sources[indices[0]].score, rewards[indices[0]]
         if not score.turn_rewards and gamma == 0:
-            own[indices] = score.reward
+            own[indices] = reward
             continue
         for index in indices:
             turns = np.unique(batch.samples[index].turns[batch.samples[index].is_generated])
             own[index] = sum(score.turn_rewards[turn] for turn in turns if turn < len(score.turn_rewards))
         last = max(indices, key=lambda index: firsts[index])
-        own[last] += score.reward - own[indices].sum()
+        own[last] += reward - own[indices].sum()
     return step_returns(own.tolist(), [source.episode for source in batch.sources], firsts, gamma)
 
 

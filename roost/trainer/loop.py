@@ -354,6 +354,9 @@ class Loop:
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
         if self.models.critic is None:
             return await self.models.policy.learn(part, totals, position)
+        if self.state.step < self.settings.critic_warmup_steps:
+            critic = await self.models.critic.learn(part, totals, position)
+            return {f"critic/{name}": value for name, value in critic.items()}
         policy, critic = await asyncio.gather(
             self.models.policy.learn(part, totals, position), self.models.critic.learn(part, totals, position)
         )

@@ -341,10 +341,10 @@ def test_a_key_that_changes_training_is_warned_about(notation, key, value, harml
 
 @pytest.mark.parametrize("value", [None, False, 0])
 def test_a_key_that_switches_nothing_on_is_not_reported(value):
-    keys = ["critic_warmup", "resume_from_checkpoint", "length_loss_weight"]
+    keys = ["is_use_additional_prompts", "resume_from_checkpoint", "length_loss_weight"]
     job, findings = job_of(Notation.ROLL, keys, value=value)
     assert not findings.found
-    assert covered(job, "critic_warmup").known.effect is Effect.NOTHING
+    assert covered(job, "is_use_additional_prompts").known.effect is Effect.NOTHING
 
 
 @pytest.mark.parametrize("notation", list(Notation))

@@ -790,7 +790,29 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         case(ROLL, {"actor_train.model_args.dtype": "bf16"}, compute_dtype="bfloat16", id="bf16"),
         case(ROLL, {"actor_infer.strategy_args.strategy_name": "vllm"}, engine="vllm", id="engine"),
         case(ROLL, {"adv_estimator": "grpo"}, gae_lambda=1.0, value_clip=0.2, id="no-critic"),
-        case(ROLL, {"adv_estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic"),
+        case(
+            ROLL,
+            {"adv_estimator": "gae", "critic_warmup": 3, "loss_agg_mode": "token-mean"},
+            gae_lambda=0.95,
+            value_clip=0,
+            critic_warmup_steps=3,
+            value_loss_aggregation=LossAggregation.SEQ_MEAN,
+            id="critic",
+        ),
+        *(
+            case(
+                RLINF,
+                {
+                    **CRITIC,
+                    "algorithm.adv_type": "gae",
+                    "algorithm.loss_agg_func": "seq-mean-token-sum",
+                    "algorithm.training_batch_size_per_gpu": size,
+                },
+                value_loss_aggregation=mode,
+                id=f"critic-of-micro-batches-of-{size}",
+            )
+            for size, mode in ((1, LossAggregation.SEQ_MEAN), (4, LossAggregation.TOKEN_MEAN))
+        ),
         case(ROLL, {"train.advantage_estimator": "gae"}, gae_lambda=0.95, value_clip=0, id="critic-of-train"),
         case(ROLL, {"adv_estimator": "gae", "value_clip": 0.5}, value_clip=0.5, id="clip-of-values"),
         case(ROLL, {"adv_estimator": "gae", "train.value_clip": 0.5}, value_clip=0.5, id="clip-of-values-in-train"),

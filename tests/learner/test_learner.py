@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
-from roost.config.train import AdapterSettings, LossSettings, OptimizerSettings
+from roost.config.train import AdapterSettings, ImportanceSamplingLevel, LossSettings, OptimizerSettings, PolicyLoss
 from roost.learner.heads import VALUE
 from roost.learner.learner import Learner
 from tests.learner.random_samples import (
@@ -88,6 +88,24 @@ def test_learning_makes_good_samples_likelier(learner):
     described = one.learn(samples, totals_of(samples))
     after = one.score([good, bad])
     assert described["ratio"] == pytest.approx(1, abs=1e-5), "what is scored is what is learnt from"
+    assert after[0].sum() > before[0].sum()
+    assert after[1].sum() < before[1].sum()
+
+
+@pytest.mark.parametrize("kind", list(PolicyLoss))
+@pytest.mark.parametrize("corrected", [False, True], ids=["plain", "corrected"])
+def test_every_loss_makes_good_samples_likelier(learner, kind, corrected):
+    more = {"rollout_is": ImportanceSamplingLevel.SEQUENCE, "rollout_rejection": {"token": [0.0, 1e6]}}
+    one = learner(loss=LossSettings(loss_type=kind, **(more if corrected else {})))
+    good, bad = (
+        dataclasses.replace(random_sample(seed, 20), advantages=np.full(20, sign, np.float32), reward=float(sign > 0))
+        for seed, sign in ((0, 1), (1, -1))
+    )
+    before = one.score([good, bad])
+    samples = [dataclasses.replace(sample, old_logprobs=old) for sample, old in zip([good, bad], before, strict=True)]
+    described = one.learn(samples, totals_of(samples))
+    after = one.score([good, bad])
+    assert ("rejected" in described) == corrected
     assert after[0].sum() > before[0].sum()
     assert after[1].sum() < before[1].sum()
 

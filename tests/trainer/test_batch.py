@@ -45,6 +45,7 @@ def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
         pytest.param(AdvantageEstimator.LEAVE_ONE_OUT, [1.0, -1.0, 1.5, 0.0, -1.5], id="leave one out"),
         pytest.param(AdvantageEstimator.GROUP_MEAN, [0.5, -0.5, 1.0, 0.0, -1.0], id="group mean"),
         pytest.param(AdvantageEstimator.GRPO, [0.5**0.5, -(0.5**0.5), 1.0, 0.0, -1.0], id="grpo"),
+        pytest.param(AdvantageEstimator.REINFORCE_BASELINE, [0.5, -0.5, 1.0, 0.0, -1.0], id="baseline, not whitened"),
         pytest.param(AdvantageEstimator.REWARD, [1.0, 0.0, 2.0, 1.0, 0.0], id="reward"),
         pytest.param(AdvantageEstimator.REINFORCE, [x / SPREAD for x in (0.2, -0.8, 1.2, 0.2, -0.8)], id="reinforce++"),
     ],
@@ -179,6 +180,24 @@ def with_sequences(episode, count, score=None):
 
 def _turn(turns, number):
     return np.where(turns == NOT_GENERATED, NOT_GENERATED, number)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # answers of 2, 3 and 4 tokens of at most 4: with a buffer of 2 the penalties are 0, 1/2 and 1
+        pytest.param({}, [1.0, 0.5, 0.0], id="reward"),
+        pytest.param({"overlong_penalty": 0.5}, [1.0, 0.75, 0.5], id="less"),
+        pytest.param({"overlong_buffer_tokens": 0}, [1.0, 1.0, 1.0], id="no shaping"),
+        pytest.param({"step_gamma": 0.5}, [1.0, 0.5, 0.0], id="of steps"),
+    ],
+)
+def test_overlong_answers_lose_reward(settings, expected):
+    episodes = tuple(example_episode(1.0, (0,) * count) for count in (2, 3, 4))
+    group = replace(example_group(0, []), episodes=episodes)
+    shaping = {"overlong_buffer_tokens": 2, "max_new_tokens": 4, **settings}
+    selected, _, _ = with_advantages(batch_of([group]), AdvantageSettings(AdvantageEstimator.REWARD, **shaping))
+    assert [advantage_of(sample) for sample in selected.samples] == expected
 
 
 def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():

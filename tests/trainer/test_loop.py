@@ -556,6 +556,12 @@ def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(is_tru
     assert sum(map(len, run.critic.learnt)) == 4, "what is only asked for its value is not learnt from"
 
 
+def test_a_critic_may_learn_alone_first():
+    gae = AdvantageSettings(AdvantageEstimator.GAE)
+    run = trained(settings_of(max_steps=3, critic_warmup_steps=2, advantage=gae), has_critic=True)
+    assert (len(run.critic.learnt), len(run.policy.learnt)) == (3, 1)
+
+
 def test_a_critic_learns_from_the_same_samples():
     run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(AdvantageEstimator.GAE)), has_critic=True)
     assert "critic values" in run.events

@@ -144,7 +144,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        "algorithm.{critic_warmup_steps,entropy_bonus_type}",
+        "algorithm.entropy_bonus_type",
     ),
     Entry(START, "runner.{resume_dir,ckpt_path} actor.{checkpoint_load_path,model.ckpt_path,model.lora_path}"),
     Entry(ONLY_EVAL, "runner.only_eval"),

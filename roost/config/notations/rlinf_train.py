@@ -171,6 +171,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found["data"] = data
         if "eval" in data:
             found["eval_tasks"] = 0  # all
+    if values.get("advantage_estimator") is AdvantageEstimator.GAE:
+        found["value_loss_aggregation"] = _of_critic(root)
     if is_fsdp(root.below("actor")) and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
         found["dual_clip"] = FSDP_DUAL_CLIP
     return found
@@ -480,6 +482,13 @@ def _aggregation(algorithm: Section, actor: Section, runner: Section) -> LossAgg
         "nothing to do",
     )
     return found
+
+
+def _of_critic(root: Section) -> LossAggregation:
+    """RLinf's critic takes `token-mean` over each micro-batch, whatever `loss_agg_func` says."""
+    size = root.below("algorithm").whole_number("training_batch_size_per_gpu", 1)
+    is_dynamic = root.below("runner").values.get("enable_dynamic_batch_size") is True
+    return LossAggregation.SEQ_MEAN if size == 1 and not is_dynamic else LossAggregation.TOKEN_MEAN
 
 
 FSDP_MICRO_BATCH = 2048

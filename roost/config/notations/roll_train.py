@@ -34,6 +34,7 @@ from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
     DiscountLevel,
+    LossAggregation,
     LrSchedulerType,
     Objective,
     RewardScope,
@@ -242,7 +243,12 @@ DEFAULTS: Mapping[str, Any] = {
     "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
-OF_GAE = {"gae_lambda": 0.95, "value_clip": 0.0, "critic_lr_warmup_steps": 0}
+OF_GAE = {
+    "gae_lambda": 0.95,
+    "value_clip": 0.0,
+    "critic_lr_warmup_steps": 0,
+    "value_loss_aggregation": LossAggregation.SEQ_MEAN,
+}
 EVALUATE_EVERY = 10
 SFT_EPOCHS = 1
 DISTILLED = {  # keys of `teacher` in train that are numbers

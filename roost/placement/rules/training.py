@@ -45,6 +45,7 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
         return
     _check_components(settings, by_name, at, findings)
     _check_batches(settings, by_name, at, findings)
+    _check_shaping(settings, at, findings)
     _check_sampling(settings, at, findings)
     _check_loss(settings, at, findings)
     _check_types(settings, at, findings)
@@ -233,6 +234,25 @@ def _check_down_sampling(advantage: AdvantageSettings, at: At, findings: Finding
     for key in idle if not kept else ():
         why, fix = "keep_generations is 0: all samples are learnt from", "write keep_generations, or remove it"
         findings.warn("RST-T087", at(key), "has no effect", why, fix)
+
+
+def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
+    advantage, longest = settings.advantage, settings.sampling.max_new_tokens
+    if advantage.overlong_buffer_tokens > longest:
+        findings.error(
+            "RST-T097",
+            at("overlong_buffer_tokens"),
+            f"is {advantage.overlong_buffer_tokens}, but completions have at most {longest} tokens",
+            f"max_new_tokens is {longest}: every completion would be penalised",
+            f"write overlong_buffer_tokens: {longest // 4}, or raise max_new_tokens",
+        )
+    if not advantage.overlong_buffer_tokens and advantage.overlong_penalty != default_of("overlong_penalty"):
+        why, fix = "overlong_buffer_tokens is 0", "write overlong_buffer_tokens, or remove it"
+        findings.warn("RST-T094", at("overlong_penalty"), "has no effect", why, fix)
+    has_critic = advantage.advantage_estimator is AdvantageEstimator.GAE
+    if settings.critic_warmup_steps and not has_critic:
+        why, fix = "there is no critic", "write advantage_estimator: gae, or remove it"
+        findings.warn("RST-T094", at("critic_warmup_steps"), "has no effect", why, fix)
 
 
 def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None:
