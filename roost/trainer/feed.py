@@ -19,7 +19,7 @@ from roost.rollout.order import order_of
 
 
 @dataclass(frozen=True, slots=True)
-class RunningGroup:
+class StartedGroup:
     """A group that has begun."""
 
     number: int
@@ -43,7 +43,7 @@ def may_begin(
 
 
 def choose(
-    in_flight: Sequence[RunningGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
+    in_flight: Sequence[StartedGroup], count: int, version: int, max_staleness: int, groups: int, left: int = 0
 ) -> tuple[int, ...] | None:
     """Return the oldest finished groups, to learn from at this version.
 
@@ -51,7 +51,7 @@ def choose(
     version, and `groups` at each later one.
 
     >>> begun = [(0, 0, True), (1, 0, False), (2, 1, True), (3, 1, True)]
-    >>> waiting = [RunningGroup(*group) for group in begun]
+    >>> waiting = [StartedGroup(*group) for group in begun]
     >>> choose(waiting, 2, version=1, max_staleness=1, groups=2) is None
     True
     >>> choose(waiting, 2, version=0, max_staleness=1, groups=2)
@@ -127,7 +127,7 @@ class Feed:
         self._consumed = 0
         self._replaced = 0
         self._lost_in_a_row = 0
-        self._places = asyncio.Semaphore(settings.concurrency(getattr(scenario, "single_turn", False)))
+        self._slots = asyncio.Semaphore(settings.concurrency(getattr(scenario, "single_turn", False)))
         self._changed = asyncio.Event()
         self._on_progress, self._on_end = on_progress, on_end
         self._wanted = None if steps is None else steps * settings.prompts_per_step
@@ -202,8 +202,8 @@ class Feed:
             self._cut_off_stragglers(count)
             await self._changed.wait()
 
-    def _in_flight(self) -> list[RunningGroup]:
-        return [RunningGroup(rollout.number, rollout.began_at, rollout.is_over) for rollout in self._rollouts.values()]
+    def _in_flight(self) -> list[StartedGroup]:
+        return [StartedGroup(rollout.number, rollout.began_at, rollout.is_over) for rollout in self._rollouts.values()]
 
     def _replace_useless(self, version: int) -> None:
         """Replace finished groups that cannot be learnt from, without waiting for the rest of the step."""
@@ -231,7 +231,7 @@ class Feed:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
         self._rollouts[number] = GroupRollout(
-            number, task, version, self._runner, self._settings, self._places, self._changed.set
+            number, task, version, self._runner, self._settings, self._slots, self._changed.set
         )
 
     def _is_wanted(self, group: Group) -> bool:

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roost.trainer.feed import RunningGroup, choose, may_begin
+from roost.trainer.feed import StartedGroup, choose, may_begin
 
 
 def over(number, began_at):
-    return RunningGroup(number, began_at, is_over=True)
+    return StartedGroup(number, began_at, is_over=True)
 
 
 def under_way(number, began_at):
-    return RunningGroup(number, began_at, is_over=False)
+    return StartedGroup(number, began_at, is_over=False)
 
 
 @pytest.mark.parametrize(
