@@ -203,5 +203,9 @@ class EngineGroup:
 
         return {component: LaunchOptions(restarts=WORKER_RESTARTS)}
 
+    def another(self, spec: ServerSpec) -> EngineGroup:
+        """A group of one more engine, which takes the job's key."""
+        return replace(self, servers=(replace(spec, api_key=self.servers[0].api_key),))
+
     def owners(self, group: WorkerGroup) -> list[WorkerOwner]:
         return [WorkerOwner(group, rank, spec) for rank, spec in enumerate(self.servers)]

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,34 @@ class Cluster:
         request = Request(name, spec, self._known(component), options, launcher.packed(spec))
         return self._start([request], live)[name]
 
+    def launch_one(
+        self, spec: GroupSpec, component: ComponentPlan, rank: int, name: str, options: LaunchOptions, wait_s: float
+    ) -> WorkerGroup:
+        """Launch one more process of a component that was planned on this cluster, as a group of its own.
+
+        Its failures end no wait of other groups. Waits at most `wait_s` seconds for devices that other jobs hold.
+        """
+        check_name(name, self._groups)
+        self._failures.set_expendable(name, list(FailureKind))
+        alone = launcher.only(component, rank, self._inventory)
+        request = Request(name, spec, self._known(alone), options, launcher.packed(spec))
+        return self._start([request], tuple(range(self.num_nodes)), wait_s)[name]
+
+    def end_worker(self, group: WorkerGroup, rank: int) -> None:
+        """Stop one worker of a group. Its devices stay reserved as long as other workers use the reservation."""
+        self._links.tell_all("expect_end", [(group.name, rank)])
+        ray.kill(group.hosts[rank])
+
+    def set_expendable(self, group: str, kinds: Collection[FailureKind]) -> None:
+        """Let failures of these kinds in a group end no wait but those for the group itself."""
+        self._failures.set_expendable(group, kinds)
+
+    @property
+    def lost_nodes(self) -> frozenset[int]:
+        """Ranks of nodes that were lost since the start."""
+        lost = (failure.node for failure in self._failures.all if failure.kind is FailureKind.NODE_LOST)
+        return frozenset(node for node in lost if node >= 0)
+
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
         """The live node of each node of a component's plan; the identity if it was planned on this cluster."""
         inventory = component.table.inventory
@@ -286,11 +314,13 @@ class Cluster:
         """The component with this cluster's hardware registry."""
         return replace(component, registry=self._registry)
 
-    def _start(self, requests: Sequence[Request], live: tuple[int, ...]) -> dict[str, WorkerGroup]:
+    def _start(
+        self, requests: Sequence[Request], live: tuple[int, ...], limit: float | None = None
+    ) -> dict[str, WorkerGroup]:
         """Reserve resources for the groups and start all of them; processes start while Ray allocates accelerators."""
         needed = {request.component.name: request.options for request in requests}
         components, names = [request.component for request in requests], [request.name for request in requests]
-        self._holdings.take(components, self.nodes, live, needed, names)
+        self._holdings.take(components, self.nodes, live, needed, names, limit)
         reports = [node.report for node in self.nodes]
         site = launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory)
         launches: dict[str, Launching] = {}

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -36,6 +36,7 @@ class FailureWatch:
         # By worker: until when its death counts as part of an error that was already raised.
         self._reported_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed; its earlier failures are ignored
+        self._expendable: dict[str, frozenset[FailureKind]] = {}  # by group: losses that the program handles
         self._changed = threading.Condition()
         self._daemon_lost: Failure | None = None
         self._is_stopped = False
@@ -83,6 +84,7 @@ class FailureWatch:
             if failure not in self._settled
             and failure.call not in self._settled_calls
             and not failure.will_restart
+            and failure.kind not in self._expendable.get(failure.address.group, ())
             and self._seen_at[failure] > self._reported_until.get(failure.address, 0.0)
         )
 
@@ -91,6 +93,11 @@ class FailureWatch:
         with self._changed:
             self._closed[group] = time.time_ns()
             self._failures = [failure for failure in self._failures if failure.address.group != group]
+
+    def set_expendable(self, group: str, kinds: Collection[FailureKind]) -> None:
+        """Let failures of these kinds in a group end no wait but those for the group itself."""
+        with self._changed:
+            self._expendable[group] = frozenset(kinds)
 
     def raise_if_lost(self) -> None:
         """Raise if Ray's control service or the driver's node daemon is lost, even if that was raised before.

@@ -111,6 +111,23 @@ def check_env(name: str, env: Mapping[str, str], registry: HardwareRegistry) -> 
         raise ValueError(f"{name}: the plan sets {', '.join(wrong)} for every process; remove {them} from env")
 
 
+def only(component: ComponentPlan, rank: int, inventory: Inventory) -> ComponentPlan:
+    """A component of one process of another, on the same devices."""
+    table = component.table
+    held = slice(table.offsets[rank], table.offsets[rank + 1])
+    devices = table.device_ranks[held]
+    alone = replace(
+        table,
+        inventory=inventory,
+        nodes=table.nodes[rank : rank + 1],
+        groups=table.groups[rank : rank + 1],
+        offsets=np.array([0, len(devices)], np.int64),
+        device_nodes=table.device_nodes[held],
+        device_ranks=devices,
+    )
+    return replace(component, table=alone)
+
+
 def process_env(
     address: Address,
     world_size: int,

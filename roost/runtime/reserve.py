@@ -299,10 +299,11 @@ class Holdings:
         live_nodes: Sequence[int],
         options: Mapping[str, LaunchOptions],
         users: Collection[str],
+        limit: float | None = None,
     ) -> None:
         """Reserve what components need beyond what the job already holds, on behalf of groups.
 
-        `live_nodes` maps each node of the plan to its rank in the cluster.
+        `live_nodes` maps each node of the plan to its rank in the cluster; `limit` is in seconds.
         """
         demands = demands_of(
             components,
@@ -316,7 +317,8 @@ class Holdings:
         if needs:
             self._check(wanted, nodes)
             reports = [node.report for node in nodes]
-            result = reserve(needs, wanted, reports, lambda: self._supplies(nodes), self._limit, self._say)
+            seconds = self._limit if limit is None else limit
+            result = reserve(needs, wanted, reports, lambda: self._supplies(nodes), seconds, self._say)
             self._held.append(_Holding(result, {reports[need.node].node_id: need for need in needs}, set(users)))
         for holding in self._held:
             if planned & holding.reservation.planned:
