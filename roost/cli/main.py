@@ -37,6 +37,7 @@ COMMANDS = (
     "launch",
     "logs",
     "report",
+    "scale",
     "schema",
     "sft",
     "status",
@@ -46,7 +47,7 @@ COMMANDS = (
     "watch",
     "up",
 )
-MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "stop", "watch", "report", "download"), "runs")}
+MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "scale", "stop", "watch", "report", "download"), "runs")}
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -22,6 +23,7 @@ from roost.procs.logs import LogTail, log_name
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState, RunStatus, runs_in, status_of
+from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.view.plain import plain_line
 
 LOOK_EVERY = 0.3  # seconds
@@ -134,6 +136,8 @@ def matches(name: str, process: str | None) -> bool:
     """
     if process is None:
         return True
+    if re.fullmatch(rf"{re.escape(process)}-\d+", Path(name).parent.name):
+        return True  # an engine that joined later
     component, colon, rank = process.rpartition(":")
     if colon and rank.isdigit():
         return name == log_name(component, int(rank)) or name.endswith(f"/{log_name(component, int(rank))}")
@@ -173,6 +177,86 @@ def stop_command(
     if wait and holder_of(folder) is not None:
         notes.print(f"error: it still runs after {wait:g} s", soft_wrap=True)
         raise typer.Exit(1)
+
+
+def scale_command(
+    run: Run,
+    changes: Annotated[
+        list[str],
+        typer.Argument(help="Engines to add or remove: rollout=+2, rollout=-1 or rollout=4.", metavar="CHANGE"),
+    ],
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="S", min=0.0, help="Seconds to wait for the run to apply it.")
+    ] = 900.0,
+) -> None:
+    """Add engines to a running job on free accelerators, or remove some; it goes on meanwhile.
+
+    A new engine gets the current policy version before it gets requests; requests of an engine that leaves continue on
+    the others. From any machine that sees the run's folder. Exit code 1 means that the run refused it or has not
+    applied it after --wait seconds.
+    """
+    notes, folder = open_console(stderr=True), opened(run)
+    try:
+        wanted = [Change.parse(text) for text in changes]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="CHANGE") from None
+    reason = "" if holder_of(folder.path) is None else engines_problem(folder, wanted)
+    if holder_of(folder.path) is None:
+        reason = f"{folder.path} is not running"
+    if reason:
+        notes.print(f"error: {reason}", soft_wrap=True)
+        raise typer.Exit(1)
+    answer = asked(folder, wanted, wait, lambda text: print(plain_line(text), flush=True))
+    if answer.state is ScaleState.APPLIED:
+        return
+    notes.print(f"error: {answer.lines[-1]}", soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def engines_problem(folder: RunFolder, changes: Sequence[Change]) -> str:
+    """Why the engines of a run cannot change, as far as its plan file shows it; empty if they may."""
+    plan = json.loads(folder.plan_file.read_bytes()) if folder.plan_file.exists() else {}
+    parts = plan.get("components") or {}
+    objective = ((plan.get("training") or {}).get("objective") or {}).get("value")
+    engines = [name for name, part in parts.items() if part.get("role") == "engine"]
+    if objective == "sft" or not engines:
+        return f"{folder.path} has no engines: " + ("it is a run of roost sft" if objective == "sft" else "no rollout")
+    unknown = next((change.component for change in changes if change.component not in engines), None)
+    if unknown is None:
+        return ""
+    hint = did_you_mean(unknown, engines) or f"its engines are {', '.join(engines)}"
+    return f"{unknown} is not an engine of {folder.path}; {hint}"
+
+
+def asked(folder: RunFolder, changes: Sequence[Change], wait: float, show: Callable[[str], None]) -> ScaleAnswer:
+    """Ask a run for a change and return its last answer; lines are shown as they come."""
+    requests, shown = ScaleRequests(folder.path), 0
+    name = requests.ask(changes)
+    deadline = time.monotonic() + wait
+    try:
+        while True:
+            is_running = holder_of(folder.path) is not None  # before the last look: nothing is missed at the end
+            answer = requests.answer_to(name)
+            lines = answer.lines[:-1] if answer.state is ScaleState.REFUSED else answer.lines
+            for line in lines[shown:]:
+                show(line)
+            shown = max(shown, len(lines))
+            if answer.is_final:
+                return answer
+            if not is_running:
+                return ScaleAnswer(ScaleState.REFUSED, ("the run ended meanwhile",))
+            if time.monotonic() > deadline:
+                is_withdrawn = requests.withdraw(name)
+                more = (
+                    "withdrawn: the run did not take the request"
+                    if is_withdrawn
+                    else "not finished; roost status shows"
+                )
+                return ScaleAnswer(ScaleState.REFUSED, (f"{more} within {wait:g} s",))
+            time.sleep(LOOK_EVERY)
+    finally:
+        if requests.withdraw(name) or requests.answer_to(name).is_final:
+            requests.forget(name)
 
 
 def watch_command(

@@ -44,6 +44,10 @@ class EnginePlan:
         reading = [(server.name, planned.reason) for server, planned in routes if planned.route is WeightRoute.RELOAD]
         return "; ".join(f"new weights go to {name} by disk: {reason}" for name, reason in reading)
 
+    @property
+    def routes_by_name(self) -> dict[str, ServerRoute]:
+        return {server.name: route for server, route in zip(self.servers, self.routes, strict=True)}
+
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:
     """Servers of a plan; `defaults` has what a plan does not specify (dtype, context, extra options).

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,22 @@ from roost.config.teacher import is_teacher
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
 from roost.config.train_read import setting_location, task_place
 from roost.engines.command import TRAITS, EngineKind, ServerSpec
+from roost.engines.fleet import Fleet
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import EngineSwitch
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.placement.routes import ServerRoute
 from roost.placement.rules.rewards import placed_rewards
 from roost.rollout.episode import Scenario, Split
 from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
 from roost.runtime.cluster import Cluster
 from roost.runtime.ray_address import running_here
-from roost.runtime.worker import GroupSpec, LaunchOptions
-from roost.trainer.learners import LearnerWorker
-from roost.trainer.loop import WEIGHT, DeviceSwitch
+from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
+from roost.trainer.learners import Learners, LearnerWorker, receiver_at
+from roost.trainer.loop import WEIGHT, DeviceSwitch, Models
 from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.resuming import (
@@ -162,6 +165,24 @@ def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict
     for name in setup.scorers:
         groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, setup.threads)
     return groups
+
+
+def models_of(
+    groups: Mapping[str, WorkerGroup],
+    fleet: Fleet,
+    routes: Mapping[str, ServerRoute],
+    setup: RunSetup,
+    settings: TrainSettings,
+    adapters: Path,
+) -> Models:
+    """The learners of worker groups, and the engines; `routes` is read at each weight sync, as engines may join."""
+    find = partial(receiver_at, fleet=fleet, routes=routes)
+    folder = adapters if settings.learner.adapter is not None else None
+    learners = {name: Learners(group, routes, find, folder) for name, group in groups.items()}
+    sharing = tuple(learners[name] for name in setup.sharing)
+    critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
+    teachers = {each.name: learners[each.name] for each in settings.teachers}
+    return Models(fleet, learners[ACTOR], critic, reference, inference, sharing, teachers)
 
 
 def resolved_learner(settings: LearnerSettings, on_gpu: bool) -> LearnerSettings:

@@ -37,11 +37,11 @@ from roost.runtime.cluster import Cluster
 from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
+from roost.trainer.elastic import ElasticEngines
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
 from roost.trainer.guards import SkippedSteps
-from roost.trainer.learners import Learners, receiver_at
 from roost.trainer.loop import Loop, Models
 from roost.trainer.preflight import check_models
 from roost.trainer.records.checkpoints import TrainerState
@@ -62,10 +62,7 @@ from roost.trainer.records.saving import Saver
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.setup import (
-    ACTOR,
     CRITIC,
-    INFERENCE,
-    REFERENCE,
     ROLLOUT,
     check_shared_disk,
     has_gpus,
@@ -74,6 +71,7 @@ from roost.trainer.setup import (
     learner_groups,
     load_rewards,
     load_scenario,
+    models_of,
     open_cluster,
     open_run,
     planned,
@@ -416,8 +414,16 @@ class Trainer(Stoppable):
         owners = self._engines.owners(groups[ROLLOUT])
         # The run folder is on shared storage: the learner writes checkpoints there that servers start from.
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
-        models = self._meet({name: groups[name] for name in self._learner_names}, fleet)
-        self._models = models
+        routes = self._setup.engines.routes_by_name
+        learners = {name: groups[name] for name in self._learner_names}
+        models = models_of(learners, fleet, routes, self._setup, self._settings, self._run.path / "adapters")
+        self._models, watching = models, self._watching
+        if self._setup.engines.reload_note and self._settings.learner.adapter is None:
+            watching.note(self._setup.engines.reload_note)
+        elastic = ElasticEngines(
+            self._cluster, fleet, self._plan, self._engines, groups[ROLLOUT], routes, self._setup, self._settings,
+            self._run, watching.note,
+        )  # fmt: skip
         with first_signal(partial(self.stop, asyncio.current_task())):
             await self._prepare_learner(models)
             async with fleet:
@@ -427,7 +433,8 @@ class Trainer(Stoppable):
                 self._watching.note(f"learners and engines are ready after {time.perf_counter() - self._began:.0f} s")
                 self._watching.watch(fleet)
                 self.is_starting = False
-                await self._run_watched(models, {name: groups[name] for name in self._around_names})
+                async with elastic.serving():
+                    await self._run_watched(models, {name: groups[name] for name in self._around_names})
 
     async def _run_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
         contain_tasks(asyncio.get_running_loop())
@@ -462,19 +469,6 @@ class Trainer(Stoppable):
             following.cancel()
 
     # Beginning ----------------------------------------------------------------------------------------------------
-
-    def _meet(self, groups: Mapping[str, WorkerGroup], fleet: Fleet) -> Models:
-        engines = self._setup.engines
-        routes = {server.name: route for server, route in zip(engines.servers, engines.routes, strict=True)}
-        if engines.reload_note and self._settings.learner.adapter is None:
-            self._watching.note(engines.reload_note)
-        find = partial(receiver_at, fleet=fleet, routes=routes)
-        adapters = self._run.path / "adapters" if self._settings.learner.adapter is not None else None
-        learners = {name: Learners(group, routes, find, adapters) for name, group in groups.items()}
-        sharing = tuple(learners[name] for name in self._setup.sharing)
-        critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
-        teachers = {each.name: learners[each.name] for each in self._settings.teachers}
-        return Models(fleet, learners[ACTOR], critic, reference, inference, sharing, teachers)
 
     async def _prepare_learner(self, models: Models) -> None:
         """Restore the checkpoint, if any, and offload shared devices before engines start there."""
@@ -593,6 +587,6 @@ class Trainer(Stoppable):
 
     def _write_trace(self, fleet: Fleet) -> None:
         spans: dict[Address, list[Span]] = {TRAINER: self._recorder.drain()}
-        for rank, member in enumerate(fleet.pool.members.values()):
-            spans[Address(ROLLOUT, rank)] = member.work.drain()
+        for name, member in fleet.pool.members.items():
+            spans[Address(ROLLOUT, int(name.rpartition("-")[2]))] = member.work.drain()
         self._cluster.write_trace(self._run.trace_file, spans)

@@ -1,4 +1,4 @@
-"""`roost status`, `logs`, `stop` and `watch`, on a run whose folder a real process holds."""
+"""`roost status`, `logs`, `scale`, `stop` and `watch`, on a run whose folder a real process holds."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from roost.procs.files import holder_of
 from roost.trainer.records.fan_out import MetricSettings, free_name, open_metrics
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState, runs_in, status_of
+from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.trainer.report.live_page import LivePage
 from roost.trainer.report.live_view import LiveView
 from tests.cli.terminal import run
@@ -227,3 +228,79 @@ def test_the_dashboard_shows_metrics_that_runs_have(made):
     assert len(shown) > 20
     assert shown - exported - described == set()
     assert {"roost_reward_mean", "roost_tokens_per_second"} <= exported
+
+
+def answering(made, state, *lines):
+    """Take the next request as a run does, and answer it."""
+    requests, taken = ScaleRequests(made.path), None
+    while taken is None:
+        taken = requests.take()
+        time.sleep(0.01)
+    requests.answer(taken[0], ScaleAnswer(ScaleState.WORKING, lines[:1]))
+    requests.answer(taken[0], ScaleAnswer(state, lines))
+
+
+SCALED = [
+    pytest.param(ScaleState.APPLIED, 0, "rollout: 2 -> 4 processes\ndone\n", "", id="applied"),
+    pytest.param(ScaleState.REFUSED, 1, "rollout: 2 -> 4 processes\n", "error: done", id="refused"),
+]
+
+
+@pytest.mark.parametrize(("state", "code", "shown", "error"), SCALED)
+def test_scale_waits_for_the_answer_of_the_run(made, held, state, code, shown, error):
+    driver = threading.Thread(target=answering, args=(made, state, "rollout: 2 -> 4 processes", "done"), daemon=True)
+    driver.start()
+    done = run("scale", made.path, "rollout=+2", "--wait", HANG_S)
+    assert (done.exit_code, done.stdout) == (code, shown)
+    assert error in done.stderr
+    assert not list((made.path / "scale").iterdir())
+
+
+NOT_SCALED = [
+    pytest.param("rollout=+1", 1, "the run did not take the request within 0 s", id="not-taken"),
+    pytest.param("rolout=+1", 1, "rolout is not an engine of", id="unknown"),
+    pytest.param("actor=-1", 1, "actor is not an engine of", id="a-learner"),
+    pytest.param("rollout", 2, "is not a change; write rollout=+2", id="no-number"),
+    pytest.param("rollout=+two", 2, "is not a change; write rollout=+2", id="a-word"),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "message"), NOT_SCALED)
+def test_scale_says_why_not(made, held, change, code, message):
+    done = run("scale", made.path, change, "--wait", "0", width=200)
+    assert done.exit_code == code and message in done.output
+    assert not (made.path / "scale").exists() or not list((made.path / "scale").iterdir())
+
+
+def test_scale_needs_a_running_run_with_engines(made, held):
+    plan = json.loads(made.plan_file.read_text())
+    made.write_plan(json.dumps(plan | {"training": {"objective": {"value": "sft"}}}))
+    assert "has no engines: it is a run of roost sft" in run("scale", made.path, "rollout=+1", width=200).output
+    made.write_plan(json.dumps(plan | {"components": {"actor": plan["components"]["actor"]}}))
+    assert "has no engines" in run("scale", made.path, "rollout=+1", width=200).output
+    held.kill()
+    held.wait()
+    ended = run("scale", made.path, "rollout=+1", width=200)
+    assert ended.exit_code == 1 and "is not running" in ended.output
+
+
+def test_a_request_is_taken_once_or_withdrawn(tmp_path):
+    requests, change = ScaleRequests(tmp_path), Change("rollout", 2, is_total=False)
+    first, second = requests.ask([change]), requests.ask([change])
+    assert requests.withdraw(first) and not requests.withdraw(first)
+    assert requests.take() == (second, (change,)) and requests.take() is None
+    assert not requests.withdraw(second) and requests.answer_to(second).state is ScaleState.WORKING
+    requests.clear()  # by the next process of the run
+    assert requests.answer_to(second) == ScaleAnswer(ScaleState.REFUSED, ("the run was started again",))
+    (tmp_path / "scale" / "x.request.json").write_text('{"rollout": 1}')
+    assert requests.take() is None
+    assert requests.answer_to("x").lines == ("the request cannot be read",)
+
+
+def test_logs_of_engines_that_joined_are_those_of_their_component(made):
+    log(made, "rollout-3/rank_0.log", "joined\n")
+    assert (
+        run("logs", made.path, "rollout").stdout
+        == run("logs", made.path, "rollout-3").stdout
+        == "[rollout-3:0] joined\n"
+    )

@@ -142,6 +142,10 @@ class RunFolder:
         write_whole(run.plan_file, [plan.encode()])
         return run
 
+    def write_plan(self, plan: str) -> None:
+        """Replace the plan (as JSON) atomically: engines have joined or left."""
+        write_whole(self.plan_file, [plan.encode()])
+
     def check_free(self) -> None:
         """Raise FileExistsError if the folder holds a run that has completed a step or has checkpoints."""
         if self.has_run and (self.steps() or self.checkpoints.exists()):

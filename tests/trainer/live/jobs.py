@@ -53,7 +53,7 @@ class NotingView(LiveView):
         super().note(text)
 
 
-def trained(values, folder, resumes=False, reported=None, from_step=None, notes=None):
+def trained(values, folder, resumes=False, reported=None, from_step=None, notes=None, address=None):
     """Train to the end; the outcome has the run's folder."""
 
     def view(steps, first):
@@ -65,7 +65,7 @@ def trained(values, folder, resumes=False, reported=None, from_step=None, notes=
     say = reported.append if reported is not None else (lambda text: None)
     return train(
         job_of(values),
-        RunOptions(Path(folder), resumes, from_step=from_step),
+        RunOptions(Path(folder), resumes, address, from_step=from_step),
         say,
         view,
         lambda plan: None,
