@@ -1,6 +1,7 @@
 """Failures: the first cause first, readable, and the same in another process."""
 
 import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -120,3 +121,28 @@ def test_the_loss_of_the_drivers_node_daemon_is_raised_every_time(monkeypatch):
     for _ in range(2):
         with pytest.raises(WorkerFailed, match="the node daemon of the driver's machine is lost"):
             seen.raise_if_lost()
+
+
+def test_an_expendable_loss_ends_no_wait_of_others(monkeypatch):
+    monkeypatch.setattr("roost.runtime.failures.GRACE", -1.0)
+    ended = threading.Event()
+
+    def silent_daemon(*call):
+        ended.wait(HANG_S)
+        lost_daemon(*call)
+
+    seen = FailureWatch(SimpleNamespace(ask=SimpleNamespace(remote=silent_daemon)), lambda: None)
+    try:
+        seen.set_expendable("rollout", [FailureKind.NODE_LOST])
+        seen._add([Failure(Address("rollout", 1), FailureKind.NODE_LOST, "node 1 is lost", 1, 1)])
+        seen.raise_if_failed()
+        assert [failure.node for failure in seen.all] == [1]
+        seen._add([Failure(Address("rollout", 0), FailureKind.RAISED, "it raised", 2)])
+        with pytest.raises(WorkerFailed, match="it raised"):
+            seen.raise_if_failed()
+        seen.set_expendable("rollout", ())
+        with pytest.raises(WorkerFailed, match="node 1 is lost"):
+            seen.raise_if_failed()
+    finally:
+        seen.stop()
+        ended.set()
