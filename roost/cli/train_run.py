@@ -16,6 +16,7 @@ from roost.placement.plan import Plan
 from roost.procs.files import DiskFull, private_files
 from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.control_watch import ControlLost
+from roost.trainer.endings import EndedAtStart, EndedEarly
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged
 from roost.trainer.records.checkpoints import Checkpoints, Unreadable
@@ -28,7 +29,7 @@ from roost.trainer.records.saving import described
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.report.page import write_plots, write_report
 from roost.trainer.report.summary import print_summary
-from roost.trainer.train import EndedAtStart, EndedEarly, Outcome, RunOptions, train
+from roost.trainer.train import Outcome, RunOptions, train
 from roost.transport.failure import WorkerFailed
 from roost.view.text import print_findings, print_plan
 

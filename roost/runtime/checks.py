@@ -297,11 +297,13 @@ MEMORY_TOLERANCE = 0.02  # drivers differ in the accelerator memory they reserve
 PLAN_AGAIN = "plan again on this cluster"
 
 
-def check_plan(plan: Plan, live: Inventory, findings: Findings) -> tuple[int, ...] | None:
+def check_plan(
+    plan: Plan, live: Inventory, findings: Findings, known: Mapping[int, int] | None = None
+) -> tuple[int, ...] | None:
     """Live node for each node of the plan, or `NOT_USED` if no component uses it; None if there are errors.
 
     Nodes are matched by host if the plan and the cluster have hosts, so that a saved plan keeps its nodes when they
-    join in another order; otherwise by rank.
+    join in another order; otherwise by rank. `known` has the live rank of each node if they were matched before.
 
     >>> import roost
     >>> planned, live = ({"nodes": [{"accelerators": 1, "host": host} for host in hosts]} for hosts in ("ab", "cba"))
@@ -311,7 +313,8 @@ def check_plan(plan: Plan, live: Inventory, findings: Findings) -> tuple[int, ..
     """
     errors = findings.num_errors
     used = nodes_used(plan.components)
-    live_ranks = _match(plan, used, live, findings)
+    is_known = known is not None and known.keys() >= set(used)
+    live_ranks = {node: known[node] for node in used} if known and is_known else _match(plan, used, live, findings)
     if live_ranks is None:
         return None
     devices = accelerators_used(plan.components)

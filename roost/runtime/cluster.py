@@ -25,10 +25,11 @@ from roost.placement.strategies import PlacementStrategy
 from roost.procs.logs import LogCollector
 from roost.runtime import launch as launcher
 from roost.runtime import nodes, probe
-from roost.runtime.checks import check_plan
+from roost.runtime.checks import NOT_USED, check_plan
 from roost.runtime.control_watch import ControlWatch
 from roost.runtime.failures import FailureWatch, StartWatch
 from roost.runtime.launch import Launching, Request, component_of, plan_launch
+from roost.runtime.membership import NodeReport
 from roost.runtime.node_daemons import CLOSING_LIMIT, NodeDaemons, dismiss
 from roost.runtime.nodes import ClusterConfig, LiveNode, live_inventory, read_cluster_config
 from roost.runtime.ray_connection import connect
@@ -95,6 +96,8 @@ class Cluster:
 
     Without an address it joins the Ray cluster that runs on this machine, or starts a local one. `cluster_cfg` is a
     config in RLinf's notation, or its `cluster` section: node groups, their software and the devices they declare.
+    `former` are the Ray ids of nodes that the job ran on before, by rank: if there are too few nodes after
+    `node_timeout`, those of them that are left are taken, and plans for them keep their ranks.
     Use it as a context manager, or call `shutdown()`.
 
         with Cluster(num_nodes=1) as cluster:
@@ -112,11 +115,15 @@ class Cluster:
         node_timeout: float = NODE_LIMIT,
         reservation_timeout: float = RESERVATION_LIMIT,
         say: Callable[[str], None] = _say,
+        former: Sequence[str] = (),
     ) -> None:
         findings = Findings()
         job = read_cluster_config(cluster_cfg, findings)
         findings.raise_errors()
         wanted = num_nodes if num_nodes is not None else (job.num_nodes if job is not None else None)
+        wanted = len(former) or None if wanted is None else wanted
+        self._former, self._ranks = tuple(former), tuple[int, ...]()
+        self.lost: tuple[int, ...] = ()  # ranks of former nodes that are gone and were not replaced
         self._say = say
         self._groups: dict[str, WorkerGroup] = {}
         self._daemons: dict[str, Any] = {}
@@ -148,11 +155,15 @@ class Cluster:
         mark = uuid.uuid4().hex
         self.log_dir.mkdir(parents=True, exist_ok=True)
         (self.log_dir / probe.MARK).write_text(mark, encoding="utf-8")
-        counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
-        self._daemons = nodes.start_daemons(list(counted), str(self.log_dir), mark, self.connection.folder)
-        reports = nodes.ask_nodes(self._daemons, counted, self._say)
-        self.nodes = nodes.ordered(reports, self._daemons, wanted, findings)
+        reports = self._reports(wanted, node_timeout, mark)
+        left = [rank for rank, node in enumerate(self._former) if node in {report.node_id for report in reports}]
+        if left and wanted is not None and len(reports) < wanted:
+            self.lost = tuple(rank for rank in range(len(self._former)) if rank not in left)
+            self._ranks, job = tuple(left), None  # node groups are part of the plan that is continued
+        former = [self._former[rank] for rank in self._ranks]
+        self.nodes = nodes.ordered(reports, self._daemons, wanted, findings, former)
         findings.raise_errors()
+        self._ranks = self._ranks or tuple(range(len(self.nodes)))
         self._inventory, self._registry = live_inventory(self.nodes, job, findings)
         findings.raise_errors()
         for warning in findings.warnings:
@@ -171,6 +182,22 @@ class Cluster:
         self._ends.callback(current.leave, self._place)
         self._links.directory("add_group", GroupEntry(DRIVER.group, (self._links.driver.node,)))
 
+    def _reports(self, wanted: int | None, node_timeout: float, mark: str) -> list[NodeReport]:
+        """Start a daemon on every node and return the nodes' reports.
+
+        Ray takes a dead node for alive for some seconds. So after a loss, look again if a daemon did not start.
+        """
+        reports: list[NodeReport] = []
+        for _ in range(2 if self._former else 1):
+            counted = nodes.wait_for_nodes(wanted, node_timeout, self._say)
+            new = [node for node in counted if node not in self._daemons]
+            daemons = nodes.start_daemons(new, str(self.log_dir), mark, self.connection.folder)
+            self._daemons |= daemons
+            reports += nodes.ask_nodes(daemons, counted, self._say)
+            if len(reports) >= (wanted or 0):
+                break
+        return reports
+
     # Inspecting ---------------------------------------------------------------------------------------------------
 
     @property
@@ -181,6 +208,17 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         return self._inventory.num_nodes
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray ids of the nodes by rank, to continue on them (`former`); empty for one that is lost."""
+        ids = {rank: node.report.node_id for rank, node in zip(self._ranks, self.nodes, strict=True)}
+        return tuple(ids.get(rank, "") for rank in range(len(ids) + len(self.lost)))
+
+    @property
+    def _live_ranks(self) -> tuple[int, ...]:
+        """The position in `nodes` of each node of the job's plan; nodes that are lost are not used."""
+        return tuple(self._ranks.index(rank) if node else NOT_USED for rank, node in enumerate(self.node_ids))
 
     @property
     def num_accelerators(self) -> int:
@@ -231,7 +269,8 @@ class Cluster:
         Returns the rank of the live node for each node of the plan, or -1 if the plan does not use it.
         """
         findings = Findings()
-        live = check_plan(plan, self._inventory, findings)
+        known = {rank: live for live, rank in enumerate(self._ranks)} if self.lost else None
+        live = check_plan(plan, self._inventory, findings, known)
         findings.raise_errors()
         for warning in findings.warnings:
             self._say(str(warning))
@@ -284,9 +323,9 @@ class Cluster:
         """
         check_name(name, self._groups)
         self._failures.set_expendable(name, list(FailureKind))
-        alone = launcher.only(component, rank, self._inventory)
+        alone = launcher.only(component, rank, component.table.inventory if self.lost else self._inventory)
         request = Request(name, spec, self._known(alone), options, launcher.packed(spec))
-        return self._start([request], tuple(range(self.num_nodes)), wait_s)[name]
+        return self._start([request], self._live_ranks, wait_s)[name]
 
     def end_worker(self, group: WorkerGroup, rank: int) -> None:
         """Stop one worker of a group. Its devices stay reserved as long as other workers use the reservation."""
@@ -299,9 +338,9 @@ class Cluster:
 
     @property
     def lost_nodes(self) -> frozenset[int]:
-        """Ranks of nodes that were lost since the start."""
+        """Ranks in the plan of nodes that were lost since the start."""
         lost = (failure.node for failure in self._failures.all if failure.kind is FailureKind.NODE_LOST)
-        return frozenset(node for node in lost if node >= 0)
+        return frozenset(self._ranks[node] for node in lost if 0 <= node < len(self._ranks))
 
     def _live_nodes(self, component: ComponentPlan) -> tuple[int, ...]:
         """The live node of each node of a component's plan; the identity if it was planned on this cluster."""

@@ -105,10 +105,15 @@ def _clock_offset(daemon: Any, tries: int = 3) -> int:
 
 
 def ordered(
-    reports: Sequence[NodeReport], daemons: Mapping[str, Any], num_nodes: int | None, findings: Findings
+    reports: Sequence[NodeReport],
+    daemons: Mapping[str, Any],
+    num_nodes: int | None,
+    findings: Findings,
+    former: Sequence[str] = (),
 ) -> tuple[LiveNode, ...]:
-    """The job's nodes in rank order; problems go to `findings`."""
-    order = order_nodes(reports, findings, num_nodes)
+    """The job's nodes in rank order, or only the `former` ones in their order; problems go to `findings`."""
+    by_id = {report.node_id: report for report in reports}
+    order = tuple(by_id[node] for node in former) if former else order_nodes(reports, findings, num_nodes)
     if order is None:
         return ()
     check_versions(order, findings)

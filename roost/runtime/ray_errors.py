@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
 
 # The called process is dead: it exited, or Ray killed it because the machine ran out of memory.
-PROCESS_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError)
+# A worker that is restarted on a node that was lost cannot be scheduled.
+PROCESS_LOST = (RayActorError, ActorUnschedulableError, WorkerCrashedError, OutOfMemoryError)
 
 
 def cause_of(error: RayTaskError) -> Exception:

@@ -29,11 +29,12 @@ from roost.engines.residency import EngineSwitch
 from roost.learner.heads import Head
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.placement.rescale import without_nodes
 from roost.placement.routes import ServerRoute
 from roost.placement.rules.rewards import placed_rewards
 from roost.rollout.episode import Scenario, Split
 from roost.rollout.rewards.config import ConfiguredRewards, make_rewards
-from roost.runtime.cluster import Cluster
+from roost.runtime.cluster import NODE_LIMIT, Cluster
 from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.learners import Learners, LearnerWorker, receiver_at
@@ -52,6 +53,9 @@ ACTOR, ROLLOUT, CRITIC, REFERENCE, INFERENCE = "actor", "rollout", "critic", "re
 
 # Accelerators that learner and engines use; PyTorch calls both "cuda".
 RUNS_MODELS = (AcceleratorType.NV_GPU, AcceleratorType.AMD_GPU)
+
+REPLACEMENT_LIMIT = 60.0  # seconds for a lost node to come back, or for another in its place
+
 # Runs on CPUs have more processes than cores: waiting threads must not spin.
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
@@ -224,8 +228,10 @@ def joined_address(job: Job, address: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str], None]) -> Iterator[Cluster]:
-    """Join or start the cluster that a job runs on."""
+def open_cluster(
+    job: Job, address: str | None, log_dir: str, say: Callable[[str], None], former: Sequence[str] = ()
+) -> Iterator[Cluster]:
+    """Join or start the cluster that a job runs on; `former` are the Ray ids of the nodes it ran on before."""
     simulated = accelerators_to_simulate(job, address, os.environ)
     before = os.environ.get(COUNT_VARIABLE)
     if simulated:
@@ -236,7 +242,10 @@ def open_cluster(job: Job, address: str | None, log_dir: str, say: Callable[[str
     say("starting Ray on this machine" if address == "local" else "connecting to Ray")
     config = None if job.source.values.get("cluster") is None else dict(job.source.values)
     try:
-        with Cluster(job.num_nodes, config, address, log_dir=log_dir, say=say) as cluster:
+        limit = REPLACEMENT_LIMIT if former else NODE_LIMIT
+        with Cluster(
+            job.num_nodes, config, address, log_dir=log_dir, node_timeout=limit, say=say, former=former
+        ) as cluster:
             yield cluster
     finally:
         if simulated:
@@ -270,7 +279,12 @@ def check_runs_models(types: Iterable[str]) -> None:
         raise ValueError(f"models run on {good}, not on {', '.join(wrong)}; place the job on nodes with these")
 
 
-def planned(job: Job, cluster: Cluster) -> Plan:
+def planned(job: Job, cluster: Cluster, run: RunFolder, say: Say) -> Plan:
+    """The plan of a job on a cluster; if nodes of the run were lost, its plan without them, and what changes."""
+    if cluster.lost and run.plan_file.exists():
+        change = without_nodes(Plan.from_json(run.plan_file.read_text(encoding="utf-8")), cluster.lost)
+        say("\n  ".join(["going on with the nodes that are left:", *change.lines()]))
+        return change.plan
     findings = Findings()
     plan = try_plan(job, findings, cluster)
     findings.raise_errors()
@@ -339,6 +353,8 @@ def open_run(
 ) -> RunFolder:
     """Create the run folder, or reopen it if the run continues."""
     if state is not None:
-        return reopened(RunFolder(folder), settings, state, say)
+        run = reopened(RunFolder(folder), settings, state, say)
+        run.write_plan(plan.to_json())
+        return run
     config = yaml.safe_dump(plain(job.source.values), sort_keys=False)
     return RunFolder.create(folder, config, plan.to_json())

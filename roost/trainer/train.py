@@ -22,14 +22,14 @@ from roost.config.model_files import resolve_model
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location
 from roost.engines.fleet import Fleet
-from roost.engines.protocol import EngineError, EnginesBehind
+from roost.engines.protocol import EngineError
 from roost.engines.weights.probe import Probe
 from roost.engines.worker import EngineGroup
 from roost.learner.checksums import Damaged
 from roost.placement.plan import Plan
 from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
-from roost.procs.signals import PREEMPTING, REQUEUE_CODE, Preempted, Stoppable, first_signal
+from roost.procs.signals import PREEMPTING, Preempted, Stoppable, first_signal
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import Scenario
 from roost.rollout.rewards.config import ConfiguredRewards
@@ -38,6 +38,7 @@ from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
 from roost.trainer.elastic import ElasticEngines
+from roost.trainer.endings import Broken, EndedAtStart, EndedEarly, check_ended
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
 from roost.trainer.figures import of_memory
@@ -82,9 +83,10 @@ from roost.trainer.sft import Conversations, SftTrainer
 from roost.trainer.targets import check_vocabularies, class_name_of, decoder
 from roost.trainer.watching import FailureFiles, Watching
 from roost.transport import current
-from roost.transport.failure import Address, FailureKind, WorkerFailed
+from roost.transport.failure import Address, WorkerFailed
 
 RESTARTS = 3  # without a step in between
+HOW_TO_GO_ON = "when the nodes are there again, or the config places less, add --resume to the command"
 LOOK_EVERY = 0.5  # seconds
 CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
 
@@ -136,46 +138,6 @@ class Attempt(Protocol):
     async def train(self) -> None:
         """Train with the processes of `launch` until the run ends or is stopped."""
         ...
-
-
-class Broken(Exception):
-    """An attempt that failed: `error` is the cause, `steps` the number of steps it completed.
-
-    `had_folder`: the run's folder was created, or cut back to the attempt's first step.
-    """
-
-    def __init__(
-        self, error: WorkerFailed | EngineError | ControlLost, steps: int, was_stopped: bool, had_folder: bool = True
-    ) -> None:
-        super().__init__(str(error))
-        self.error, self.steps, self.was_stopped, self.had_folder = error, steps, was_stopped, had_folder
-
-    @property
-    def is_retryable(self) -> bool:
-        """Return True if a retry can help: a process was lost, or the attempt had completed steps."""
-        failures = self.error.failures if isinstance(self.error, WorkerFailed) else ()
-        was_lost = any(failure.kind is not FailureKind.RAISED for failure in failures)
-        was_lost = was_lost or isinstance(self.error, ControlLost | EnginesBehind)
-        return (was_lost or self.steps > 0) and not self.was_stopped
-
-
-class EndedEarly(RuntimeError):
-    """The run ended before its last step, and neither a signal nor an error says why."""
-
-    def __init__(self, done: int, wanted: int, reason: str) -> None:
-        super().__init__(
-            f"the run ended after step {done} of {wanted}: {reason}. To continue, add --resume to the command"
-        )
-
-
-class EndedAtStart(Exception):
-    """A signal ended the run during startup; `done` counts the steps completed before a resume."""
-
-    def __init__(self, number: signal.Signals, done: int) -> None:
-        how = "while it was starting" if done else "before its first step"
-        back = f"; {counted(done, 'step')} done: to continue, add --resume to the command" if done else ""
-        super().__init__(f"{number.name} ended the run {how}; all its processes have ended{back}")
-        self.exit_code = REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number
 
 
 @dataclass(frozen=True)
@@ -261,14 +223,23 @@ def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSett
 
 
 def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
-    """Launch the run, and relaunch it from its newest checkpoint after a retryable failure."""
+    """Launch the run, and relaunch it from its newest checkpoint after a retryable failure.
+
+    If nodes were lost, it goes on with those that are left, as far as its plan fits on them.
+    """
     run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
     address = joined_address(launch.job, launch.options.address)
     failures, furthest = 0, -1
+    former: tuple[str, ...] = ()  # nodes of the attempt before
     while True:
         try:
-            return _attempt(launch, address, state)
+            return _attempt(launch, address, state, former)
+        except ConfigError:
+            if former:
+                say(f"the run cannot go on; {counted((state or TrainerState()).step, 'step')} done: {HOW_TO_GO_ON}")
+            raise
         except Broken as broken:
+            former = broken.nodes or former
             if is_disk_full(broken.error, run.path):
                 raise broken.error from None
             if broken.had_folder:  # else the checkpoint to resume from may not be the newest
@@ -294,13 +265,14 @@ def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: 
         raise
 
 
-def _attempt(launch: Launch, address: str | None, state: TrainerState | None) -> Outcome:
+def _attempt(launch: Launch, address: str | None, state: TrainerState | None, former: tuple[str, ...]) -> Outcome:
     settings, options = launch.settings, launch.options
-    has_folder = False
+    has_folder, nodes = False, former
     try:
-        with open_cluster(launch.job, address, str(options.folder / "logs"), launch.say) as cluster:
+        with open_cluster(launch.job, address, str(options.folder / "logs"), launch.say, former) as cluster:
+            nodes = cluster.node_ids
             check_shared_disk(cluster, options.folder)
-            plan = planned(launch.job, cluster)
+            plan = planned(launch.job, cluster, RunFolder(options.folder), launch.say)
             launch.show(plan)
             run = open_run(launch.job, plan, settings, options.folder, state, launch.say)
             has_folder = True
@@ -324,6 +296,9 @@ def _attempt(launch: Launch, address: str | None, state: TrainerState | None) ->
                 else:
                     running = Trainer(cluster, plan, launch, run, start, watching)
                 _run_to_end(running, cluster, start.step, settings.step_count)
+    except Broken as broken:
+        broken.nodes = nodes
+        raise
     except ControlLost as error:
         raise Broken(error, 0, was_stopped=False, had_folder=has_folder) from error
     check_ended(running.state.step, settings.step_count, running.was_stopped)
@@ -345,12 +320,6 @@ def _run_to_end(running: Attempt, cluster: Cluster, first: int, last: int) -> No
         if error.code:  # raised by a signal handler with the exit status of the process
             raise
         raise EndedEarly(running.state.step, last, "sys.exit() was called in the driver") from error
-
-
-def check_ended(done: int, wanted: int, was_stopped: bool) -> None:
-    """Raise EndedEarly if steps are missing although the run was not stopped."""
-    if done < wanted and not was_stopped:
-        raise EndedEarly(done, wanted, "nothing stopped it; this is a bug in Roost, please report it")
 
 
 async def _while_ray_lives(training: Coroutine[Any, Any, None], cluster: Cluster) -> None:

@@ -186,3 +186,10 @@ def test_robots_are_declared_and_need_no_more_than_their_node():
     plan = roost.plan(config)
     assert checked(plan, machines({"accelerators": 8}, {"accelerators": 0}))[0] == (0, 1)
     assert checked(plan, machines({"accelerators": 8}))[0] is None
+
+
+def test_nodes_that_are_known_are_not_matched_again():
+    plan = planned(hosts("a", "a", "a"), "0-7,16-23")  # one of three nodes of a machine is lost
+    findings = Findings()
+    assert check_plan(plan, hosts("a", "a"), findings, known={0: 0, 2: 1}) == (0, NOT_USED, 1)
+    assert not findings.found

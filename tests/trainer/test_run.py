@@ -284,7 +284,7 @@ def losing_ray(patch, before=lambda address: None):
     """Have every attempt lose Ray while it connects, after a call with the address."""
 
     @contextlib.contextmanager
-    def lost(job, address, log_dir, say):
+    def lost(job, address, log_dir, say, former):
         before(address)
         raise ControlLost("GCS died")
         yield
@@ -306,7 +306,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_pa
     for step in (1, 2):
         (Checkpoints(run.checkpoints, 1).at(step).folder / "trainer.json").write_text("{}")
 
-    def breaks(launch, address, state):
+    def breaks(launch, address, state, former):
         raise Broken(failed(DIED), 1, was_stopped=False)
 
     monkeypatch.setattr(train_module, "_attempt", breaks)
