@@ -24,6 +24,7 @@ from roost.doctor.judge import Check, Level, Measured, failures, judge, judge_ba
 from roost.doctor.probe import probe_node
 from roost.placement.planner import try_plan
 from roost.trainer.preflight import input_paths
+from roost.trainer.records.remote import url_of
 from roost.view.text import print_findings
 
 
@@ -51,6 +52,8 @@ def doctor_command(
     The exit code is 1 if a check fails. `roost train` checks limits and disks, too, before it loads anything.
     """
     console = open_console()
+    if url_of(str(runs)) is not None:
+        raise typer.BadParameter("is a URL; name the folder of the live runs (--scratch)", param_hint="--runs")
     job = _job(config, overrides, notation)
     paths = [] if job is None or job.training is None else input_paths(job, job.training)
     runs = runs.absolute()  # processes on other nodes have other working folders
