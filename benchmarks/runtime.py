@@ -21,15 +21,17 @@ import typer
 from peer_environment import PeerPython, SetupPeer
 from rich.console import Console
 from runtime_report import print_missing, print_overheads, print_throughputs
-from runtime_results import ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
+from runtime_results import ON_NODES, ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
 from verdicts import JsonFile, print_verdicts, write_results
 
 HERE = Path(__file__).parent
 STATISTICS = Path("/proc/stat")
 QUIET = 0.15  # of the cores' time
 LAST_LINES = 5  # of what a process that failed has said
+LARGE = ("nodes-64", "nodes-256")  # much memory and time, so only where they are asked for
 PEER_CANNOT = {
     "accelerators": "it counts the accelerators that their drivers report, and cannot be told of simulated ones",
+    **dict.fromkeys(ON_NODES, "it tells nodes apart by their addresses, and simulated ones share one"),
 }
 
 Result = Overhead | Throughput | Missing
@@ -51,7 +53,8 @@ def main(
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
         peer_environment.set_up(progress)
-    rounds = {"launch": launches, "accelerators": launches, "call": calls, "channel": streams, "send": streams}
+    launching = dict.fromkeys(["launch", "accelerators", *ON_NODES], launches)
+    rounds = {**launching, "call": calls, "channel": streams, "send": streams}
     unknown = set(only or ()) - set(rounds)
     if unknown:
         raise SystemExit(f"there is no measurement {unknown.pop()}; there are {', '.join(rounds)}")
@@ -59,7 +62,7 @@ def main(
     sides = {"roost": Path(sys.executable)} | ({} if peer is None else {"rlinf": peer})
     busy: dict[str, float] = {}
     found: list[Result] = []
-    for what in only or rounds:
+    for what in only or [name for name in rounds if name not in LARGE]:
         for side, python in sides.items():
             if side != "roost" and what in PEER_CANNOT:
                 found.append(Missing(side, what, PEER_CANNOT[what]))

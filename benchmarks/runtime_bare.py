@@ -24,12 +24,20 @@ class Load(NamedTuple):
     count: int
 
 
-def start_ray(accelerators: int = 0) -> Any:
-    """A Ray of this process's own, whatever else runs on the machine; close it with `shutdown()`."""
+def start_ray(accelerators: int = 0, nodes: int = 1) -> Any:
+    """A Ray of this process's own, whatever else runs on the machine; close it with `shutdown()`.
+
+    Further nodes are processes on this machine, as in Ray's own tests.
+    """
     from ray.cluster_utils import Cluster as RayCluster
 
+    os.environ["ROOST_NODE_RANK"] = "0"
     head = {"num_cpus": os.cpu_count(), "num_gpus": accelerators, "object_store_memory": 2 << 30}
     started = RayCluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+    for rank in range(1, nodes):
+        os.environ["ROOST_NODE_RANK"] = str(rank)  # inherited by the processes of the node
+        started.add_node(num_cpus=1, object_store_memory=100 << 20)
+    os.environ["ROOST_NODE_RANK"] = "0"
     os.environ["RAY_ADDRESS"] = started.address
     return started
 
@@ -115,14 +123,27 @@ class Consumer:
         return consume(lambda: self.recv("producer", 0), load)
 
 
+def _look() -> None: ...
+
+
+def _nodes() -> list[Any]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes()]
+
+
 class Bare:
     """Actors and a queue, as Ray has them."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """On several nodes, a task on each: a runtime that looks at them also leaves Ray an idle process there."""
+        if len(ray.nodes()) > 1:
+            look = ray.remote(_look)
+            ray.get([look.options(num_cpus=0, scheduling_strategy=where).remote() for where in _nodes()])
 
     def launch(self, count: int) -> Sequence[Any]:
-        actor = ray.remote(Trivial).options(num_cpus=0)
-        return [actor.remote() for _ in range(count)]
+        actors = [ray.remote(Trivial).options(num_cpus=0, scheduling_strategy=where) for where in _nodes()]
+        return [actors[rank * len(actors) // count].remote() for rank in range(count)]
 
     def answer(self, group: Sequence[Any]) -> list[int]:
         return ray.get([actor.answer.remote() for actor in group])

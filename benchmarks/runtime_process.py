@@ -1,7 +1,7 @@
 """One measurement of one runtime beside bare Ray, in a process of its own.
 
-`runtime_process.py roost|rlinf launch|accelerators|call|channel|send ROUNDS FILE` writes a JSON object a line to FILE
-as soon as it has one, so that what was measured before a step hung is not lost.
+`runtime_process.py roost|rlinf launch|accelerators|nodes-64|call|channel|send ROUNDS FILE` writes a JSON object a line
+to FILE as soon as it has one, so that what was measured before a step hung is not lost.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runtime_results import NODES, ON_NODES
+
 WORKERS = 16
 CALL_WARM_UP = 20
-GONE_LIMIT = 60.0  # seconds for killed processes to be gone
+GONE_LIMIT = 180.0  # seconds for killed processes to be gone
 KB, MB = 1 << 10, 1 << 20
 LOADS = (("numpy", KB, 500), ("numpy", MB, 100), ("numpy", 64 * MB, 8), ("torch", MB, 100), ("torch", 64 * MB, 8))
 MODULES = {"roost": "runtime_roost", "rlinf": "runtime_peer_rlinf"}
@@ -25,13 +27,13 @@ MODULES = {"roost": "runtime_roost", "rlinf": "runtime_peer_rlinf"}
 Row = dict[str, Any]
 
 
-def measure_launches(side: Any, bare: Any, rounds: int) -> Iterator[Row]:
+def measure_launches(side: Any, bare: Any, rounds: int, workers: int, first: int) -> Iterator[Row]:
     """From launch to the first answer of all, with who goes first changing each round."""
     for each in (side, bare):
-        timed_launch(each, 2)  # Ray's own first steps
+        timed_launch(each, first)  # Ray's own first steps
     for turn in range(rounds):
         order = (side, bare) if turn % 2 == 0 else (bare, side)
-        seconds = {each is side: timed_launch(each, WORKERS) for each in order}
+        seconds = {each is side: timed_launch(each, workers) for each in order}
         yield {"seconds": seconds[True], "bare": seconds[False]}
 
 
@@ -92,9 +94,12 @@ def measure_streams(pair: Any, queue: Any, rounds: int) -> Iterator[Row]:
 
 
 def rows(module: Any, bare: Any, what: str, rounds: int) -> Iterator[Row]:
+    if what in ON_NODES:
+        yield from measure_launches(module.Side(nodes=NODES), bare.Bare(), rounds, ON_NODES[what], NODES)
+        return
     side = module.Side(on_accelerators=what == "accelerators")
     if what in ("launch", "accelerators"):
-        yield from measure_launches(side, bare.Bare(), rounds)
+        yield from measure_launches(side, bare.Bare(), rounds, WORKERS, 2)
     elif what == "call":
         yield from measure_calls(side, bare.Bare(), rounds)
     else:
@@ -107,7 +112,7 @@ def main() -> None:
         os.environ["ROOST_FAKE_ACCELERATORS"] = str(WORKERS)
     import runtime_bare
 
-    started = runtime_bare.start_ray(WORKERS if what == "accelerators" else 0)
+    started = runtime_bare.start_ray(WORKERS if what == "accelerators" else 0, NODES if what in ON_NODES else 1)
     module = importlib.import_module(MODULES[name])
     with Path(file).open("w") as out:
         for row in rows(module, runtime_bare, what, rounds):

@@ -10,7 +10,7 @@ from runtime_results import ONES, WAYS, Missing, Overhead, Ratio, Throughput
 
 
 def print_overheads(rows: Sequence[Overhead], console: Console) -> None:
-    table = _table("Launching and calling 16 workers", "", "", "time", "bare Ray", "ratio", "middle half", "rounds")
+    table = _table("Launching and calling workers", "", "", "time", "bare Ray", "ratio", "middle half", "rounds")
     for row in rows:
         times = duration(row.seconds), duration(row.bare_seconds)
         table.add_row(row.side, ONES[row.what], *times, *_spread(row.ratio, 2), str(row.ratio.rounds))

@@ -14,7 +14,14 @@ LAUNCH_TARGET = 1.2
 CALL_TARGET = 1.3
 QUEUE_TARGET = 5.0
 COPY_TARGET = 0.5
-ONES = {"launch": "launch on the node", "accelerators": "launch on 16 accelerators", "call": "call"}
+NODES = 8  # of a simulated cluster
+ON_NODES = {f"nodes-{count}": count for count in (16, 64, 256)}
+ONES = {
+    "launch": "launch on the node",
+    "accelerators": "launch on 16 accelerators",
+    **{what: f"launch of {count} on {NODES} nodes" for what, count in ON_NODES.items()},
+    "call": "call",
+}
 WAYS = {"channel": "channel", "send": "send/recv"}
 
 Row = dict[str, Any]

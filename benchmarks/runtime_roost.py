@@ -20,25 +20,26 @@ class Consumer(runtime_bare.Consumer, Worker): ...
 
 
 class Side:
-    """Groups of workers, on the node or on simulated accelerators."""
+    """Groups of workers, on the nodes or on simulated accelerators."""
 
-    def __init__(self, on_accelerators: bool = False) -> None:
+    def __init__(self, on_accelerators: bool = False, nodes: int = 1) -> None:
         import ray
 
         ray.init(namespace="roost", log_to_driver=False, logging_level="ERROR")
-        self._on_accelerators = on_accelerators
+        self._on_accelerators, self._nodes = on_accelerators, nodes
         self._cluster: Any = None
 
     def begin(self) -> None:
         """A cluster of its own for each launch, so that each one reserves what it needs."""
         from roost import Cluster
 
-        self._cluster = Cluster(num_nodes=1)
+        self._cluster = Cluster(num_nodes=self._nodes)
 
     def launch(self, count: int) -> Any:
         from roost import NodePlacementStrategy, PackedPlacementStrategy
 
-        where = PackedPlacementStrategy(0, count - 1) if self._on_accelerators else NodePlacementStrategy([0] * count)
+        ranks = [rank * self._nodes // count for rank in range(count)]
+        where = PackedPlacementStrategy(0, count - 1) if self._on_accelerators else NodePlacementStrategy(ranks)
         return Trivial.create_group().launch(self._cluster, where, name="trivial")
 
     def answer(self, group: Any) -> list[int]:
