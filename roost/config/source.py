@@ -22,12 +22,22 @@ _EventLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """The command of a script that starts the job."""
+
+    framework: str  # the name of its notation
+    program: str  # the module or file that is started
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """The values of one config and where each of its keys stands."""
 
     values: dict[Any, Any]
     file: str | None = None
     positions: Mapping[KeyPath, Position] = field(default_factory=dict)
+    launch: Launch | None = None  # for a script
 
     def where(self, path: KeyPath = ()) -> Where:
         """The place of a key, or of its nearest enclosing key that has one (aliases and overrides have none)."""
@@ -37,30 +47,36 @@ class Source:
 
 def read_yaml(file: Path, findings: Findings) -> Source | None:
     """Read a YAML file; what is wrong with it goes to `findings`, and the answer is then None."""
+    text = read_text(file, findings)
+    return None if text is None else parse_yaml(text, str(file), findings)
+
+
+def read_text(
+    file: Path,
+    findings: Findings,
+    kind: str = "a YAML file",
+    too_long: str = "write long device lists as an expression such as list(range(0,64))",
+    max_bytes: int = MAX_FILE_BYTES,
+) -> str | None:
+    """The text of a file of some kind; what is wrong with it goes to `findings`, and the answer is then None."""
     here = Where(str(file))
     try:
         with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
+            content = stream.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or str(error)
         hint = "; overrides come after it" if "=" in file.name else ""
-        findings.error("RST-C001", here, f"cannot be read: {reason}", fix=f"give the path of a YAML file{hint}")
+        findings.error("RST-C001", here, f"cannot be read: {reason}", fix=f"give the path of {kind}{hint}")
         return None
-    if len(content) > MAX_FILE_BYTES:
-        findings.error(
-            "RST-C002",
-            here,
-            f"is larger than {MAX_FILE_BYTES:,} bytes",
-            fix="write long device lists as an expression such as list(range(0,64))",
-        )
+    if len(content) > max_bytes:
+        findings.error("RST-C002", here, f"is larger than {max_bytes:,} bytes", fix=too_long)
         return None
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        fix = "save it as UTF-8, or give the path of a YAML file"
+        fix = f"save it as UTF-8, or give the path of {kind}"
         findings.error("RST-C003", here, "is not UTF-8 text", f"byte {error.start} is not", fix)
         return None
-    return parse_yaml(text, str(file), findings)
 
 
 def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None:

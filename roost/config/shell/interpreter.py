@@ -1,0 +1,517 @@
+"""Reads a script statement by statement, follows its variables, and collects the commands it would start.
+
+Nothing is executed: a command is only recorded, and what it would print or change is not known.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from roost.config.shell.arithmetic import ASSIGNMENT, NotKnown
+from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Builtins
+from roost.config.shell.conditions import Status, both, condition_status, either, negated
+from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
+from roost.config.shell.outputs import filtered, is_folder_change, known_texts, output_of, piped
+from roost.config.shell.parser import Parser
+from roost.config.shell.reading import Command, Reading
+from roost.config.shell.state import State, join
+from roost.config.shell.syntax import (
+    AndOr,
+    ArithmeticCommand,
+    Assignment,
+    Case,
+    Condition,
+    For,
+    Function,
+    Group,
+    If,
+    Loop,
+    Parameter,
+    Pipeline,
+    ShellError,
+    Simple,
+    Statement,
+    Substitution,
+    Word,
+)
+from roost.config.shell.values import Unknown, Value, of_unknown, text_value
+from roost.config.yaml_events import Position
+
+MAX_STEPS = 30_000  # statements of one reading
+MAX_COMMANDS = 2_000
+MAX_ROUNDS = 200  # of one loop
+_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
+_PLACEHOLDER = "__ROOST_UNKNOWN_"
+_QUIET = (
+    "echo",
+    "printf",
+    "sleep",
+    "mkdir",
+    "rm",
+    "trap",
+    "ulimit",
+    "wait",
+    "pkill",
+    "kill",
+    "pip",
+    "pip3",
+    "true",
+    ":",
+)
+
+
+class _Stop(Exception):
+    """A limit was reached."""
+
+
+class Interpreter(Builtins):
+    """Reads statements in a state; `environ` is what the caller gave."""
+
+    def __init__(self, environ: Mapping[str, str], read_text: Callable[[Path], str | None]) -> None:
+        self.environ, self.read_text = environ, read_text
+        self.expander = Expander(self._output)
+        self.reading = Reading()
+        self.steps, self.depth, self.doubts = 0, 0, 0
+        self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
+
+    def read(self, text: str, file: str, state: State) -> Reading:
+        """Read a whole script."""
+        statements, error = Parser(text, file).parse()
+        if error is not None:
+            self.reading.errors.append(error)
+        try:
+            self._run_all(statements, state)
+        except (_Stop, TooMuch, RecursionError):
+            self.reading.is_cut = True
+        return self.reading
+
+    # --- statements
+
+    def _run_all(self, statements: Sequence[Statement], state: State) -> Status:
+        status: Status = True
+        for statement in statements:
+            status = self._run(statement, state)
+            if state.flow:
+                break
+        return status
+
+    def _run(self, statement: Statement, state: State) -> Status:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise _Stop
+        if isinstance(statement, Simple):
+            return self._simple(statement, state)
+        if isinstance(statement, AndOr):
+            return self._and_or(statement, state)
+        if isinstance(statement, Pipeline):
+            return self._pipeline(statement, state)
+        if isinstance(statement, Group):
+            inner = state.copy() if statement.is_subshell else state
+            return self._run_all(statement.body, inner)
+        if isinstance(statement, If):
+            self._if(statement, 0, state)
+            return True
+        if isinstance(statement, Loop):
+            self._loop(statement, state)
+            return True
+        if isinstance(statement, For):
+            self._for(statement, state)
+            return True
+        if isinstance(statement, Case):
+            self._case(statement, state)
+            return True
+        if isinstance(statement, Function):
+            state.functions[statement.name] = statement.body
+            return True
+        if isinstance(statement, Condition):
+            return condition_status(statement, state, self.expander)
+        return self._arithmetic(statement, state)
+
+    def _and_or(self, statement: AndOr, state: State) -> Status:
+        status = self._run(statement.first, state)
+        is_test = _is_test(statement.first)
+        for operator, following in statement.rest:
+            if state.flow:
+                break
+            wanted = operator == "&&"
+            if status is None and not is_test:
+                status = True  # a command is taken to succeed
+            if status is None:
+                self._in_doubt(
+                    [partial(self._run, following), lambda _: True],
+                    state,
+                    _place(statement),
+                    _variables((statement.first,)),
+                )
+                status = None
+            elif status is wanted:
+                self.conditions.append(_variables((statement.first,)))
+                after = self._run(following, state)
+                self.conditions.pop()
+                status = both(status, after) if wanted else either(status, after)
+                is_test = _is_test(following)
+        return status
+
+    def _in_doubt(
+        self,
+        branches: Sequence[Callable[[State], object]],
+        state: State,
+        position: Position,
+        names: Sequence[str] = (),
+    ) -> None:
+        """Follow several branches of which nobody knows which is taken; what they disagree about is not known.
+
+        `names` are the variables that the condition looks at.
+        """
+        self.doubts += 1
+        looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
+        variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
+        states = []
+        for branch in branches:
+            copy = state.copy()
+            branch(copy)
+            states.append(copy)
+        self.doubts -= 1
+        line = f"line {position[1]}" if position[1] else "another line"
+        reason = f"it depends on the condition in {line}, which only a run decides"
+        state.become(join(states, position, reason, variable))
+
+    def _pipeline(self, statement: Pipeline, state: State) -> Status:
+        if len(statement.commands) == 1:
+            status = self._run(statement.commands[0], state)
+            return negated(status) if statement.is_negated else status
+        for command in statement.commands:
+            self._run(command, state.copy())
+        return None
+
+    def _if(self, statement: If, at: int, state: State) -> None:
+        if at == len(statement.clauses):
+            self._run_all(statement.otherwise, state)
+            return
+        condition, body = statement.clauses[at]
+        status = self._run_all(condition, state)
+        if state.flow:
+            return
+        if status is True:
+            self.conditions.append(_variables(condition))
+            self._run_all(body, state)
+            self.conditions.pop()
+        elif status is False:
+            self._if(statement, at + 1, state)
+        else:
+            branches = [lambda branch: self._run_all(body, branch), lambda branch: self._if(statement, at + 1, branch)]
+            self._in_doubt(branches, state, statement.position, _variables(condition))
+
+    def _loop(self, statement: Loop, state: State) -> None:
+        for _ in range(MAX_ROUNDS):
+            status = self._run_all(statement.condition, state)
+            status = negated(status) if statement.is_until else status
+            if status is False or state.flow:
+                break
+            if status is None:
+                self._in_doubt(
+                    [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
+                )
+                break
+            if self._round(statement.body, state):
+                break
+
+    def _round(self, body: Sequence[Statement], state: State) -> bool:
+        """Run the body of a loop once; True where the loop is left."""
+        self._run_all(body, state)
+        is_left = state.flow in ("exit", "return", "break")
+        if state.flow in ("break", "continue"):
+            state.flow = ""
+        return is_left
+
+    def _for(self, statement: For, state: State) -> None:
+        if not statement.name:  # for ((...)): nobody counts the rounds here
+            self._in_doubt(
+                [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
+            )
+            return
+        words = list(state.arguments)
+        if statement.words is not None:
+            words = [value for word in statement.words for value in self.expander.words(word, state)]
+        else:
+            self.reading.reads_arguments = True
+        if any(value.known is None for value in words):
+            unknown = next(value.unknown for value in words if value.unknown is not None)
+            state.variables[statement.name] = of_unknown(replace(unknown, variable=""))
+            self._in_doubt(
+                [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
+            )
+            return
+        for value in words[:MAX_ROUNDS]:
+            state.variables[statement.name] = value
+            if self._round(statement.body, state):
+                break
+
+    def _case(self, statement: Case, state: State) -> None:
+        subject = self.expander.one(statement.subject, state).tested
+        self._reads(statement.subject)
+        possible: list[Callable[[State], object]] = []
+        for patterns, body in statement.clauses:
+            found = [self.expander.pattern(pattern, state) for pattern in patterns]
+            if subject is not None and None not in found:
+                if not any(fnmatch.fnmatchcase(subject, pattern) for pattern in found if pattern is not None):
+                    continue
+                if not possible:
+                    self._run_all(body, state)
+                    return
+                possible.append(partial(self._run_all, body))
+                break
+            possible.append(partial(self._run_all, body))
+        if possible:
+            names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
+            self._in_doubt([*possible, lambda _: True], state, statement.position, names)
+
+    def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status:
+        text = self.expander.one(statement.expression, state).tested
+        if text is None:
+            return None
+        return self._let(text, state, statement.position)
+
+    def _let(self, text: str, state: State, position: Position) -> Status:
+        assigned = ASSIGNMENT.match(text)
+        expression = text
+        if assigned is not None:
+            name, step, operator, right = assigned.groups()
+            expression = f"{name} {step[0]} 1" if step else f"{name} {operator} ({right})" if operator else right
+        try:
+            number = self.expander.number(Parser(expression, None)._inner(0, len(expression)), state)
+        except (NotKnown, ShellError):
+            if assigned is not None:
+                state.variables[assigned[1]] = of_unknown(Unknown(text, OUTPUT, position, assigned[1]))
+            return None
+        if assigned is not None:
+            state.variables[assigned[1]] = text_value(str(number), position)
+        return number != 0
+
+    # --- simple commands
+
+    def _reads(self, *words: Word) -> None:
+        """Note whether the script looks at its arguments."""
+        for word in words:
+            for part in word.parts:
+                name = getattr(part, "name", "")
+                if name in ("@", "*", "#") or (name.isdigit() and name != "0"):
+                    self.reading.reads_arguments = True
+                argument = getattr(part, "argument", None)
+                if argument is not None:
+                    self._reads(argument)
+
+    def _simple(self, statement: Simple, state: State) -> Status:
+        for assignment in statement.assignments:
+            items = [assignment.value] if isinstance(assignment.value, Word) else [word for _, word in assignment.value]
+            self._reads(*items)
+        self._reads(*statement.words)
+        words = [value for word in statement.words for value in self.expander.words(word, state)]
+        name = words[0].tested if words else ""
+        is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
+        if is_prefix and name not in ("source", "."):
+            inner = state.copy()
+            for assignment in statement.assignments:
+                self._assign(assignment, inner)
+            return self._call(words, statement.position, state, inner)
+        for assignment in statement.assignments:
+            self._assign(assignment, state)
+        return self._call(words, statement.position, state, state) if words else True
+
+    def _assign(self, assignment: Assignment, state: State) -> None:
+        name = assignment.name
+        if isinstance(assignment.value, Word):
+            value = self._given(name, self.expander.one(assignment.value, state), assignment)
+            if assignment.index is not None:
+                key = self.expander.one(assignment.index, state).tested
+                state.variables[name] = {**state.array(name), (key or "0"): value}
+                return
+            old = state.scalar(name)
+            if assignment.appends and isinstance(state.variables.get(name), dict):
+                array = state.array(name)
+                state.variables[name] = {
+                    **array,
+                    "0": Value((*array.get("0", Value()).parts, *value.parts), value.position),
+                }
+            elif assignment.appends and old is not None:
+                parts = (*old.parts, *value.parts)
+                if sum(len(part) for part in parts if isinstance(part, str)) > 100_000:
+                    raise TooMuch("a value is too long")
+                state.variables[name] = Value(parts, old.position)
+            else:
+                state.variables[name] = value
+            return
+        array = dict(state.array(name)) if assignment.appends else {}
+        for key_word, word in assignment.value:
+            if key_word is not None:
+                key = self.expander.one(key_word, state).tested
+                array[key or "0"] = self.expander.one(word, state)
+                continue
+            for value in self.expander.words(word, state):
+                array[str(len(array))] = value
+        if len(array) > 20_000:
+            raise TooMuch("an array is too long")
+        state.variables[name] = array
+
+    def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
+        """A value whose command the caller answered by setting the variable, or with the variable to set."""
+        unknown = value.unknown
+        if unknown is None or value.tested is not None:
+            return value
+        if name in self.environ:
+            self.reading.given[name] = (unknown, self.environ[name])
+            return text_value(self.environ[name], assignment.position)
+        if len(value.parts) == 1 and not unknown.is_unset:
+            return Value((replace(unknown, variable=unknown.variable or name),), value.position)
+        return value
+
+    def _call(self, words: list[Value], position: Position, state: State, inner: State) -> Status:
+        """A builtin, a function, or a command that is recorded; `inner` has the assignments before it."""
+        name, arguments = words[0].tested if words else "", words[1:]
+        if not name:
+            if words and words[0].unknown is not None:
+                self._record(words, position, inner)
+            return None
+        if name in state.functions and self.depth < MAX_NESTED:
+            return self._function(state.functions[name], arguments, state)
+        builtin = getattr(self, f"_do_{BUILTINS[name]}", None) if name in BUILTINS else None
+        if builtin is not None:
+            found: Status = builtin(arguments, position, state)
+            return found
+        if name in _SHELLS or any(word.known in _SHELLS for word in words[1:]):
+            self._shell(words, position, inner)
+        if name not in _QUIET:
+            self._record(words, position, inner)
+        return None
+
+    def _record(self, words: list[Value], position: Position, state: State) -> None:
+        key = (position, tuple(word.parts for word in words))
+        if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
+            self.reading.commands[key] = Command(
+                tuple(words), position, dict(state.variables), state.folder, self.doubts == 0
+            )
+
+    def _function(self, body: Statement, arguments: list[Value], state: State) -> Status:
+        self.depth += 1
+        outer, state.arguments = state.arguments, tuple(arguments)
+        status = self._run(body, state)
+        state.arguments = outer
+        if state.flow == "return":
+            state.flow = ""
+        self.depth -= 1
+        return status
+
+    def _shell(self, words: list[Value], position: Position, state: State) -> None:
+        """`bash -c text`, or `bash script.sh arguments`, at the end of a command such as `srun`."""
+        at = next(index for index, word in enumerate(words) if word.known in _SHELLS)
+        rest = words[at + 1 :]
+        while rest and re.fullmatch(r"-[a-z]+|--\w+", rest[0].prefix) and "c" not in rest[0].prefix:
+            rest = rest[1:]
+        if not rest or self.depth >= MAX_NESTED:
+            return
+        inner = state.copy()
+        if re.fullmatch(r"-[a-z]*c", rest[0].prefix):
+            if len(rest) > 1:
+                inner.arguments = tuple(rest[3:])
+                self._text(rest[1], position, inner)
+            return
+        path = rest[0].known
+        if path is not None:
+            inner.arguments = tuple(rest[1:])
+            inner.script = path
+            self._file(path, inner)
+
+    def _text(self, value: Value, position: Position, state: State) -> None:
+        """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
+        text = ""
+        for number, part in enumerate(value.parts):
+            if isinstance(part, Unknown):
+                state.variables[f"{_PLACEHOLDER}{number}"] = of_unknown(part)
+            text += part if isinstance(part, str) else f"${{{_PLACEHOLDER}{number}}}"
+        line = value.position[1] or position[1] or 1
+        statements, error = Parser(text, value.position[0] or position[0], line).parse()
+        if error is not None:
+            self.reading.errors.append(error)
+        self.depth += 1
+        self._run_all(statements, state)
+        self.depth -= 1
+
+    def _file(self, path: str, state: State) -> bool:
+        """Read another script in this state; False where it is not here."""
+        file = folder_of(state, path)
+        text = self.read_text(file)
+        if text is None:
+            return False
+        statements, error = Parser(text, str(file) if file.is_absolute() else path).parse()
+        if error is not None:
+            self.reading.errors.append(error)
+        self.depth += 1
+        outer, state.file = state.file, str(file)
+        self._run_all(statements, state)
+        state.file = outer
+        self.depth -= 1
+        if state.flow == "return":
+            state.flow = ""
+        return True
+
+    # --- command substitution
+
+    def _output(self, part: Substitution, state: State) -> Value | None:
+        """The output of `$(...)` where it need not be run to be known."""
+        if part.body is None or len(part.body) != 1:
+            return None
+        inner = state.copy()
+        statement = part.body[0]
+        changed = is_folder_change(statement)
+        if changed is not None:
+            change, statement = changed
+            words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
+            self._do_cd(words, change.position, inner)
+        first, *filters = piped(statement)
+        text: str | None = None
+        if isinstance(first, Simple):
+            self._reads(*first.words)
+            words = [value for word in first.words for value in self.expander.words(word, inner)]
+            texts = known_texts(words)
+            text = output_of(texts, inner) if texts is not None and first.words else None
+        for one in filters:
+            texts = None
+            if isinstance(one, Simple):
+                texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
+            text = filtered(text, texts) if text is not None and texts is not None else None
+        return None if text is None else Value((text,) if text else ())
+
+
+def _is_test(statement: Statement) -> bool:
+    """Return True for statements that only test something."""
+    if isinstance(statement, Pipeline):
+        return len(statement.commands) == 1 and _is_test(statement.commands[0])
+    if isinstance(statement, Simple):
+        return bool(statement.words) and statement.words[0].text in ("[", "test")
+    return isinstance(statement, Condition | ArithmeticCommand)
+
+
+def _variables(statements: Sequence[Statement]) -> tuple[str, ...]:
+    """Names of the variables that simple conditions look at."""
+    found: list[str] = []
+    for statement in statements:
+        inner = statement.commands[0] if isinstance(statement, Pipeline) else statement
+        if isinstance(inner, AndOr):
+            found += _variables((inner.first, *(following for _, following in inner.rest)))
+        words = inner.words if isinstance(inner, Simple) else inner.tokens if isinstance(inner, Condition) else ()
+        for word in words:
+            parts = word.parts if isinstance(word, Word) else ()
+            found += [part.name for part in parts if isinstance(part, Parameter) and part.name.isidentifier()]
+    return tuple(found)
+
+
+def _place(statement: AndOr) -> Position:
+    first = statement.first
+    if isinstance(first, Pipeline):
+        first = first.commands[0]
+    return getattr(first, "position", (None, None, None))

@@ -1,0 +1,326 @@
+"""A parser of bash scripts: from text to statements, with the line and column of every word."""
+
+from __future__ import annotations
+
+import re
+
+from roost.config.shell.syntax import (
+    AndOr,
+    ArithmeticCommand,
+    Assignment,
+    Case,
+    Condition,
+    For,
+    Function,
+    Group,
+    If,
+    Loop,
+    Pipeline,
+    ShellError,
+    Simple,
+    Statement,
+    Word,
+)
+from roost.config.shell.words import END_OF_WORD, RESERVED_WORD, WordParser
+
+_KEYWORD = re.compile(r"(if|for|while|until|case|select|function|\{|\[\[)(?=[\s;(]|$)")
+_REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>&|&>>|&>|>>|>\||<(?!\()|>(?!\())")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[((?:[^\[\]\n'\"$]|\$\{?\w+\}?)*)\])?(\+?)=")
+_FUNCTION = re.compile(r"([\w.:-]+)[ \t]*\([ \t]*\)")
+_DECLARING = ("declare", "export", "local", "readonly", "typeset")
+
+
+class Parser(WordParser):
+    """Parses one text. `first_line` is the line of the file that the text begins on."""
+
+    def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
+        """The statements before the first mistake, and the mistake; bash too runs what stands before one."""
+        statements: list[Statement] = []
+        try:
+            while True:
+                self._skip_lines()
+                if self.at >= len(self.text):
+                    return tuple(statements), None
+                start = self.at
+                statements += self._statement()
+                if self.at == start:
+                    raise self._error(f"{self._shown()} is not expected here")
+        except ShellError as error:
+            return tuple(statements), error
+
+    def _body(self, *ends: str) -> tuple[Statement, ...]:
+        """Statements up to one of these words, which is not consumed."""
+        statements: list[Statement] = []
+        while True:
+            self._skip_lines()
+            reserved = RESERVED_WORD.match(self.text, self.at)
+            if reserved and reserved[1] in ends:
+                return tuple(statements)
+            if any(end in (")", ";;", ";&") and self._peek(end) for end in ends) or self.at >= len(self.text):
+                return tuple(statements)
+            start = self.at
+            statements += self._statement()
+            if self.at == start:
+                raise self._error(f"{self._shown()} is not expected here")
+
+    def _statement(self) -> list[Statement]:
+        self._enter()
+        if self._peek(";") and not self._peek(";;"):
+            self.at += 1
+            self.depth -= 1
+            return []
+        found = self._and_or()
+        self._skip_blanks()
+        if not self._peek("&&") and not self._take("&") and not self._peek(";;"):
+            self._take(";")
+        self.depth -= 1
+        return [found]
+
+    def _and_or(self) -> Statement:
+        first = self._pipeline()
+        rest: list[tuple[str, Statement]] = []
+        while True:
+            self._skip_blanks()
+            operator = next((one for one in ("&&", "||") if self._take(one)), None)
+            if operator is None:
+                return AndOr(first, tuple(rest)) if rest else first
+            self._skip_lines()
+            rest.append((operator, self._pipeline()))
+
+    def _pipeline(self) -> Statement:
+        self._skip_blanks()
+        is_negated = False
+        while re.compile(r"(!|time(\s+-p)?)(?=\s)").match(self.text, self.at):
+            is_negated ^= self._peek("!")
+            self.at += 1 if self._peek("!") else 4
+            self._skip_blanks()
+        commands = [self._command()]
+        while True:
+            self._skip_blanks()
+            if self._peek("||") or not self._take("|"):
+                return Pipeline(tuple(commands), is_negated) if is_negated or len(commands) > 1 else commands[0]
+            self._take("&")
+            self._skip_lines()
+            commands.append(self._command())
+
+    def _command(self) -> Statement:
+        keyword = _KEYWORD.match(self.text, self.at)
+        start = self.at
+        compound: Statement
+        if self._peek("(("):
+            closed = self._matching(self.at + 2, "))")
+            if closed is not None:
+                compound = ArithmeticCommand(self._inner(self.at + 2, closed), self._position())
+                self.at = closed + 2
+                return self._redirected(compound)
+        if self._take("("):
+            body = self._body(")")
+            self._expect(")", "(", start)
+            return self._redirected(Group(body, is_subshell=True))
+        if keyword is not None:
+            self.at = keyword.end()
+            return self._redirected(self._compound(keyword[1], start))
+        function = _FUNCTION.match(self.text, self.at)
+        if function is not None:
+            self.at = function.end()
+            self._skip_lines()
+            return Function(function[1], self._command())
+        return self._simple()
+
+    def _compound(self, keyword: str, start: int) -> Statement:
+        if keyword == "{":
+            body = self._body("}")
+            self._expect("}", "{", start)
+            return Group(body)
+        if keyword == "[[":
+            return self._condition(start)
+        if keyword == "if":
+            return self._if(start)
+        if keyword in ("while", "until"):
+            condition = self._body("do")
+            return Loop(condition, self._loop_body(keyword, start), keyword == "until", self._position(start))
+        if keyword == "case":
+            return self._case(start)
+        if keyword == "function":
+            self._skip_blanks()
+            name = re.compile(r"[\w.:-]+").match(self.text, self.at)
+            if name is None:
+                raise self._error("function has no name", start)
+            self.at = name.end()
+            self._skip_blanks()
+            if self._take("("):
+                self._expect(")", "function", start)
+            self._skip_lines()
+            return Function(name[0], self._command())
+        return self._for(keyword, start)
+
+    def _loop_body(self, keyword: str, start: int) -> tuple[Statement, ...]:
+        self._expect("do", keyword, start)
+        body = self._body("done")
+        self._expect("done", keyword, start)
+        return body
+
+    def _if(self, start: int) -> If:
+        clauses = []
+        otherwise: tuple[Statement, ...] = ()
+        while True:
+            condition = self._body("then")
+            self._expect("then", "if", start)
+            clauses.append((condition, self._body("elif", "else", "fi")))
+            if self._take("elif"):
+                continue
+            if self._take("else"):
+                otherwise = self._body("fi")
+            self._expect("fi", "if", start)
+            return If(tuple(clauses), otherwise, self._position(start))
+
+    def _for(self, keyword: str, start: int) -> For:
+        self._skip_blanks()
+        if self._peek("(("):
+            closed = self._matching(self.at + 2, "))")
+            if closed is None:
+                raise self._error("(( has no ))", start)
+            self.at = closed + 2
+            self._skip_lines()
+            self._take(";")
+            return For("", (), self._loop_body(keyword, start), self._position(start))
+        name = re.compile(r"[A-Za-z_]\w*").match(self.text, self.at)
+        if name is None:
+            raise self._error(f"{keyword} has no variable", start)
+        self.at = name.end()
+        self._skip_lines()
+        words: list[Word] | None = None
+        if re.compile(r"in(?=\s|;)").match(self.text, self.at):
+            self.at += 2
+            words = []
+            self._skip_blanks()
+            while self.at < len(self.text) and self.text[self.at] not in ";\n":
+                words.append(self._some_word())
+                self._skip_blanks()
+        self._skip_blanks()
+        self._take(";")
+        return For(
+            name[0],
+            None if words is None else tuple(words),
+            self._loop_body(keyword, start),
+            self._position(start),
+        )
+
+    def _case(self, start: int) -> Case:
+        self._skip_blanks()
+        subject = self._word()
+        self._skip_lines()
+        if not self._take("in"):
+            raise self._error("case has no in", start)
+        clauses: list[tuple[tuple[Word, ...], tuple[Statement, ...]]] = []
+        while True:
+            self._skip_lines()
+            if RESERVED_WORD.match(self.text, self.at) and self._take("esac"):
+                return Case(subject, tuple(clauses), self._position(start))
+            if self.at >= len(self.text):
+                raise self._error("case has no esac", start)
+            self._take("(")
+            patterns = []
+            while True:
+                self._skip_blanks()
+                patterns.append(self._word())
+                self._skip_blanks()
+                if not self._take("|"):
+                    break
+            if not self._take(")"):
+                raise self._error("a pattern of case has no )")
+            body = self._body(";;", ";&", "esac")
+            clauses.append((tuple(patterns), body))
+            if self._take(";;") or self._take(";&"):
+                self._take("&")
+
+    def _condition(self, start: int) -> Condition:
+        tokens: list[Word | str] = []
+        while True:
+            self._skip_lines()
+            if self.at >= len(self.text):
+                raise self._error("[[ has no ]]", start)
+            if re.compile(r"\]\](?=[\s;&|)]|$)").match(self.text, self.at):
+                self.at += 2
+                return Condition(tuple(tokens), self._position(start))
+            operator = next((one for one in ("&&", "||", "(", ")", "<", ">") if self._take(one)), None)
+            if operator is not None:
+                tokens.append(operator)
+                continue
+            word = self._some_word("" if tokens and tokens[-1] == "=~" else END_OF_WORD)
+            plain = word.text if len(word.parts) == 1 and not getattr(word.parts[0], "is_quoted", True) else None
+            tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
+
+    def _redirected(self, compound: Statement) -> Statement:
+        while self._redirection():
+            pass
+        return compound
+
+    def _redirection(self) -> bool:
+        """Consume a redirection, if one stands here; files that a script writes do not matter."""
+        self._skip_blanks()
+        match = _REDIRECTION.match(self.text, self.at)
+        if match is None:
+            return False
+        self.at = match.end()
+        self._skip_blanks()
+        if match[1] in ("<<", "<<-"):
+            delimiter = self._word()
+            self.here_documents.append((delimiter.text or "", match[1] == "<<-"))
+        elif self.at < len(self.text) and self.text[self.at] not in "\n;":
+            self._word()
+        return True
+
+    def _simple(self) -> Simple:
+        start = self.at
+        if RESERVED_WORD.match(self.text, start):
+            raise self._error(f"{self._shown()} is not expected here")
+        assignments: list[Assignment] = []
+        words: list[Word] = []
+        while True:
+            if self._redirection():
+                continue
+            if self.at >= len(self.text):
+                break
+            character = self.text[self.at]
+            if character in "\n;&|)" or (character == "(" and words):
+                break
+            may_assign = not words or words[0].text in _DECLARING
+            assigned = _ASSIGNMENT.match(self.text, self.at) if may_assign else None
+            if assigned is not None:
+                assignments.append(self._assignment(assigned))
+                continue
+            words.append(self._some_word())
+        if not words and not assignments and self.at == start:
+            raise self._error(f"{self._shown()} is not expected here")
+        if self.at < len(self.text) and self.text[self.at] == "(":
+            raise self._error("( is not expected here")
+        return Simple(tuple(assignments), tuple(words), self._position(start))
+
+    def _assignment(self, match: re.Match[str]) -> Assignment:
+        position = self._position()
+        index = self._inner(match.start(2), match.end(2)) if match[2] is not None else None
+        self.at = match.end()
+        appends = bool(match[3])
+        if self._take("("):
+            items: list[tuple[Word | None, Word]] = []
+            start = self.at
+            while True:
+                self._skip_lines()
+                if self._take(")"):
+                    return Assignment(match[1], tuple(items), position, index, appends)
+                if self.at >= len(self.text):
+                    raise self._error(f"the array {match[1]} has no )", start)
+                key = re.compile(r"\[([^\]\n]*)\]=").match(self.text, self.at)
+                inner = None
+                if key is not None:
+                    inner = self._inner(key.start(1), key.end(1))
+                    self.at = key.end()
+                before = self.at
+                word = self._word()
+                if self.at == before and key is None:
+                    raise self._error(f"{self._shown()} is not expected in the array {match[1]}")
+                items.append((inner, word))
+        if self.at < len(self.text) and self.text[self.at] not in END_OF_WORD:
+            return Assignment(match[1], self._word(), position, index, appends)
+        return Assignment(match[1], Word((), position), position, index, appends)

@@ -1,0 +1,327 @@
+"""Words of a bash script: quotes, expansions, and where each stands."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from abc import ABC, abstractmethod
+
+from roost.config.shell.syntax import (
+    Arithmetic,
+    Literal,
+    Parameter,
+    Part,
+    ShellError,
+    Statement,
+    Substitution,
+    Word,
+)
+from roost.config.yaml_events import Position
+
+MAX_DEPTH = 30  # of statements and expansions within each other; each level is some frames of Python's stack
+END_OF_WORD = " \t\n;&|()<>"
+RESERVED_WORD = re.compile(r"(then|else|elif|fi|do|done|esac|\})(?=[\s;&|)]|$)")
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
+_OPERATOR = re.compile(r":[-=+?]|[-=+?]|##?|%%?|//|/[#%]?|\^\^?|,,?|:|@(?=[A-Za-z]\})")
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "0": "\0"}
+
+
+class WordParser(ABC):
+    """Parses the words of one text. `first_line` is the line of the file that the text begins on."""
+
+    def __init__(self, text: str, file: str | None, first_line: int = 1, depth: int = 0) -> None:
+        self.text, self.file, self.first_line = text, file, first_line
+        self.at, self.depth = 0, depth
+        self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.here_documents: list[tuple[str, bool]] = []  # whose bodies begin on the next line
+
+    @abstractmethod
+    def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]: ...
+
+    @abstractmethod
+    def _body(self, *ends: str) -> tuple[Statement, ...]: ...
+
+    # --- places and characters
+
+    def _position(self, at: int | None = None) -> Position:
+        at = self.at if at is None else at
+        line = bisect.bisect_right(self.line_starts, at)
+        return self.file, line + self.first_line - 1, at - self.line_starts[line - 1] + 1
+
+    def _error(self, what: str, at: int | None = None) -> ShellError:
+        return ShellError(what, self._position(at))
+
+    def _shown(self) -> str:
+        word = re.compile(r"\S{1,20}").match(self.text, self.at)
+        return repr(word[0]) if word else "the end of the script"
+
+    def _peek(self, text: str) -> bool:
+        return self.text.startswith(text, self.at)
+
+    def _take(self, text: str) -> bool:
+        if self._peek(text):
+            self.at += len(text)
+            return True
+        return False
+
+    def _expect(self, text: str, what: str, start: int) -> None:
+        self._skip_lines()
+        is_word = text[-1].isalpha()
+        if not self._peek(text) or (is_word and not RESERVED_WORD.match(self.text, self.at)):
+            raise self._error(f"{what} has no {text}", start)
+        self.at += len(text)
+
+    def _enter(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self._error(f"commands are nested more than {MAX_DEPTH} deep")
+
+    def _skip_blanks(self) -> None:
+        while self.at < len(self.text):
+            if self.text[self.at] in " \t\r":
+                self.at += 1
+            elif self._peek("\\\n"):
+                self.at += 2
+            elif self._peek("\\\r\n"):
+                self.at += 3
+            elif self.text[self.at] == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            else:
+                return
+
+    def _skip_lines(self) -> None:
+        """Blanks, comments and line ends, and the here-documents that begin after one."""
+        self._skip_blanks()
+        while self._take("\n"):
+            self._skip_here_documents()
+            self._skip_blanks()
+
+    def _skip_here_documents(self) -> None:
+        for delimiter, strips_tabs in self.here_documents:
+            while self.at < len(self.text):
+                end = self.text.find("\n", self.at)
+                end = len(self.text) if end < 0 else end
+                line = self.text[self.at : end]
+                self.at = min(end + 1, len(self.text))
+                if (line.lstrip("\t") if strips_tabs else line).rstrip("\r") == delimiter:
+                    break
+        self.here_documents = []
+
+    # --- words
+
+    def _word(self, ends: str = END_OF_WORD) -> Word:
+        """A word; without `ends`, one that goes on to the next blank, as regular expressions do."""
+        position = self._position()
+        parts: list[Part] = []
+        while self.at < len(self.text):
+            character = self.text[self.at]
+            if character in (ends or " \t\n"):
+                if character in "<>" and self.text.startswith("(", self.at + 1):
+                    self.at += 1
+                    parts.append(self._command_substitution(self.at - 1, is_quoted=True))
+                    continue
+                break
+            self._piece(parts, is_quoted=False)
+        return Word(tuple(parts), position)
+
+    def _some_word(self, ends: str = END_OF_WORD) -> Word:
+        """A word that must be here."""
+        start = self.at
+        word = self._word(ends)
+        if self.at == start:
+            raise self._error(f"{self._shown()} is not expected here")
+        return word
+
+    def _inner(self, start: int, end: int, is_quoted: bool = True) -> Word:
+        """The text between two places as one word."""
+        parser = type(self)(self.text[:end], self.file, self.first_line, self.depth)
+        parser.at = start
+        parser._enter()
+        parts: list[Part] = []
+        while parser.at < end:
+            parser._piece(parts, is_quoted)
+        return Word(tuple(parts), self._position(start))
+
+    def _piece(self, parts: list[Part], is_quoted: bool) -> None:
+        """Add the literal or expansion that begins here."""
+        character = self.text[self.at]
+        if character == "\\":
+            following = self.text[self.at + 1 : self.at + 2]
+            self.at += 2
+            if following == "\n":
+                return
+            if is_quoted and following not in '$`"\\':
+                _add(parts, "\\" + following, True)
+            else:
+                _add(parts, following, True)
+        elif character == "'" and not is_quoted:
+            end = self.text.find("'", self.at + 1)
+            if end < 0:
+                raise self._error("a single quote is not closed")
+            _add(parts, self.text[self.at + 1 : end], True)
+            self.at = end + 1
+        elif character == '"':
+            self._double_quoted(parts)
+        elif character == "`":
+            parts.append(self._backquoted(is_quoted))
+        elif character == "$":
+            self._expansion(parts, is_quoted)
+        else:
+            match = re.compile(r"[^\\'\"`$ \t\n;&|()<>}]+").match(self.text, self.at)
+            text = match[0] if match and not is_quoted else character
+            _add(parts, text, is_quoted)
+            self.at += len(text)
+
+    def _double_quoted(self, parts: list[Part]) -> None:
+        start, before = self.at, len(parts)
+        self.at += 1
+        while self.at < len(self.text):
+            if self._take('"'):
+                if len(parts) == before:
+                    parts.append(Literal("", True))  # "" is a word, though an empty one
+                return
+            if self.text[self.at] == "'":
+                _add(parts, "'", True)
+                self.at += 1
+                continue
+            plain = re.compile(r'[^\\"`$\']+').match(self.text, self.at)
+            if plain is not None:
+                _add(parts, plain[0], True)
+                self.at = plain.end()
+            else:
+                self._piece(parts, is_quoted=True)
+        raise self._error("a double quote is not closed", start)
+
+    def _backquoted(self, is_quoted: bool) -> Substitution:
+        start = self.at
+        match = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL).match(self.text, self.at)
+        if match is None:
+            raise self._error("a backquote is not closed")
+        self.at = match.end()
+        line = self._position(start)[1] or 1
+        inner = type(self)(match[1].replace("\\`", "`"), self.file, line, self.depth)
+        inner._enter()
+        body, error = inner.parse()
+        return Substitution(None if error else body, match[0], is_quoted)
+
+    def _command_substitution(self, start: int, is_quoted: bool) -> Substitution:
+        """`$(...)`; what opens it is at `start`, and `(` is here."""
+        self._enter()
+        outer, self.here_documents = self.here_documents, []
+        self.at += 1
+        body = self._body(")")
+        self._skip_lines()
+        if not self._take(")"):
+            raise self._error("$( is not closed", start)
+        self.here_documents = outer
+        self.depth -= 1
+        is_output = self.text[start] == "$"
+        return Substitution(body if is_output else None, self.text[start : self.at], is_quoted)
+
+    def _expansion(self, parts: list[Part], is_quoted: bool) -> None:
+        start = self.at
+        if self._peek("$(("):
+            closed = self._matching(self.at + 3, "))")
+            if closed is not None:
+                expression = self._inner(self.at + 3, closed)
+                self.at = closed + 2
+                parts.append(Arithmetic(expression, self.text[start : self.at], is_quoted))
+                return
+        if self._peek("$("):
+            self.at += 1
+            parts.append(self._command_substitution(start, is_quoted))
+        elif self._peek("${"):
+            parts.append(self._parameter(is_quoted))
+        elif self._peek("$'") and not is_quoted:
+            match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self.text, self.at)
+            if match is None:
+                raise self._error("a single quote is not closed")
+            _add(parts, re.sub(r"\\(.)", lambda one: _ESCAPES.get(one[1], one[0]), match[1]), True)
+            self.at = match.end()
+        elif self._peek('$"') and not is_quoted:
+            self.at += 1
+        else:
+            name = _NAME.match(self.text, self.at + 1)
+            self.at = name.end() if name else self.at + 1
+            if name is None:
+                _add(parts, "$", is_quoted)
+            else:
+                parts.append(Parameter(name[0], self.text[start : self.at], is_quoted))
+
+    def _parameter(self, is_quoted: bool) -> Parameter:
+        self._enter()
+        start = self.at
+        self.at += 2
+        is_length = self._peek("#") and not re.compile(r"#[}:?-]").match(self.text, self.at) and self._take("#")
+        is_indirect = not is_length and not self._peek("!}") and self._take("!")
+        name = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]").match(self.text, self.at)
+        if name is None:
+            raise self._error("${ is not followed by a name", start)
+        self.at = name.end()
+        index = None
+        if self._peek("["):
+            closed = self._matching(self.at + 1, "]")
+            if closed is None:
+                raise self._error("[ is not closed", start)
+            index = self._inner(self.at + 1, closed)
+            self.at = closed + 1
+        operator = _OPERATOR.match(self.text, self.at)
+        argument = None
+        if operator is not None:
+            self.at = operator.end()
+            argument = self._argument(is_quoted, start)
+        if not self._take("}"):
+            raise self._error("${ is not closed", start)
+        self.depth -= 1
+        return Parameter(
+            name[0],
+            self.text[start : self.at],
+            is_quoted,
+            index,
+            operator[0] if operator else "",
+            argument,
+            is_length,
+            is_indirect,
+        )
+
+    def _argument(self, is_quoted: bool, start: int) -> Word:
+        """The word inside `${X:-...}`; blanks and operators are part of it."""
+        position = self._position()
+        parts: list[Part] = []
+        while self.at < len(self.text):
+            if self._peek("}"):
+                return Word(tuple(parts), position)
+            if self.text[self.at] in " \t\n;&|()<>" or (is_quoted and self.text[self.at] == "'"):
+                _add(parts, self.text[self.at], is_quoted)
+                self.at += 1
+            else:
+                self._piece(parts, is_quoted)
+        raise self._error("${ is not closed", start)
+
+    def _matching(self, start: int, end: str) -> int | None:
+        """Where the closing bracket of one that opened just before `start` is; None where there is none."""
+        opening, closing = ("(", ")") if end == "))" else ("[", "]")
+        depth, at = 0, start
+        while at < len(self.text):
+            character = self.text[at]
+            if character == "\\":
+                at += 1
+            elif character == opening:
+                depth += 1
+            elif character == closing:
+                if depth == 0:
+                    return at if self.text.startswith(end, at) else None
+                depth -= 1
+            elif character == "\n" and end == "]":
+                return None
+            at += 1
+        return None
+
+
+def _add(parts: list[Part], text: str, is_quoted: bool) -> None:
+    """Add text to the last literal, or as a new one."""
+    if parts and isinstance(parts[-1], Literal) and parts[-1].is_quoted == is_quoted:
+        parts[-1] = Literal(parts[-1].text + text, is_quoted)
+    else:
+        parts.append(Literal(text, is_quoted))

@@ -1,0 +1,132 @@
+"""The shell reader finds what bash would start; the scripts are run by bash too, and the words compared."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roost.config.findings import Findings
+from roost.config.shell.script import read_script
+from tests.limits import HANG_S
+
+BASH = shutil.which("bash")
+SCRIPTS = yaml.safe_load((Path(__file__).parent / "scripts.yaml").read_text())
+
+
+def read(folder, text, *arguments, **environ):
+    file = folder / "run.sh"
+    file.write_text(text)
+    found = read_script(file, arguments, Findings(), {"HOME": "/home/me", **environ})
+    assert found is not None
+    return found
+
+
+def shown(reading):
+    words = [[word.known for word in command.words] for command in reading.commands.values()]
+    return [command[1:] for command in words if command[0] == "show"]
+
+
+@pytest.mark.skipif(BASH is None, reason="there is no bash to compare with")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_starts_what_bash_starts(name, tmp_path):
+    text = f"#!/bin/bash\n{SCRIPTS[name]}\n"
+    reading = read(tmp_path, text, "one", "two words")
+    assert not reading.errors
+    assert not reading.is_cut
+    tool = tmp_path / "show"
+    tool.write_text('#!/bin/bash\n{ printf "%s\\0" "$@"; printf "\\1"; } >> "$LOG"\n')
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "LOG": str(tmp_path / "log")}
+    command = [BASH, str(tmp_path / "run.sh"), "one", "two words"]
+    subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, timeout=HANG_S)
+    calls = (tmp_path / "log").read_text().split("\1")[:-1]
+    assert shown(reading) == [call.split("\0")[:-1] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("show $(nvidia-smi -L | wc -l)", "output of a command"),
+        ("show `hostname`", "output of a command"),
+        ("show $NODES", "NODES is not set"),
+        ('show "${NODES}"', "NODES is not set"),
+        ("N=$(nproc); show $((N * 2))", "output of a command"),
+        ("if grep -q x /etc/passwd; then N=1; else N=2; fi; show $N", "condition in line 1"),
+        ("[ -f /etc/nothing ] && N=1 || N=2; show $N", "condition in line 1"),
+        ("for x in $(ls); do N=$x; done; show $N", "condition in line 1"),
+        ("read N; show $N", "read while the script runs"),
+        ("show $RANDOM", "only where the script runs"),
+    ],
+)
+def test_what_only_a_run_tells_is_unknown_with_a_reason(text, reason, tmp_path):
+    command = next(one for one in read(tmp_path, text).commands.values() if one.words[0].known == "show")
+    unknown = [word.unknown.reason for word in command.words[1:] if word.unknown is not None]
+    if "NODES" in text and '"' not in text:  # bash leaves out a word of an unset variable alone
+        assert len(command.words) == 1
+    else:
+        assert reason in unknown[0]
+
+
+def test_the_caller_may_give_what_a_command_would_print(tmp_path):
+    text = "NODES=$(scontrol show hostnames | wc -l)\nshow $NODES"
+    assert shown(read(tmp_path, text, NODES="4")) == [["4"]]
+    unknown = next(iter(read(tmp_path, text).commands.values()))
+    assert next(one for one in unknown.words if one.unknown).unknown.variable == "NODES"
+
+
+def test_branches_that_agree_are_known(tmp_path):
+    text = "if grep -q x y; then A=1; B=2; else A=1; B=3; fi; show $A"
+    assert shown(read(tmp_path, text)) == [["1"]]
+
+
+def test_words_have_their_places(tmp_path):
+    reading = read(tmp_path, 'ARGS=(\n  --a 1\n  # no\n  --b "$X"\n)\nshow "${ARGS[@]}" last\n', X="2")
+    (command,) = reading.commands.values()
+    places = [(word.known, *word.position[1:]) for word in command.words[1:]]
+    assert places == [("--a", 2, 3), ("1", 2, 7), ("--b", 4, 3), ("2", 4, 7), ("last", 6, 19)]
+
+
+def test_sourced_files_are_read_where_they_are(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.sh").write_text("ARGS=(--layers 4)\n")
+    text = 'source "$(dirname "$0")/models/a.sh"\nsource "$(dirname "$0")/models/b.sh"\nshow "${ARGS[@]}"\n'
+    reading = read(tmp_path, text)
+    assert shown(reading) == [["--layers", "4"]]
+    assert [path.rpartition("/")[2] for path, _ in reading.missing] == ["b.sh"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["if true; then", "show 'a", 'show "a', "A=(1 2", "show $(a", "case x in", "{ a", "show ${A", "fi", "a )", "for"],
+)
+def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
+    reading = read(tmp_path, f"show first\n{text}\n")
+    assert shown(reading)[:1] == [["first"]]
+    assert reading.errors[0].position[1] >= 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f() { f; }; f",
+        "while true; do :; done",
+        "x=a; for i in {1..200}; do x=$x$x; done; show $x",
+        'A=(1); for i in {1..200}; do A+=("${A[@]}"); done',
+        "show {1..20}{1..20}{1..20}{1..20}",
+        "$(" * 500,
+        "(" * 500,
+        "if a; then " * 200,
+        "show " + "${A:-" * 200 + "}" * 200,
+        "bash run.sh",
+        "source run.sh",
+        "x=" + "(" * 300 + ")" * 300 + "; show $((x))",
+        "show $((9**99999999))",
+        "show $((" + "-" * 3000 + "1))",
+    ],
+    ids=range(14),
+)
+def test_reading_ends(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read(tmp_path, text)
