@@ -17,8 +17,10 @@ from roost.view.text import print_findings
 
 
 def convert_command(
-    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
-    to: Annotated[Notation, typer.Option("--to", help="The notation to write.")],
+    config: Annotated[
+        Path, typer.Argument(help="The config file (YAML), or the script that starts the job.", metavar="CONFIG")
+    ],
+    to: Annotated[Notation, typer.Option("--to", help="The notation to write: rlinf, roll or loop.")],
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,

@@ -70,7 +70,9 @@ Strict = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option.", metavar="OVERRIDES"
+        help="Values to change, as Hydra takes them: key=value, +key=value, group@package=option. "
+        "For a script: its arguments, as bash would give them.",
+        metavar="OVERRIDES",
     ),
 ]
 ConfigsAndOverrides = Annotated[

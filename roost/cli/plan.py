@@ -25,7 +25,14 @@ from roost.view.text import print_findings, print_plan
 
 
 def plan_command(
-    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="The config file (YAML), or the shell script that starts a job of verl, slime or miles. "
+            "A script is read, never run; its arguments come after --.",
+            metavar="CONFIG",
+        ),
+    ],
     overrides: Overrides = None,
     as_json: AsJson = False,
     component: Annotated[

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import typer
+
 from roost.cli.options import NotationChoice
 from roost.config.schema import config_schema
 
@@ -14,4 +16,6 @@ def schema_command(notation: NotationChoice = None) -> None:
     Save it and point your editor at it, for instance with this first line in a config:
     # yaml-language-server: $schema=roost.schema.json
     """
+    if notation is not None and not notation.is_trained:
+        raise typer.BadParameter(f"{notation.program} jobs are scripts, which have no schema", param_hint="--notation")
     print(json.dumps(config_schema(notation), indent=2))

@@ -295,7 +295,7 @@ def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventor
 
 
 def _num_nodes_key(job: Job) -> Where:
-    return job.source.where(("cluster", "num_nodes") if job.notation is Notation.RLINF else ("num_nodes",))
+    return job.source.where(job.notation.nodes_key)
 
 
 def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, findings: Findings) -> None:
@@ -366,7 +366,7 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
     if job.num_nodes is not None and job.num_nodes < needed:
         findings.error(
             "RST-H006",
-            job.source.where(("num_nodes",)),
+            _num_nodes_key(job),
             f"is {job.num_nodes}, but the devices reach over {needed} nodes",
             f"device {last} with {per_node} per node is on node {last // per_node}",
             f"write num_nodes: {needed}",
@@ -375,16 +375,14 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
 
 
 def _accelerator_key(job: Job) -> Where:
-    return job.source.where(
-        ("cluster", "num_gpus_per_node") if job.notation is Notation.RLINF else ("num_gpus_per_node",)
-    )
+    return job.source.where(job.notation.accelerators_key)
 
 
 def _is_written(job: Job) -> bool:
     """Return True if the config sets the accelerators per node; a wrong value is reported where it is read."""
-    root = Section.root(job.source, Findings())
-    section = root.below("cluster") if job.notation is Notation.RLINF else root
-    return job.notation is Notation.LOOP or section.values.get("num_gpus_per_node") is not None
+    *above, key = job.notation.accelerators_key
+    written = Section.root(job.source, Findings()).below(*above).values.get(key) is not None
+    return job.notation is Notation.LOOP or written or not job.notation.is_trained  # frameworks have defaults
 
 
 def _check_against(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> None:

@@ -17,6 +17,7 @@ import yaml
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
+from roost.config.shell.script import is_script
 from roost.config.source import Source, is_tame, read_yaml
 from roost.config.yaml_events import KeyPath, Position
 
@@ -270,7 +271,11 @@ def load(
 
 
 def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Source | None:
-    """A file composed with the files its `defaults` name, as far as they exist."""
+    """A file composed with the files its `defaults` name, as far as they exist; or the job that a script starts."""
+    if is_script(file):
+        from roost.config.frameworks.launcher import load_script  # only now: other configs do not wait for it
+
+        return load_script(file, overrides, findings)
     source = read_yaml(file, findings)
     if source is None:
         return None

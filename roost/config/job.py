@@ -45,16 +45,43 @@ def origin_of(keys: tuple[Where, ...]) -> Origin:
 
 
 class Notation(StrEnum):
-    """The three notations Roost reads."""
+    """The notations Roost reads: three that it also trains from and writes, and the jobs of other frameworks."""
 
     RLINF = "rlinf"
     ROLL = "roll"
     LOOP = "loop"
+    VERL = "verl"
+    SLIME = "slime"
+    MILES = "miles"
 
     @property
     def program(self) -> str:
         """The program whose notation it is."""
-        return {"rlinf": "RLinf", "roll": "ROLL", "loop": "ml-loop"}[self]
+        return {"rlinf": "RLinf", "roll": "ROLL", "loop": "ml-loop"}.get(self, self.value)
+
+    @property
+    def is_trained(self) -> bool:
+        """Return True if Roost reads training settings of the notation and writes it; the others are planned only."""
+        return self in TRAINED
+
+    @property
+    def nodes_key(self) -> tuple[str, ...]:
+        """The key with the number of nodes."""
+        return _MACHINE_KEYS.get(self, (("num_nodes",), ("num_gpus_per_node",)))[0]
+
+    @property
+    def accelerators_key(self) -> tuple[str, ...]:
+        """The key with the accelerators of a node."""
+        return _MACHINE_KEYS.get(self, (("num_nodes",), ("num_gpus_per_node",)))[1]
+
+
+TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
+_MACHINE_KEYS = {
+    Notation.RLINF: (("cluster", "num_nodes"), ("cluster", "num_gpus_per_node")),
+    Notation.VERL: (("trainer", "nnodes"), ("trainer", "n_gpus_per_node")),
+    Notation.SLIME: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
+    Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from roost.config.data import KEYS
 from roost.config.findings import MAX_ACCELERATORS
-from roost.config.job import Notation
+from roost.config.job import TRAINED, Notation
 from roost.config.learning import REJECTION_LEVELS
 from roost.config.node_groups import RESERVED_LABELS
 from roost.config.section import EXPONENT, MAX_NUMBER
@@ -255,14 +255,14 @@ _SCHEMAS = {Notation.RLINF: _rlinf, Notation.ROLL: _roll, Notation.LOOP: _loop}
 
 
 def config_schema(notation: Notation | None = None) -> Schema:
-    """The schema of one notation, or one that takes any of the three.
+    """The schema of one notation, or one that takes any of the three that Roost trains from.
 
     >>> config_schema(Notation.LOOP)["properties"]["rl"]["properties"]["async_rollouts"]["type"]
     'boolean'
     """
     if notation is not None:
         return {"$schema": DIALECT, "title": f"Roost config in {notation.value} notation", **_SCHEMAS[notation]()}
-    rlinf, roll, loop = (_SCHEMAS[one]() for one in Notation)
+    rlinf, roll, loop = (_SCHEMAS[one]() for one in TRAINED)
     by_keys = {
         "if": {"required": ["cluster"]},
         "then": rlinf,

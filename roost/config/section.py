@@ -23,6 +23,7 @@ class Unresolved:
 
     text: str
     reason: str
+    fix: str = "write the value itself, or define what it refers to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class Section:
     def error(self, code: str, key: str, what: str, why: str = "", fix: str = "") -> None:
         self.findings.error(code, self.where(key), what, why, fix)
 
+    def spell(self, key: str, value: object) -> str:
+        """A key with a value as the file would have it: in a script, a flag or an override."""
+        if self.source.launch is None:
+            return f"{key}: {value}"
+        return f"{key} {value}" if key.startswith("-") else f"{'.'.join(map(str, (*self.path, key)))}={value}"
+
     def get(self, key: str) -> Any:
         """The value as written, or None; an unresolved interpolation is reported here, where it is needed."""
         value = self.values.get(key)
@@ -55,7 +62,7 @@ class Section:
         if unresolved is None:
             return value
         what = f"{shown(unresolved.text)} cannot be resolved"
-        self.error("RST-C022", key, what, unresolved.reason, "write the value itself, or define what it refers to")
+        self.error("RST-C022", key, what, unresolved.reason, unresolved.fix)
         return None
 
     def whole_number(
@@ -68,7 +75,9 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             what = f"is {shown(value)}; it must be a whole number of at least {minimum}"
             is_quoted = isinstance(value, str) and value.strip().isdecimal() and len(value) < 10
-            self.error("RST-C024", key, what, fix=f"write {key}: {int(value) if is_quoted else max(minimum, 1)}")
+            self.error(
+                "RST-C024", key, what, fix=f"write {self.spell(key, int(value) if is_quoted else max(minimum, 1))}"
+            )
             return default
         if value > (maximum or MAX_ACCELERATORS):
             what = f"is {shown(value)}, more than the {maximum or MAX_ACCELERATORS:,} that Roost plans for"
@@ -92,7 +101,7 @@ class Section:
             return float(value)
         if not is_number or not value >= 0:
             digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
-            fix = f"write {key}: {digits[1]}" if digits else "write a plain number, or leave it out"
+            fix = f"write {self.spell(key, digits[1])}" if digits else "write a plain number, or leave it out"
             self.error("RST-C026", key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)
             return None
         return float(value)
@@ -106,7 +115,7 @@ class Section:
                 "RST-C027",
                 key,
                 f"is {shown(value)}; it must be true or false",
-                fix=f"write {key}: true or {key}: false",
+                fix=f"write {self.spell(key, 'true')} or {self.spell(key, 'false')}",
             )
             return default
         return value
@@ -118,7 +127,9 @@ class Section:
             return None
         is_huge = isinstance(value, int) and value.bit_length() > MAX_BITS
         if isinstance(value, bool) or not isinstance(value, str | int | float) or is_huge:
-            self.error("RST-C028", key, f"is {shown(value)}; it must be a word", fix=f"write {key}: some_name")
+            self.error(
+                "RST-C028", key, f"is {shown(value)}; it must be a word", fix=f"write {self.spell(key, 'some_name')}"
+            )
             return None
         return str(value)
 

@@ -389,6 +389,10 @@ def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> dict[str
 
     A placement that cannot be said there is an error; a setting that is lost on the way is a warning that names it.
     """
+    if notation not in _WRITERS:
+        what = f"Roost reads jobs of {notation.program}, and does not write them"
+        findings.error("RST-N064", Where(), what, fix=f"use one of {', '.join(_WRITERS)}")
+        return None
     errors = findings.num_errors
     config = _WRITERS[notation](plan, findings)
     if findings.num_errors > errors:

@@ -13,7 +13,7 @@ from roost.cluster.hardware.registry import installed_registry
 from roost.cluster.inventory import Inventory
 from roost.config.data import read_data
 from roost.config.findings import Findings, Severity, Where, shown
-from roost.config.job import Job, Notation
+from roost.config.job import Job
 from roost.config.model_files import ModelLocation, model_location
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location
@@ -169,7 +169,7 @@ def _plan_here(job: Job, machine: ThisMachine, findings: Findings) -> Plan | Non
     enough = next((count for count in range(1, MOST_SIMULATED + 1) if _fits(job, count)), None)
     if enough is None:  # no number of accelerators cures it
         return _plan_errors(job, findings)
-    path = ("cluster", "num_gpus_per_node") if job.notation is Notation.RLINF else ("num_gpus_per_node",)
+    path = job.notation.accelerators_key
     findings.error(
         "RST-L001",
         job.source.where(path),

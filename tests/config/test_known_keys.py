@@ -9,7 +9,7 @@ import pytest
 import roost
 from roost.config.compose import load
 from roost.config.findings import Findings, Severity
-from roost.config.job import Notation
+from roost.config.job import TRAINED, Notation
 from roost.config.known_keys.report import TABLES
 from roost.config.known_keys.tables import Effect
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived
@@ -23,7 +23,7 @@ from tests.cli.terminal import run, write
 from tests.config.test_training_read import CONFIGS, TRAIN, merged
 
 LISTS = Path(__file__).parent / "known_keys"
-REAL = {notation: (LISTS / f"{notation.value}.txt").read_text().split() for notation in Notation}
+REAL = {notation: (LISTS / f"{notation.value}.txt").read_text().split() for notation in TRAINED}
 OWN_OF_FILES = ("world_size",)  # real files have it at the top, where no program reads it
 
 
@@ -46,7 +46,7 @@ def covered(job, key):
     return next((use for use in job.keys if path[: len(use.where.path)] == use.where.path), None)
 
 
-@pytest.mark.parametrize("notation", list(Notation))
+@pytest.mark.parametrize("notation", TRAINED)
 def test_every_real_key_is_followed_or_has_a_reason(notation):
     unexplained = []
     for key in REAL[notation]:
@@ -222,7 +222,7 @@ def keys_read(notation, paths, written):
     return looked_for
 
 
-@pytest.mark.parametrize("notation", list(Notation))
+@pytest.mark.parametrize("notation", TRAINED)
 def test_every_key_said_to_be_read_is_read(notation):
     entries = [entry for entry in TABLES[notation] if entry.known.effect in (Effect.FOLLOWED, Effect.PLACING)]
     patterns = {path for entry in entries for path in entry.patterns() if not path.endswith(".**")}
@@ -234,7 +234,7 @@ def test_every_key_said_to_be_read_is_read(notation):
     assert not sorted(pattern for pattern, each in written.items() if not read.intersection(each))
 
 
-@pytest.mark.parametrize("notation", list(Notation))
+@pytest.mark.parametrize("notation", TRAINED)
 def test_a_key_stands_once_in_a_table(notation):
     """And nowhere in it if a reader's own table has it, but for keys that count for placing as well."""
     followed = {".".join(path) for setting in SETTINGS.values() for path in setting.native(notation)}
@@ -245,7 +245,7 @@ def test_a_key_stands_once_in_a_table(notation):
     assert not [path for path, known in listed if path in followed and known.effect is not Effect.PLACING]
 
 
-@pytest.mark.parametrize("notation", list(Notation))
+@pytest.mark.parametrize("notation", TRAINED)
 def test_what_is_not_followed_is_reported(notation):
     """Each key that changes training is named by a warning, each other by a note."""
     silent = []
@@ -347,7 +347,7 @@ def test_a_key_that_switches_nothing_on_is_not_reported(value):
     assert covered(job, "is_use_additional_prompts").known.effect is Effect.NOTHING
 
 
-@pytest.mark.parametrize("notation", list(Notation))
+@pytest.mark.parametrize("notation", TRAINED)
 def test_a_config_that_only_places_gets_one_note(notation):
     keys = [key for key in REAL[notation] if key.count(".") < 2 and not key.startswith(tuple(CONFIGS[notation]))]
     _, findings = job_of(notation, keys[:80], trains=False)
@@ -357,7 +357,7 @@ def test_a_config_that_only_places_gets_one_note(notation):
 
 
 def test_a_plain_placing_config_gets_none():
-    for notation in Notation:
+    for notation in TRAINED:
         assert not job_of(notation, [], trains=False)[1].found
 
 

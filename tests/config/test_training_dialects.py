@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from roost.config.job import Notation
+from roost.config.job import TRAINED, Notation
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
@@ -27,7 +27,7 @@ from roost.config.train import (
 )
 from tests.config.test_training_read import config_of, merged, read, whats
 
-RLINF, ROLL, LOOP = Notation
+RLINF, ROLL, LOOP = TRAINED
 
 
 def case(notation, written, *, id, **expected):
@@ -1024,7 +1024,7 @@ READ_ONLY_WITH = {
 
 @pytest.mark.parametrize(
     ("notation", "unlike"),
-    [pytest.param(notation, each, id=each.path) for notation in Notation for each in UNLIKE[notation]],
+    [pytest.param(notation, each, id=each.path) for notation in TRAINED for each in UNLIKE[notation]],
 )
 def test_what_roost_does_not_follow_is_said(notation, unlike):
     config = with_all(config_of(notation), READ_ONLY_WITH.get(unlike.path, {}))

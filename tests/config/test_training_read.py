@@ -10,7 +10,7 @@ import pytest
 import roost
 from roost.config.compose import load
 from roost.config.findings import Findings, Severity
-from roost.config.job import Notation
+from roost.config.job import TRAINED, Notation
 from roost.config.notations.notation import read_job
 from roost.config.train import SETTINGS, OptimizerSettings, RolloutSettings, TrainSettings, value_of
 from roost.config.train_read import setting_location
@@ -162,7 +162,7 @@ def config_with(path, notation, **train):
 NATIVE = [
     pytest.param(key, notation, path, id=f"{notation}-{'.'.join(path)}")
     for key in SETTINGS.values()
-    for notation in Notation
+    for notation in TRAINED
     for path in key.native(notation)
 ]
 

@@ -67,26 +67,31 @@ class Example:
     several: bool = False
 
     @property
+    def main(self) -> str:
+        """The name of the config: a script has another."""
+        return "run.sh" if (self.config or "").startswith("#!") else "job.yaml"
+
+    @property
     def texts(self) -> dict[str, str]:
         """The files of the example in the order they are shown."""
-        written = {"job.yaml": self.config, "machines.yaml": self.inventory, **self.files}
+        written = {self.main: self.config, "machines.yaml": self.inventory, **self.files}
         return {name: text for name, text in written.items() if text is not None}
 
     @property
     def words(self) -> list[str]:
         """The command line, after `roost`."""
         if self.explain is not None:
-            words = ["explain", "job.yaml", self.explain]
+            words = ["explain", self.main, self.explain]
         elif self.convert_to is not None:
-            words = ["convert", "job.yaml", "--to", self.convert_to]
+            words = ["convert", self.main, "--to", self.convert_to]
         elif self.compare is not None:
-            words = ["diff", "job.yaml", self.compare, *self.overrides]
+            words = ["diff", self.main, self.compare, *self.overrides]
         elif self.train:
-            words = ["train", "job.yaml"]
+            words = ["train", self.main]
         elif self.overrides or self.component is not None or self.html is not None:
-            words = ["plan", "job.yaml", *self.overrides]
+            words = ["plan", self.main, *(["--"] if self.main == "run.sh" else []), *self.overrides]
         else:
-            words = ["check", "job.yaml"]
+            words = ["check", self.main]
         options = {"component": self.component, "html": self.html}
         options |= {"notation": self.notation, "layout": self.layout, "gpus-per-node": self.gpus_per_node}
         options["inventory"] = "machines.yaml" if self.inventory is not None else None

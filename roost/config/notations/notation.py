@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
-from roost.config.job import Job, Layout, Notation
+from roost.config.frameworks.keys import framework_keys, report_framework_keys
+from roost.config.job import TRAINED, Job, Layout, Notation
 from roost.config.known_keys.report import key_uses, report_keys, report_unread
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
@@ -20,6 +21,7 @@ _SIGNS = {
     Notation.RLINF: "cluster.component_placement (RLinf)",
     Notation.ROLL: "device_mapping or world_size in a role (ROLL)",
     Notation.LOOP: "rl.gpu_allocation (ml-loop)",
+    Notation.VERL: "actor_rollout_ref (verl)",
 }
 
 
@@ -46,8 +48,10 @@ def read_job(
         job = read_rlinf(root, layout, needs_components)
     elif notation is Notation.ROLL:
         job = read_roll(root, strict)
-    else:
+    elif notation is Notation.LOOP:
         job = read_loop(root)
+    else:
+        return _read_framework(root, notation, needs_components, trains)
     if len(job.components) > MAX_COMPONENTS:
         what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
         root.findings.error("RST-N006", root.where(), what, fix="place fewer components")
@@ -81,13 +85,36 @@ def read_job(
     )
 
 
+def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
+    """A job of another framework, which is planned only."""
+    # Only now: other configs do not wait for them.
+    from roost.config.frameworks import slime, verl
+
+    if trains:
+        what = f"is a job of {notation.program}, which Roost plans but cannot train"
+        fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
+        root.findings.error("RST-T098", root.where(), what, fix=fix)
+        return None
+    placing: Sequence[str]
+    if notation is Notation.VERL:
+        job, placing = verl.read_verl(root), verl.PLACING
+    else:
+        job, placing = slime.read_slime(root, notation), slime.PLACING
+    uses = framework_keys(root, notation, placing) if needs_components else ()
+    report_framework_keys(uses, root, notation)
+    return replace(job, keys=uses, warnings=root.findings.warnings, notes=root.findings.notes)
+
+
 def recognise(root: Section) -> Notation | None:
     """The notation by the keys that only it has; none or several are a finding."""
+    if root.source.launch is not None:
+        return Notation(root.source.launch.framework)
     values = root.values
     shown_by = {
         Notation.RLINF: "cluster" in values,
         Notation.LOOP: isinstance(values.get("rl"), Mapping) and "gpu_allocation" in values["rl"],
         Notation.ROLL: has_roles(values),
+        Notation.VERL: "actor_rollout_ref" in values,
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:
@@ -111,7 +138,7 @@ def recognise(root: Section) -> Notation | None:
             "RST-N002",
             root.where(),
             f"could be {' or '.join(_SIGNS[notation] for notation in found)}",
-            fix="name the notation with --notation rlinf, roll or loop",
+            fix=f"name the notation with --notation {', '.join(TRAINED)} or verl",
         )
     return None
 

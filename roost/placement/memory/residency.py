@@ -233,6 +233,7 @@ class ResidencySettings:
     inference_gb: float | None
     learning_gb: float | None
     cap: float | None
+    engines_sleep: bool | None = None  # beside a learner; None where the notation does not say
 
     @classmethod
     def of(cls, notation: Notation, settings: Mapping[str, object]) -> ResidencySettings:
@@ -244,6 +245,7 @@ class ResidencySettings:
             inference_gb=numbers.get("inference_requires_memory_gb"),
             learning_gb=numbers.get("learning_requires_memory_gb"),
             cap=numbers.get("max_gpu_mem_utilization"),
+            engines_sleep=sleep if isinstance(sleep := settings.get("engines_sleep"), bool) else None,
         )
 
 
@@ -360,6 +362,11 @@ def _decide(
     turns = Decision.SLEEP if all(part.model.can_sleep for part in engines) else Decision.RESTART
     if settings.notation is Notation.LOOP:
         return _decide_by_figures(device_class, turns, settings, places, findings)
+    if engines and settings.engines_sleep is not None:
+        program = settings.notation.program
+        if settings.engines_sleep:
+            return turns, f"{program} puts engines to sleep while the learner learns", None
+        return Decision.KEEP, f"the {program} job keeps engines and learner in memory together", None
     sizes = [footprint(part, device_class.memory_gb) for part in used]
     total = _known_sum([size.active for size in sizes])
     limit = RESERVED_FRACTION * (device_class.memory_gb or 0.0)

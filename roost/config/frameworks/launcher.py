@@ -1,0 +1,179 @@
+"""Find the job that a script starts, and read its arguments into a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roost.config.findings import Findings, Where, counted, shown
+from roost.config.frameworks import slime, verl
+from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
+from roost.config.job import Notation
+from roost.config.shell.reading import Command, Reading
+from roost.config.shell.script import COMMAND_LINE, read_script
+from roost.config.shell.values import Value
+from roost.config.source import Launch, Source
+
+MAX_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """How a framework is recognised, and how its arguments are read."""
+
+    notation: Notation
+    program: re.Pattern[str]  # of the module or file that is started
+    read: Callable[[Sequence[Value]], Arguments]
+    accepts: Callable[[Command, str, Arguments], bool] = lambda command, program, arguments: True
+    base: Callable[[Arguments, Command, Findings], Arguments] = lambda arguments, command, findings: arguments
+
+
+FRAMEWORKS = (
+    Framework(Notation.VERL, verl.PROGRAM, read_overrides, base=verl.with_config_file),
+    Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.is_miles),
+    Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.is_slime),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A command that starts a job."""
+
+    framework: Framework
+    program: str
+    arguments: Arguments
+    command: Command
+
+
+def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Source | None:
+    """The config that the job of a script is started with; None where there is none."""
+    reading = read_script(file, arguments, findings)
+    if reading is None:
+        return None
+    jobs = list(_jobs(reading))
+    _report(reading, jobs, file, arguments, findings)
+    if not jobs:
+        return None
+    job = next((one for one in jobs if one.command.is_certain), jobs[0])
+    _report_others(jobs, job, findings)
+    read = job.framework.base(job.arguments, job.command, findings)
+    _report_unknown(read, findings)
+    launch = Launch(job.framework.notation.value, job.program, job.command.position)
+    return Source(read.values, str(file), {**read.positions, (): job.command.position}, launch)
+
+
+def _report_unknown(read: Arguments, findings: Findings) -> None:
+    """Arguments that may be anything; those with the same cause together."""
+    causes: dict[tuple[str, str], list[Value]] = {}
+    for word in read.unknown:
+        if word.unknown is not None and not word.unknown.is_unset:
+            causes.setdefault((word.unknown.reason, how_to_give(word.unknown)), []).append(word)
+    for (reason, fix), words in causes.items():
+        names = list(dict.fromkeys(word.shown for word in words))
+        listed = ", ".join(names[:MAX_NAMED]) + (
+            f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        )
+        findings.warn(
+            "RST-C040",
+            Where(*words[0].position),
+            f"arguments from {listed} are not known; the plan is made without them",
+            reason,
+            fix,
+        )
+
+
+def _jobs(reading: Reading) -> Iterator[Found]:
+    for command in reading.commands.values():
+        for at, word in enumerate(command.words):
+            program = word.known
+            if program is None or (at == 0 and "/" not in program):
+                continue
+            found = _recognised(command, program, command.words[at + 1 :])
+            if found is not None:
+                yield found
+                break
+
+
+def _recognised(command: Command, program: str, rest: Sequence[Value]) -> Found | None:
+    read: dict[Callable[[Sequence[Value]], Arguments], Arguments] = {}
+    for framework in FRAMEWORKS:
+        if framework.program.fullmatch(program) is None:
+            continue
+        arguments = read.setdefault(framework.read, framework.read(rest))
+        if framework.accepts(command, program, arguments):
+            return Found(framework, program, arguments, command)
+    return None
+
+
+def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequence[str], findings: Findings) -> None:
+    """What of the script could not be followed."""
+    report = findings.warn if jobs else findings.error
+    for error in reading.errors[:MAX_NAMED]:
+        report(
+            "RST-C037",
+            Where(*error.position),
+            f"cannot be read as a shell script: {error.what}",
+            "what stands after it is not read",
+            "check it with bash -n",
+        )
+    if reading.is_cut:
+        report("RST-C037", Where(str(file)), "is too long to be followed to its end", fix="give the job's own script")
+    for path, position in reading.missing[:MAX_NAMED]:
+        findings.warn(
+            "RST-C039",
+            Where(*position),
+            f"{path or 'the file'} is not here; what it sets is not known",
+            fix="plan from the folder that the script is started in, with the files it sources",
+        )
+    for position, names in reading.stops[:MAX_NAMED]:
+        given = " ".join(f"{name}=..." for name in names)
+        findings.warn(
+            "RST-C041",
+            Where(*position),
+            "the script would stop here; the plan is made as if it went on",
+            f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set" if names else "",
+            f"give {given} before roost" if given else "give the script what it asks for",
+        )
+    for name, (unknown, text) in reading.given.items():
+        findings.note(
+            "RST-C042",
+            Where(*unknown.position),
+            f"{name} is {shown(text)}, as you gave it, instead of {unknown.shown}",
+            unknown.reason,
+            f"write ${{{name}:-...}} in the script, for bash to take it too",
+        )
+    if arguments and not reading.reads_arguments:
+        findings.warn(
+            "RST-C043",
+            Where(COMMAND_LINE, path=(" ".join(arguments),)),
+            "is not used: the script does not read its arguments",
+            'bash would ignore it too, for the script has neither "$@" nor $1',
+            'add "$@" at the end of the command that starts the job',
+        )
+    if not jobs and not findings.has_errors:
+        starts = [
+            " ".join(" ".join(word.shown for word in one.words[:3]).split())[:60] for one in reading.commands.values()
+        ]
+        started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}"
+        findings.error(
+            "RST-C038",
+            Where(str(file)),
+            "starts no job that Roost knows",
+            started if starts else "it starts nothing",
+            "give the script that starts verl.trainer.main_ppo, or train.py of slime or miles",
+        )
+
+
+def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> None:
+    others = [one for one in jobs if one is not chosen and one.arguments.values != chosen.arguments.values]
+    if others:
+        lines = ", ".join(str(one.command.position[1]) for one in others[:MAX_NAMED])
+        findings.warn(
+            "RST-C044",
+            Where(*chosen.command.position),
+            f"this is one of {len(others) + 1} jobs that the script may start; only this one is planned",
+            f"others are in line {lines}",
+            "give what decides which one is started, or plan a script with one job",
+        )

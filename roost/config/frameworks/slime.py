@@ -1,0 +1,304 @@
+"""slime and miles: flags of `train.py` and `train_async.py`.
+
+GPUs are slots in order: the learner takes the first, engines the same ones (`--colocate`) or those after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, counted
+from roost.config.frameworks.arguments import Arguments, read_flags
+from roost.config.frameworks.pools import check_divides, component, engines_on
+from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.section import Section
+from roost.config.shell.reading import Command
+from roost.config.shell.values import Value
+from roost.config.source import read_yaml
+
+VERSION = "slime of 2026-08-21 (624b824a8), miles of 2026-08-21 (31f1ca961)"
+DEFAULTS: Mapping[str, Any] = {
+    "--actor-num-nodes": 1,
+    "--actor-num-gpus-per-node": 8,
+    "--rollout-num-gpus-per-engine": 1,
+    "--num-gpus-per-node": 8,
+    "--advantage-estimator": "grpo",
+    "--eval-num-gpus": 0,
+}
+PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
+SWITCHES = frozenset(
+    f"--{name}"
+    for name in (
+        *("colocate", "offload", "offload-train", "offload-rollout", "no-offload-train", "no-offload-rollout"),
+        *("release-train", "debug-train-only", "debug-rollout-only", "use-kl-loss"),
+    )
+)
+SIGNS = (
+    "--actor-num-nodes",
+    "--actor-num-gpus-per-node",
+    "--rollout-num-gpus",
+    "--rollout-num-gpus-per-engine",
+    "--rollout-batch-size",
+)
+PLACING = (
+    *DEFAULTS,
+    *("--rollout-num-gpus", "--colocate", "--offload", "--offload-train", "--offload-rollout", "--release-train"),
+    *("--no-offload-train", "--no-offload-rollout", "--rollout-external-engine-addrs", "--rollout-external"),
+    *("--debug-train-only", "--debug-rollout-only", "--sglang-config", "--tensor-model-parallel-size"),
+    *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
+    *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
+)
+
+
+def read_arguments(words: Sequence[Value]) -> Arguments:
+    return read_flags(words, SWITCHES)
+
+
+def is_slime(command: Command, program: str, arguments: Arguments) -> bool:
+    return any(sign in arguments.values for sign in SIGNS)
+
+
+def is_miles(command: Command, program: str, arguments: Arguments) -> bool:
+    """Return True for slime's flags where a flag, a variable or a path says miles."""
+    if not is_slime(command, program, arguments):
+        return False
+    if "--eval-num-gpus" in arguments.values or any(name.startswith("MILES_") for name in command.variables):
+        return True
+    texts = [
+        str(command.position[0]),
+        program,
+        *(value for value in arguments.values.values() if isinstance(value, str)),
+    ]
+    return any(re.search(r"(?<![A-Za-z])miles(?![A-Za-z])", text) for text in texts)
+
+
+def read_slime(root: Section, notation: Notation) -> Job:
+    """Read the flags of a job of slime or miles."""
+    return _Slime(root, notation).job()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Engines of one size on GPUs that follow each other; a placeholder has none."""
+
+    gpus: int
+    per_engine: int
+    is_placeholder: bool = False
+    model: str | None = None
+
+
+@dataclass(slots=True)
+class _Slime:
+    root: Section
+    notation: Notation
+    components: list[Component] = field(default_factory=list)
+
+    def job(self) -> Job:
+        nodes = self._count("--actor-num-nodes", 1, MAX_NODES) or 1
+        per_node = self._count("--actor-num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
+        learner = nodes * per_node
+        is_shared = self.root.flag("--colocate")
+        train_only, rollout_only = self.root.flag("--debug-train-only"), self.root.flag("--debug-rollout-only")
+        is_external = self.root.get("--rollout-external-engine-addrs") not in (None, False)
+        rollout = self.root.whole_number("--rollout-num-gpus", 0)
+        if rollout is None and is_shared:
+            rollout = learner
+        is_given = not self._is_missing("--rollout-num-gpus") or self.root.values.get("--colocate") not in (None, False)
+        if rollout is None and not train_only and not is_external and not is_given:
+            self.root.error(
+                "RST-N062",
+                "--rollout-num-gpus",
+                "is missing, and the engines do not share the learner's GPUs",
+                f"{self.notation.value} adds it to {learner} and ends with a TypeError",
+                "write --rollout-num-gpus 8, or --colocate",
+            )
+        total = learner
+        if not rollout_only:
+            self._learner(learner)
+        if not train_only and not is_external:
+            offset = 0 if is_shared or rollout_only else learner
+            self._engines(rollout or 0, offset)
+            total = max(learner if not rollout_only else 0, offset + (rollout or 0))
+            total += self._eval_engines(total)
+        width = self._gpus_per_node(per_node, learner, is_shared)
+        return Job(
+            self.notation,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=max(1, -(-total // width)),
+            accelerators_per_node=width,
+            settings=self._settings(is_shared),
+        )
+
+    def _count(self, key: str, minimum: int, maximum: int | None = None) -> int | None:
+        return self.root.whole_number(key, minimum, DEFAULTS.get(key), maximum)
+
+    def _is_missing(self, key: str) -> bool:
+        return self.root.values.get(key) is None
+
+    def _gpus_per_node(self, per_node: int, learner: int, is_shared: bool) -> int:
+        """GPUs of a node: what engines are told; where that is left out, at least what the learner has."""
+        written = self._count("--num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
+        if not self._is_missing("--num-gpus-per-node"):
+            return max(written, per_node)
+        if per_node < written and is_shared:
+            self.root.findings.warn(
+                "RST-N061",
+                self.root.where("--actor-num-gpus-per-node"),
+                f"is {per_node}, but engines take nodes to have {written} GPUs",
+                f"--num-gpus-per-node is not written, and its default is {written}",
+                f"write --num-gpus-per-node {per_node} if the nodes have {per_node}",
+            )
+        return max(written, per_node)
+
+    def _settings(self, is_shared: bool) -> dict[str, object]:
+        sleeps = is_shared or self.root.flag("--offload") or self.root.flag("--offload-rollout")
+        if self.root.flag("--no-offload-rollout") or self.root.values.get("--offload-rollout") is False:
+            sleeps = False
+        settings: dict[str, object] = {"engines_sleep": sleeps}
+        launch = self.root.source.launch
+        if launch is not None and launch.program.endswith("train_async.py"):
+            settings["async_rollouts"] = True
+        return settings
+
+    # --- learner
+
+    def _model(self) -> ModelUse:
+        path = first_text((self.root, "--hf-checkpoint"))
+        offloads = self.root.flag("--offload-train") or self.root.flag("--offload") or self.root.flag("--colocate")
+        if self.root.flag("--no-offload-train"):
+            offloads = False
+        tokens, rank = first_number((self.root, "--max-tokens-per-gpu")), first_number((self.root, "--lora-rank"))
+        backend = self.root.text("--train-backend") or "megatron"
+        return ModelUse(
+            path,
+            read_model_config(path),
+            sharding=Sharding.FULL if backend == "fsdp" else Sharding.OPTIMIZER,
+            strategy=backend,
+            offloads=OFFLOADED_PARTS if offloads else (),
+            tokens=int(tokens) if tokens else None,
+            lora_rank=int(rank) if rank else None,
+        )
+
+    def _learner(self, count: int) -> None:
+        sizes = ParallelSizes(
+            self.root.whole_number("--tensor-model-parallel-size", 1, 1) or 1,
+            self.root.whole_number("--pipeline-model-parallel-size", 1, 1) or 1,
+            self.root.whole_number("--context-parallel-size", 1, 1) or 1,
+            self.root.whole_number("--expert-model-parallel-size", 1, 1) or 1,
+        )
+        where = self.root.where("--actor-num-gpus-per-node")
+        check_divides(
+            sizes,
+            count,
+            where,
+            self.root,
+            f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}",
+        )
+        model = self._model()
+        devices = DeviceList(range(count), 1)
+        self.components.append(
+            component("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
+        )
+        estimator = self.root.text("--advantage-estimator") or DEFAULTS["--advantage-estimator"]
+        if estimator == "ppo":
+            place = self.root.where("--advantage-estimator")
+            self.components.append(
+                component("critic", "--advantage-estimator ppo", place, devices, Role.LEARNER, sizes, model)
+            )
+
+    # --- engines
+
+    def _engines(self, gpus: int, offset: int) -> None:
+        per_engine = self._count("--rollout-num-gpus-per-engine", 1) or 1
+        groups = self._groups(gpus, per_engine)
+        by_size: dict[tuple[int, str | None], list[int]] = {}
+        start = offset
+        for group in groups:
+            devices = range(start, start + group.gpus)
+            start += group.gpus
+            if not group.is_placeholder and group.gpus:
+                where = self.root.where("--rollout-num-gpus-per-engine")
+                used = engines_on(devices, group.per_engine, where, self.root)
+                by_size.setdefault((group.per_engine, group.model), []).extend(used)
+        for index, ((size, model), devices_of) in enumerate(by_size.items()):
+            if not devices_of:
+                continue
+            path = model or first_text((self.root, "--hf-checkpoint"))
+            fraction = fraction_of_device(self.root, "--sglang-mem-fraction-static")
+            use = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="sglang")
+            name = "rollout" if index == 0 else f"rollout_{index + 1}"
+            self.components.append(
+                component(
+                    name,
+                    "--rollout-num-gpus-per-engine",
+                    self.root.where("--rollout-num-gpus"),
+                    DeviceList(devices_of, size),
+                    Role.ENGINE,
+                    ParallelSizes(tensor=size),
+                    use,
+                )
+            )
+
+    def _eval_engines(self, start: int) -> int:
+        """miles: further engines for evaluation, after all others."""
+        gpus = self._count("--eval-num-gpus", 0) or 0
+        if gpus and self.notation is Notation.MILES:
+            size = min(self._count("--rollout-num-gpus-per-engine", 1) or 1, gpus)
+            where = self.root.where("--eval-num-gpus")
+            devices = engines_on(range(start, start + gpus), size, where, self.root)
+            path = first_text((self.root, "--hf-checkpoint"))
+            model = ModelUse(path, read_model_config(path), strategy="sglang")
+            requested = DeviceList(devices, size)
+            sizes = ParallelSizes(tensor=size)
+            self.components.append(
+                component("rollout_eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
+            )
+        return gpus if self.notation is Notation.MILES else 0
+
+    def _groups(self, gpus: int, per_engine: int) -> list[_Group]:
+        """The groups of engines: one, or those of the file that `--sglang-config` names."""
+        whole = [_Group(gpus, per_engine)]
+        path = first_text((self.root, "--sglang-config"))
+        if path is None:
+            return whole
+        file = Path(path)
+        if not file.is_absolute() and not file.is_file():
+            file = Path(self.root.source.file or "").parent / path
+        source = read_yaml(file, Findings()) if file.is_file() else None
+        if source is None:
+            self.root.findings.warn(
+                "RST-N060",
+                self.root.where("--sglang-config"),
+                f"{path} is not here; all engines are planned as one group of equal engines",
+                fix="plan from the folder that the job is started in",
+            )
+            return whole
+        inner = Section.root(source, self.root.findings)
+        groups = []
+        for model in inner.mappings("sglang", "write - name: default"):
+            size = model.whole_number("num_gpus_per_engine", 1, per_engine) or per_engine
+            key = "server_groups" if "server_groups" in model else "engine_groups"
+            for group in model.mappings(key, "write - worker_type: regular"):
+                groups.append(
+                    _Group(
+                        group.whole_number("num_gpus", 0, 0) or 0,
+                        group.whole_number("num_gpus_per_engine", 1, size) or size,
+                        group.text("worker_type") == "placeholder",
+                        model.text("model_path"),
+                    )
+                )
+        total = sum(group.gpus for group in groups)
+        if total != gpus:
+            self.root.error(
+                "RST-N063",
+                "--sglang-config",
+                f"has groups of {counted(total, 'GPU')}, but engines have {gpus}",
+                fix=f"write --rollout-num-gpus {total}, or groups of {gpus} in all",
+            )
+        return groups or whole

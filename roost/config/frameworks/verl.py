@@ -1,0 +1,436 @@
+"""verl: Hydra overrides behind `verl.trainer.main_ppo` and its relatives.
+
+A pool of `trainer.nnodes` nodes holds one learner process per GPU, with the reference and the critic in the same
+processes, and engines that are cut from the pool in order. Asynchronous trainers have engines on nodes of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where
+from roost.config.frameworks.arguments import Arguments
+from roost.config.frameworks.pools import check_divides, component, engines_on
+from roost.config.interpolation import resolve
+from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.known_keys.reasons import PLACING as FOR_PLACING
+from roost.config.known_keys.tables import Entry
+from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
+from roost.config.section import Section
+from roost.config.shell.reading import Command
+from roost.config.source import read_yaml
+from roost.config.teacher import TEACHER
+
+VERSION = "verl 0.9 of 2026-08-22 (1dda039b9)"
+# Defaults of verl's own configs, by the path of the key; a number that is not here has none.
+DEFAULTS: Mapping[str, Any] = {
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.v1.trainer_mode": "sync",
+    "rollout.nnodes": 1,  # in the configs of fully_async and one_step_off
+    "rollout.n_gpus_per_node": 8,
+    "actor_rollout_ref.rollout.nnodes": 0,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.free_cache_engine": True,
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "algorithm.adv_estimator": "gae",
+    "reward.reward_model.n_gpus_per_node": 8,
+    "reward.reward_model.rollout.tensor_model_parallel_size": 2,
+    "distillation.n_gpus_per_node": 8,
+}
+PROGRAM = re.compile(
+    r"(?:.*[./])?(?:main_ppo(?:_\w+)?|fully_async_main|main_dapo|main_spin|main_sppo|main_gspo)(?:\.py)?"
+    r"|(?:verl|recipe)[./](?!.*(?:sft|merge|eval|preprocess|generation))[\w./]*\bmain_\w+(?:\.py)?"
+)
+OWN_CONFIGS = re.compile(
+    r"(?:ppo_trainer|ppo_\w*trainer|\w*ppo_trainer|\w*ppo_\w*trainer|dapo_\w*trainer|prime_trainer|spin_trainer"
+    r"|sppo_trainer|entropy_trainer|one_step_off_\w+|fully_async_\w+)(?:\.ya?ml)?"
+)
+PLACING = tuple(
+    Entry(
+        FOR_PLACING,
+        """trainer.{nnodes,n_gpus_per_node,use_v1,device} trainer.v1.trainer_mode model_engine
+        rollout.{nnodes,n_gpus_per_node} data.{max_prompt_length,max_response_length}
+        actor_rollout_ref.rollout.{name,nnodes,n_gpus_per_node,gpu_memory_utilization,free_cache_engine}
+        actor_rollout_ref.rollout.{tensor_model_parallel_size,data_parallel_size,pipeline_model_parallel_size}
+        actor_rollout_ref.rollout.disaggregation.* actor_rollout_ref.model.{path,lora_rank,lora.rank,lora_adapter_path}
+        actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size,ppo_max_token_len_per_gpu}
+        actor_rollout_ref.actor.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
+        actor_rollout_ref.actor.megatron.{context_parallel_size,expert_model_parallel_size,*_offload}
+        actor_rollout_ref.actor.fsdp_config.*_offload
+        algorithm.{adv_estimator,use_kl_in_reward} critic.enable critic.model.path
+        reward.reward_model.* reward_model.{enable,enable_resource_pool,nnodes,n_gpus_per_node,rollout.*,model.path}
+        distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate}""",
+    ).patterns()
+)
+ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
+
+
+def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+    """The arguments over the config file that they name, where it is a user's own and is here."""
+    name = arguments.options.get("--config-name") or arguments.options.get("-cn")
+    text = name.known if name is not None else None
+    if name is not None and (text is None or OWN_CONFIGS.fullmatch(text) is None):
+        folder = arguments.options.get("--config-path") or arguments.options.get("-cp")
+        file = _config_file(text, folder.known if folder is not None else None, command)
+        source = read_yaml(file, findings) if file is not None else None
+        if source is None:
+            findings.warn(
+                "RST-N060",
+                Where(*name.position),
+                f"{name.shown} is not here; verl's own defaults are used instead of it",
+                f"defaults of {VERSION}",
+                "plan from the folder that the job is started in",
+            )
+        else:
+            own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+            arguments = Arguments(
+                _merged(own, arguments.values),
+                {**source.positions, **arguments.positions},
+                arguments.options,
+                arguments.unknown,
+            )
+    if "megatron" in (text or "").lower():
+        arguments.values.setdefault("model_engine", "megatron")
+    arguments.values = resolve(arguments.values)
+    return arguments
+
+
+def _config_file(name: str | None, folder: str | None, command: Command) -> Path | None:
+    if name is None:
+        return None
+    bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]
+    for base in bases:
+        file = base / (folder or "") / f"{name.removesuffix('.yaml')}.yaml"
+        try:
+            if file.is_file():
+                return file
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def read_verl(root: Section) -> Job:
+    """Read the config of a verl job."""
+    return _Verl(root).job()
+
+
+@dataclass(slots=True)
+class _Verl:
+    root: Section
+    components: list[Component] = field(default_factory=list)
+
+    def job(self) -> Job:
+        trainer = self.root.below("trainer")
+        nodes = self._count(trainer, "nnodes", 1, MAX_NODES) or 1
+        per_node = self._count(trainer, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
+        pool = range(nodes * per_node)
+        mode = self._mode()
+        self._learner(pool)
+        widths = [(nodes, per_node)]
+        end = self._rollout(pool, per_node, mode, widths)
+        end = self._reward(pool, end, widths)
+        end = self._teachers(end, widths)
+        if sum(one for one, _ in widths) > 1:
+            self.root.findings.note(
+                "RST-N059",
+                self._where("trainer.nnodes"),
+                "the order of the nodes is left to chance: verl sorts them by IP address as text, and Ray places pools",
+                '"10.0.0.10" comes before "10.0.0.2"; planned are the trainer\'s nodes first, in order',
+                "compare with the nodes that verl prints, where the order matters",
+            )
+        together = _machines(widths, end)
+        return Job(
+            Notation.VERL,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=together[0],
+            accelerators_per_node=together[1],
+            settings=self._settings(mode),
+        )
+
+    # --- keys
+
+    def _count(self, section: Section, key: str, minimum: int, maximum: int | None = None) -> int | None:
+        path = ".".join([*map(str, section.path), key])
+        return section.whole_number(key, minimum, DEFAULTS.get(path), maximum)
+
+    def _where(self, path: str) -> Where:
+        return self.root.where(*path.split("."))
+
+    def _flag(self, path: str, default: bool = False) -> bool:
+        *above, key = path.split(".")
+        return self.root.below(*above).flag(key, default)
+
+    def _mode(self) -> str:
+        launch = self.root.source.launch
+        program = launch.program if launch is not None else ""
+        for name in ("fully_async", "one_step_off"):
+            if name in program:
+                return name
+        if "async_training" in self.root and "rollout" in self.root:
+            return "fully_async"
+        trainer = self.root.below("trainer")
+        if not trainer.flag("use_v1", True):
+            return "sync"
+        return trainer.below("v1").text("trainer_mode") or str(DEFAULTS["trainer.v1.trainer_mode"])
+
+    def _settings(self, mode: str) -> dict[str, object]:
+        settings: dict[str, object] = {
+            "engines_sleep": self._flag("actor_rollout_ref.rollout.free_cache_engine", True),
+        }
+        if mode in ASYNCHRONOUS:
+            settings["async_rollouts"] = True
+        return settings
+
+    # --- learner
+
+    def _strategy(self) -> str:
+        written = self.root.below("actor_rollout_ref", "actor").text("strategy")
+        engine = first_text((self.root, "model_engine"))
+        return written or engine or str(DEFAULTS["actor_rollout_ref.actor.strategy"])
+
+    def _sizes(self) -> ParallelSizes:
+        actor = self.root.below("actor_rollout_ref", "actor")
+        if self._strategy() != "megatron":
+            return ParallelSizes(context=actor.whole_number("ulysses_sequence_parallel_size", 1, 1) or 1)
+        megatron = actor.below("megatron")
+        return ParallelSizes(
+            megatron.whole_number("tensor_model_parallel_size", 1, 1) or 1,
+            megatron.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
+            megatron.whole_number("context_parallel_size", 1, 1) or 1,
+            megatron.whole_number("expert_model_parallel_size", 1, 1) or 1,
+        )
+
+    def _lora_rank(self) -> int | None:
+        model = self.root.below("actor_rollout_ref", "model")
+        rank = first_number((model, "lora_rank"), (model.below("lora"), "rank"))
+        return int(rank) if rank else None
+
+    def _model(self, path: str | None, strategy: str) -> ModelUse:
+        actor = self.root.below("actor_rollout_ref", "actor")
+        state = actor.below("megatron" if strategy == "megatron" else "fsdp_config")
+        names = {"param_offload": "weight", "grad_offload": "grad", "optimizer_offload": "optimizer"}
+        data = self.root.below("data")
+        lengths = [first_number((data, "max_prompt_length")), first_number((data, "max_response_length"))]
+        tokens = first_number((actor, "ppo_max_token_len_per_gpu"))
+        return ModelUse(
+            path,
+            read_model_config(path),
+            sharding=Sharding.OPTIMIZER if strategy == "megatron" else Sharding.FULL,
+            strategy=strategy,
+            offloads=tuple(part for key, part in names.items() if state.values.get(key) is True),
+            lora_rank=self._lora_rank(),
+            tokens=int(tokens) if tokens else None,
+            sequence=int(sum(length or 0 for length in lengths)) if all(lengths) else None,
+        )
+
+    def _path(self) -> str | None:
+        return first_text((self.root.below("actor_rollout_ref", "model"), "path"))
+
+    def _learner(self, pool: range) -> None:
+        strategy, sizes = self._strategy(), self._sizes()
+        where = self._where("trainer.n_gpus_per_node")
+        model = self._model(self._path(), strategy)
+        names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
+        check_divides(sizes, len(pool), where, self.root, names)
+        devices = DeviceList(pool, 1)
+        self.components.append(
+            component("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
+        )
+        adapter = first_text((self.root.below("actor_rollout_ref", "model"), "lora_adapter_path"))
+        uses_kl = self._flag("actor_rollout_ref.actor.use_kl_loss") or self._flag("algorithm.use_kl_in_reward")
+        if uses_kl and not model.lora_rank and not adapter:
+            frozen = ModelUse(
+                model.path, model.config, sharding=model.sharding, strategy=strategy, sequence=model.sequence
+            )
+            self.components.append(
+                component("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, sizes, frozen)
+            )
+        critic = self.root.below("critic")
+        estimator = self.root.below("algorithm").text("adv_estimator") or DEFAULTS["algorithm.adv_estimator"]
+        has_critic = critic.get("enable")
+        if has_critic is True or (has_critic is None and estimator == "gae"):
+            path = first_text((critic.below("model"), "path")) or model.path
+            self.components.append(
+                component("critic", "critic", where, devices, Role.LEARNER, sizes, self._model(path, strategy))
+            )
+
+    # --- engines
+
+    def _engine_size(self, section: Section, default: int) -> tuple[int, ParallelSizes]:
+        tensor = section.whole_number("tensor_model_parallel_size", 1, default) or 1
+        data = section.whole_number("data_parallel_size", 1, 1) or 1
+        pipeline = section.whole_number("pipeline_model_parallel_size", 1, 1) or 1
+        parts = section.below("disaggregation")
+        width = tensor
+        if parts.flag("enabled"):
+            prefill = parts.whole_number("prefill_replicas", 1, 1) or 1
+            decode = parts.whole_number("decode_replicas", 1, 1) or 1
+            width = tensor * prefill + (parts.whole_number("decode_tensor_model_parallel_size", 1) or tensor) * decode
+        return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline)
+
+    def _standalone(
+        self, section: Section, size: int, default_per_node: int, start: int, widths: list[tuple[int, int]]
+    ) -> list[int]:
+        """The devices of engines on nodes of their own."""
+        nodes = self._count(section, "nnodes", 0, MAX_NODES) or 0
+        per_node = section.whole_number("n_gpus_per_node", 1, default_per_node, MAX_ACCELERATORS_PER_NODE) or 1
+        if nodes == 0:
+            return []
+        on_node = min(per_node, size)
+        if size % on_node:
+            self.root.findings.error(
+                "RST-N056",
+                section.where("n_gpus_per_node"),
+                f"is {per_node}, of which an engine of {size} GPUs cannot take equal parts",
+                f"{size} % {on_node} = {size % on_node}",
+                f"use engines whose size is a multiple of {per_node}, or divides it",
+            )
+        widths.append((nodes, per_node))
+        return engines_on(range(start, start + nodes * per_node), size, section.where("nnodes"), self.root)
+
+    def _rollout(self, pool: range, per_node: int, mode: str, widths: list[tuple[int, int]]) -> int:
+        section = self.root.below("actor_rollout_ref", "rollout")
+        key = "tensor_model_parallel_size"
+        default = int(DEFAULTS[f"actor_rollout_ref.rollout.{key}"])
+        size, sizes = self._engine_size(section, default)
+        where = section.where(key)
+        devices: list[int] = []
+        training = self.root.below("async_training")
+        lends = training.flag("use_dynamic_resource_scheduling") or training.flag("use_trainer_do_validate")
+        if mode not in ("fully_async", "one_step_off") or lends:
+            devices += engines_on(pool, size, where, self.root)
+        if mode in ("fully_async", "one_step_off"):
+            own = self._standalone(
+                self.root.below("rollout"), size, int(DEFAULTS["rollout.n_gpus_per_node"]), len(pool), widths
+            )
+        elif mode == "separate_async":
+            own = self._standalone(section, size, per_node, len(pool), widths)
+        else:
+            own = []
+        if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
+            self.root.findings.error(
+                "RST-N058",
+                section.where("nnodes") if mode == "separate_async" else self._where("rollout.nnodes"),
+                "gives the engines no nodes of their own",
+                f"{mode} generates while it learns, and needs engines beside the trainer's nodes",
+                "write a number of nodes above 0",
+            )
+        if len(widths) > 1:
+            nodes, width = widths[-1]
+            end = len(pool) + nodes * width
+        else:
+            end = len(pool)
+        if devices or own:
+            model = ModelUse(
+                self._path(),
+                read_model_config(self._path()),
+                memory_fraction=fraction_of_device(section, "gpu_memory_utilization")
+                or float(DEFAULTS["actor_rollout_ref.rollout.gpu_memory_utilization"]),
+                strategy=section.text("name"),
+            )
+            requested = DeviceList([*devices, *own], size)
+            self.components.append(
+                component("rollout", "actor_rollout_ref.rollout", where, requested, Role.ENGINE, sizes, model)
+            )
+        return end
+
+    def _reward(self, pool: range, end: int, widths: list[tuple[int, int]]) -> int:
+        section = self.root.below("reward", "reward_model")
+        if "enable" not in section:
+            section = self.root.below("reward_model")
+        if not section.flag("enable"):
+            return end
+        key = "tensor_model_parallel_size"
+        size, sizes = self._engine_size(section.below("rollout"), int(DEFAULTS[f"reward.reward_model.rollout.{key}"]))
+        where = section.where("enable")
+        if section.flag("enable_resource_pool"):
+            devices = self._standalone(section, size, int(DEFAULTS["reward.reward_model.n_gpus_per_node"]), end, widths)
+            nodes, per_node = widths[-1]
+            end += nodes * per_node if devices else 0
+        else:
+            devices = engines_on(pool, size, section.below("rollout").where(key), self.root, "reward engine")
+        if devices:
+            path = first_text((section, "model_path"), (section.below("model"), "path"))
+            fraction = fraction_of_device(section.below("rollout"), "gpu_memory_utilization")
+            model = ModelUse(path, read_model_config(path), memory_fraction=fraction)
+            self.components.append(
+                component(
+                    "reward",
+                    ".".join(map(str, section.path)),
+                    where,
+                    DeviceList(devices, size),
+                    Role.ENGINE,
+                    sizes,
+                    model,
+                )
+            )
+        return end
+
+    def _teachers(self, end: int, widths: list[tuple[int, int]]) -> int:
+        section = self.root.below("distillation")
+        if not section.flag("enabled"):
+            return end
+        nodes = section.whole_number("nnodes", 0, 0, MAX_NODES) or 0
+        per_node = self._count(section, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
+        if nodes == 0:
+            return end
+        widths.append((nodes, per_node))
+        models = section.below("teacher_models")
+        names = [str(name) for name, value in models.values.items() if isinstance(value, Mapping)]
+        single = section.below("teacher_model")
+        teachers = [(name, models.below(name)) for name in names] or [(TEACHER, single)]
+        start, total = end, nodes * per_node
+        for name, teacher in teachers:
+            tensor = teacher.below("inference").whole_number("tensor_model_parallel_size", 1, 1) or 1
+            left = end + total - start
+            replicas = teacher.whole_number("num_replicas", 1, max(1, left // tensor if len(teachers) == 1 else 1)) or 1
+            devices = engines_on(
+                range(start, min(start + replicas * tensor, end + total)),
+                tensor,
+                section.where("nnodes"),
+                self.root,
+                "teacher",
+            )
+            start += replicas * tensor
+            if not devices:
+                continue
+            path = first_text((teacher, "model_path"), (teacher.below("model"), "path"))
+            label = TEACHER if len(teachers) == 1 else f"{TEACHER}.{name}"
+            self.components.append(
+                component(
+                    label,
+                    ".".join(map(str, teacher.path)),
+                    section.where("enabled"),
+                    DeviceList(devices, tensor),
+                    Role.SCORER,
+                    ParallelSizes(tensor=tensor),
+                    ModelUse(path, read_model_config(path)),
+                )
+            )
+        return end + total
+
+
+def _machines(widths: list[tuple[int, int]], total: int) -> tuple[int, int]:
+    """The nodes to plan on: those of the pools; several small pools of one node each share one."""
+    sizes = {per_node for _, per_node in widths}
+    if len(sizes) == 1:
+        return sum(nodes for nodes, _ in widths), sizes.pop()
+    if all(nodes == 1 for nodes, _ in widths) and total <= 8:
+        return 1, total
+    largest = max(sizes)
+    return -(-total // largest), largest

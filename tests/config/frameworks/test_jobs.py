@@ -1,0 +1,143 @@
+"""Jobs that verl, slime and miles ship become the processes that their own layout gives."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+import roost
+from roost.config.findings import ConfigError
+from roost.config.ranks import spell_ranks
+
+JOBS = yaml.safe_load((Path(__file__).parent / "jobs.yaml").read_text())
+PROGRAMS = {"verl": "verl.trainer.main_ppo", "slime": "train.py", "miles": "train.py"}
+CASES = [pytest.param(name, job, id=f"{name}-{job['source']}") for name, jobs in JOBS.items() for job in jobs]
+
+
+def script_of(folder, framework, job):
+    """A script with the job's arguments in an array, as people write them."""
+    program = job.get("program", PROGRAMS[framework])
+    call = f"python3 {program}" if program.endswith(".py") else f"python3 -m {program}"
+    words = "\n  ".join(shlex.split(job["args"]))
+    prefix = "MILES_EXPERIMENT=1 " if framework == "miles" else ""
+    file = folder / "run.sh"
+    file.write_text(f'#!/bin/bash\nARGS=(\n  {words}\n)\n{prefix}ray job submit -- {call} "${{ARGS[@]}}"\n')
+    return file
+
+
+def processes_of(plan):
+    found = {}
+    for part in plan.components:
+        devices = [int(device) for device in part.table.device_numbers]
+        found[part.name] = f"{part.world_size} x {len(devices) // part.world_size} on {spell_ranks(devices)}"
+    return found
+
+
+@pytest.mark.parametrize(("framework", "job"), CASES)
+def test_a_shipped_job(framework, job, tmp_path):
+    plan = roost.plan(script_of(tmp_path, framework, job))
+    assert plan.notation == framework
+    assert processes_of(plan) == job["processes"]
+
+
+def plan_of(folder, command, **files):
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    return roost.plan(folder / "run.sh")
+
+
+def codes(folder, command):
+    try:
+        plan = plan_of(folder, command)
+    except ConfigError as error:
+        return {finding.code: finding for finding in error.findings}
+    return {finding.code: finding for finding in (*plan.warnings, *plan.notes)}
+
+
+VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+SLIME = "python3 train.py --actor-num-nodes 1"
+
+
+def test_groups_of_engines_with_a_placeholder(tmp_path, monkeypatch):
+    # slime/ray/placement_group.py: groups take slots one after another, and a placeholder leaves a gap
+    monkeypatch.chdir(tmp_path)
+    group = "{worker_type: %s, num_gpus: %d, num_gpus_per_engine: 2}"
+    groups = [group % ("regular", 4), group % ("placeholder", 2), group % ("regular", 2)]
+    listed = "\n".join(f"      - {one}" for one in groups)
+    text = f"sglang:\n  - name: default\n    server_groups:\n{listed}\n"
+    flags = "--actor-num-gpus-per-node 4 --colocate --rollout-num-gpus 8 --sglang-config engines.yaml"
+    plan = plan_of(tmp_path, f"{SLIME} {flags}", engines_yaml=text)
+    assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "3 x 2 on 0-3,6-7"}
+
+
+def test_prefill_and_decode_parts_make_one_engine(tmp_path):
+    rollout = "actor_rollout_ref.rollout"
+    parts = f"{rollout}.disaggregation.enabled=true {rollout}.disaggregation.decode_replicas=3"
+    plan = plan_of(tmp_path, f"{VERL} {rollout}.tensor_model_parallel_size=2 {parts}")
+    assert processes_of(plan)["rollout"] == "1 x 8 on 0-7"
+
+
+@pytest.mark.parametrize(
+    ("extra", "has_reference"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=True", True),
+        ("algorithm.use_kl_in_reward=True", True),
+        ("", False),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.model.lora_rank=32", False),
+    ],
+    ids=["loss", "reward", "none", "adapter"],
+)
+def test_a_reference_exists_where_a_divergence_is_used(extra, has_reference, tmp_path):
+    assert ("reference" in processes_of(plan_of(tmp_path, f"{VERL} {extra}"))) == has_reference
+
+
+def test_verl_config_file_of_the_user(tmp_path):
+    own = "trainer: {nnodes: 3}\nactor_rollout_ref: {rollout: {tensor_model_parallel_size: 8}}\n"
+    command = f"{VERL} --config-path=. --config-name=mine trainer.n_gpus_per_node=8"
+    plan = plan_of(tmp_path, command, mine_yaml=own)
+    assert processes_of(plan)["rollout"] == "3 x 8 on 0-23"
+
+
+def test_a_yaml_of_verl_is_recognised(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("actor_rollout_ref: {rollout: {tensor_model_parallel_size: 4}}\nalgorithm: {adv_estimator: grpo}\n")
+    assert processes_of(roost.plan(file)) == {"actor": "8 x 1 on 0-7", "rollout": "2 x 4 on 0-7"}
+
+
+def test_engines_sleep_beside_the_learner(tmp_path):
+    plan = plan_of(tmp_path, f"{VERL}")
+    assert {held.decision.value for held in plan.residency.classes} == {"sleep"}
+    plan = plan_of(tmp_path, f"{VERL} actor_rollout_ref.rollout.free_cache_engine=False")
+    assert {held.decision.value for held in plan.residency.classes} == {"keep"}
+
+
+def test_a_job_is_converted(tmp_path):
+    from roost.config.findings import Findings
+    from roost.config.job import Notation
+    from roost.placement.convert import convert_plan
+
+    plan = plan_of(tmp_path, f"{VERL} trainer.nnodes=2")
+    written = convert_plan(plan, Notation.RLINF, Findings())
+    assert written["cluster"]["num_nodes"] == 2
+
+
+def test_findings_stand_at_the_line_of_the_argument(tmp_path):
+    found = codes(tmp_path, f"{VERL} \\\n  actor_rollout_ref.rollout.tensor_model_parallel_size=3")
+    assert found["RST-N055"].where.line == 3
+    assert found["RST-N055"].where.column == 3
+    assert "8 GPUs % 3" in found["RST-N055"].why
+
+
+def test_a_reference_of_an_unset_variable_says_how_to_give_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("MY_NODES", raising=False)
+    found = codes(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES")
+    assert found["RST-C022"].fix == "give it: MY_NODES=... before roost"
+    monkeypatch.setenv("MY_NODES", "2")
+    assert processes_of(plan_of(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES"))["actor"] == "16 x 1 on 0-15"
+
+
+def test_what_is_not_needed_may_be_unknown(tmp_path):
+    plan = plan_of(tmp_path, f"{VERL} trainer.experiment_name=$(date +%s) data.train_files=$NO_SUCH/x")
+    assert not plan.warnings

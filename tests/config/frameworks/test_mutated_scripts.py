@@ -1,0 +1,136 @@
+"""Whatever a script holds, planning it gives a plan or findings, and runs nothing."""
+
+import random
+
+import pytest
+
+import roost
+from roost.config.findings import ConfigError
+
+SEEDS = (
+    """#!/bin/bash
+set -xeuo pipefail
+DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' && echo npu || echo gpu)}
+NNODES=${NNODES:-2}
+max_len=$((1024 * 2))
+TRAINER=(
+    trainer.nnodes=${NNODES}  # nodes
+    trainer.n_gpus_per_node=8
+    trainer.logger='["console"]'
+)
+case "${DEVICE}" in
+    gpu) ;;
+    *) TRAINER+=(trainer.n_gpus_per_node=16) ;;
+esac
+if [ "$NNODES" -gt 1 ] && [[ -n "${X:-y}" ]]; then export TP=4; else TP=2; fi
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=${max_len} \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=$TP "${TRAINER[@]}" "$@" 2>&1 | tee run.log
+""",
+    """#!/bin/bash
+SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${SCRIPT_DIR}/models/none.sh"
+for n in 1 2; do NODES=$n; done
+while [ $# -gt 0 ]; do shift; done
+start() { local gpus=$1; ray start --head --num-gpus "$gpus"; }
+start 8
+JSON="{\\"env_vars\\": {\\"A\\": \\"${A:-1}\\"}}"
+cat <<EOF > settings.txt
+NODES=$NODES
+EOF
+ray job submit --runtime-env-json="${JSON}" -- python3 train.py --actor-num-nodes $NODES \\
+   --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 ${MODEL_ARGS[@]}
+""",
+)
+# Each would leave a file if it were executed.
+HARM = (
+    "$(touch harm)",
+    "`touch harm`",
+    '"$(touch harm)"',
+    "eval 'touch harm'",
+    "trap 'touch harm' EXIT",
+    "> harm",
+    "exec > harm",
+    "<(touch harm)",
+    "${X:=$(touch harm)}",
+    "$((a[$(touch harm)]))",
+    "bash -c 'touch harm'",
+    "source <(echo touch harm)",
+    "coproc touch harm",
+    "cat <<EOF > harm\n$(touch harm)\nEOF",
+    "printf -v x %s `touch harm`",
+    "alias ls='touch harm'; ls",
+)
+PIECES = (
+    *HARM,
+    "'",
+    '"',
+    "(",
+    ")",
+    "{",
+    "}",
+    "${",
+    "$((",
+    "))",
+    "[[",
+    "]]",
+    ";;",
+    "\\\n",
+    "\n",
+    "#",
+    "&&",
+    "|",
+    "done",
+)
+
+
+def mutated(chance):
+    text = chance.choice(SEEDS)
+    for _ in range(chance.randint(1, 6)):
+        at, kind = chance.randrange(len(text) + 1), chance.randrange(4)
+        if kind == 0:
+            text = text[:at] + text[at + chance.randint(1, 20) :]
+        elif kind == 1:
+            text = text[:at] + chance.choice(PIECES) + text[at:]
+        elif kind == 2:
+            text = f"{text[:at]}\n{chance.choice(HARM)}\n{text[at:]}"
+        else:
+            end = at + chance.randint(1, 60)
+            text = text[:end] + text[at:end] + text[end:]
+    return text
+
+
+def check(count, seed, folder):
+    chance = random.Random(seed)
+    planned = 0
+    for _ in range(count):
+        (folder / "run.sh").write_text(mutated(chance))
+        try:
+            roost.plan(folder / "run.sh")
+            planned += 1
+        except ConfigError as error:
+            assert error.findings
+        assert [file.name for file in folder.iterdir()] == ["run.sh"]
+    assert 0 < planned < count
+
+
+def test_mutated_scripts_give_findings_and_run_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(200, 1, tmp_path)
+
+
+@pytest.mark.long
+def test_two_thousand_mutated_scripts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(2000, 2, tmp_path)
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_harmful_line_is_only_read(harm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = SEEDS[0].splitlines(keepends=True)
+    (tmp_path / "run.sh").write_text("".join([*lines[:2], harm, "\n", *lines[2:]]))
+    try:
+        roost.plan(tmp_path / "run.sh")
+    except ConfigError as error:
+        assert error.findings
+    assert [file.name for file in tmp_path.iterdir()] == ["run.sh"]
