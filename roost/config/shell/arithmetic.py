@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable
 
 MAX_EXPRESSION = 2000  # characters
@@ -50,7 +51,9 @@ def evaluate(expression: str, number_of: Callable[[str], int]) -> int:
     python = re.sub(r"!(?!=)", " not ", python).replace("/", "//")
     python = re.sub(r"\b0+(\d)", r"\1", python)
     try:
-        tree = ast.parse(python.strip() or "0", mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Python's advice about a text that is no Python
+            tree = ast.parse(python.strip() or "0", mode="eval")
         return _limited(_number(tree.body, number_of))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, OverflowError) as error:
         raise NotKnown(f"{expression.strip()} cannot be computed") from error

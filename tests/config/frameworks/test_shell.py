@@ -130,3 +130,8 @@ def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
 def test_reading_ends(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     read(tmp_path, text)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_odd_expression_is_unknown_without_a_warning(tmp_path):
+    assert shown(read(tmp_path, "show $((1or 2)) x")) == [[None, "x"]]
