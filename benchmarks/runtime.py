@@ -20,8 +20,9 @@ import peer_environment
 import typer
 from peer_environment import PeerPython, SetupPeer
 from rich.console import Console
+from runtime_process import ON_NODES
 from runtime_report import print_missing, print_overheads, print_throughputs
-from runtime_results import ON_NODES, ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
+from runtime_results import ONES, WAYS, Missing, Overhead, Row, Throughput, overhead, throughputs, verdicts
 from verdicts import JsonFile, print_verdicts, write_results
 
 HERE = Path(__file__).parent

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime_results import NODES, ON_NODES
-
 WORKERS = 16
+NODES = 8  # of a simulated cluster
+ON_NODES = {f"nodes-{count}": count for count in (16, 64, 256)}
 CALL_WARM_UP = 20
 GONE_LIMIT = 180.0  # seconds for killed processes to be gone
 KB, MB = 1 << 10, 1 << 20

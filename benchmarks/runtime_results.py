@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from runtime_process import NODES, ON_NODES
 from verdicts import Verdict
 
 MB = 1 << 20
@@ -14,8 +15,6 @@ LAUNCH_TARGET = 1.2
 CALL_TARGET = 1.3
 QUEUE_TARGET = 5.0
 COPY_TARGET = 0.5
-NODES = 8  # of a simulated cluster
-ON_NODES = {f"nodes-{count}": count for count in (16, 64, 256)}
 ONES = {
     "launch": "launch on the node",
     "accelerators": "launch on 16 accelerators",
