@@ -32,7 +32,7 @@ SHARED = (
 )
 
 
-class Refused(Exception):
+class ScaleRefused(Exception):
     """A change that cannot be made; the run goes on as it was."""
 
 
@@ -133,10 +133,10 @@ class ElasticEngines:
 
     async def _scale(self, changes: Sequence[Change], say: Callable[[str], None]) -> None:
         if self._setup.switch.is_shared:
-            raise Refused(SHARED)
+            raise ScaleRefused(SHARED)
         others = [change.component for change in changes if change.component != ROLLOUT]
         if others or len(changes) != 1:
-            raise Refused(f"only {ROLLOUT} changes while a run goes on, by one change at a time")
+            raise ScaleRefused(f"only {ROLLOUT} changes while a run goes on, by one change at a time")
         count = self._plan[ROLLOUT].world_size
         amount = changes[0].amount(count)
         if not amount:

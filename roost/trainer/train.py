@@ -388,7 +388,7 @@ class Trainer(Stoppable):
         models = models_of(learners, fleet, routes, self._setup, self._settings, self._run.path / "adapters")
         self._models, watching = models, self._watching
         if self._setup.engines.reload_note and self._settings.learner.adapter is None:
-            watching.note(self._setup.engines.reload_note)
+            self._watching.note(self._setup.engines.reload_note)
         elastic = ElasticEngines(
             self._cluster, fleet, self._plan, self._engines, groups[ROLLOUT], routes, self._setup, self._settings,
             self._run, watching.note,
