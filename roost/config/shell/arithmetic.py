@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
 import re
 import warnings
@@ -46,6 +47,8 @@ def evaluate(expression: str, number_of: Callable[[str], int]) -> int:
     if choice is not None:
         condition, one, other = choice
         return evaluate(one if evaluate(condition, number_of) else other, number_of)
+    if any(keyword.iskeyword(name) for name in re.findall(r"[A-Za-z_]\w*", expression)):
+        raise NotKnown(f"{expression.strip()} cannot be computed")  # these words mean something else to Python
     python = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"\1", expression)
     python = python.replace("&&", " and ").replace("||", " or ")
     python = re.sub(r"!(?!=)", " not ", python).replace("/", "//")
