@@ -17,7 +17,7 @@ from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, raise_fatal
 from roost.rollout.order import order_of
 from roost.rollout.rewards.math_answer import Find, as_number, found_answer, last_boxed
-from roost.trainer.figures import of_lengths, of_parts
+from roost.trainer.metrics import length_metrics, reward_metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Evaluation:
         return {name: tuple(groups) for name, groups in found.items()}
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         named = {} if len(self.by_set) < 2 else self.by_set
         return self._of_all() | {
             f"{name}/{key}": value for name, groups in named.items() for key, value in at_k(groups).items()
@@ -50,8 +50,8 @@ class Evaluation:
             "reward/full": float(np.mean([reward >= 1.0 for reward in rewards])) if rewards else float("nan"),
             "samples": float(len(rewards)),
             "samples/failed": float(sum(group.failed for group in self.groups)),
-            **of_lengths([episode for group in self.groups for episode in group.episodes]),
-            **of_parts(self.groups),
+            **length_metrics([episode for group in self.groups for episode in group.episodes]),
+            **reward_metrics(self.groups),
         }
 
 

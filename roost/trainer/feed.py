@@ -137,9 +137,9 @@ class Feed:
         return Position(self._next, tuple(sorted([*self._rollouts, *self._again])))
 
     @property
-    def data_figures(self) -> dict[str, float]:
+    def data_metrics(self) -> dict[str, float]:
         """Rows of the data and passes over them so far, of a scenario that reads data files."""
-        found: dict[str, float] = dict(getattr(self._scenario, "figures", {}))
+        found: dict[str, float] = dict(getattr(self._scenario, "data_metrics", {}))
         return found | ({"data/epoch": self._next / found["data/rows"]} if found else {})
 
     def begin(self, version: int) -> None:

@@ -67,18 +67,18 @@ def check_policy(logprobs: Sequence[float], version: int) -> None:
         )
 
 
-def explained(error: Diverged, settings: TrainSettings, step: int, figures: Mapping[str, float]) -> Diverged:
-    """Return the error that ends a run, with the figures of the step and the likely cause."""
-    figures_text = f"loss {figures.get('loss/total', math.nan):g}, gradient norm {figures.get('grad/norm', math.nan):g}"
+def explained(error: Diverged, settings: TrainSettings, step: int, metrics: Mapping[str, float]) -> Diverged:
+    """Return the error that ends a run, with the metrics of the step and the likely cause."""
+    metrics_text = f"loss {metrics.get('loss/total', math.nan):g}, gradient norm {metrics.get('grad/norm', math.nan):g}"
     return Diverged(
-        f"training diverged in step {step} ({figures_text}): {error}. Likely cause: {likely_cause(settings, figures)}"
+        f"training diverged in step {step} ({metrics_text}): {error}. Likely cause: {likely_cause(settings, metrics)}"
     )
 
 
-def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
+def likely_cause(settings: TrainSettings, metrics: Mapping[str, float]) -> str:
     """Likely cause of a divergence, with the setting to change first."""
     learner, rate = settings.learner, settings.learner.optimizer.learning_rate
-    if not math.isfinite(figures.get("reward/mean", 0.0)):
+    if not math.isfinite(metrics.get("reward/mean", 0.0)):
         return "rewards that are not finite; check the scenario's reward and the train.rewards"
     if rate > USUAL_RATES[1]:
         return f"learning_rate {unlike_usual(rate)}; lower it"
@@ -90,15 +90,15 @@ def likely_cause(settings: TrainSettings, figures: Mapping[str, float]) -> str:
 
 
 MISMATCH = "mismatch"  # log-probs of engine and learner with the same weights
-FIGURE = f"{MISMATCH}/logprob_mean"
+METRIC = f"{MISMATCH}/logprob_mean"
 TIMES = 10.0  # the usual mismatch of this run, which is large from the start in models sensitive to rounding
 LEAST = 0.1  # nats; a smaller mismatch is never a jump
 REMEMBERED = 20  # steps
 
 
-def check_mismatch(figures: Mapping[str, float], limit: float) -> None:
+def check_mismatch(metrics: Mapping[str, float], limit: float) -> None:
     """Raise Diverged if the log-probs of a token differ by more than the limit, or are not finite."""
-    largest = figures.get(f"{MISMATCH}/logprob_max", 0.0)
+    largest = metrics.get(f"{MISMATCH}/logprob_max", 0.0)
     if not largest <= limit:
         raise Diverged(
             f"log-probs of engine and learner differ by {largest:.3g} in a token, with the same weights "
@@ -110,18 +110,18 @@ class MismatchGuard:
     """Detects jumps of the mismatch against that of the steps learnt from.
 
     >>> guard = MismatchGuard()
-    >>> guard.jump({FIGURE: 1.4}), guard.accept({FIGURE: 1.4})
+    >>> guard.jump({METRIC: 1.4}), guard.accept({METRIC: 1.4})
     ('', None)
-    >>> guard.jump({FIGURE: 3.0}), guard.jump({FIGURE: 15.0})
+    >>> guard.jump({METRIC: 3.0}), guard.jump({METRIC: 15.0})
     ('', 'the mean mismatch of log-probabilities jumped from 1.4 to 15')
     """
 
     def __init__(self) -> None:
         self._earlier: deque[float] = deque(maxlen=REMEMBERED)
 
-    def jump(self, figures: Mapping[str, float]) -> str:
+    def jump(self, metrics: Mapping[str, float]) -> str:
         """Describe a jump of the mismatch; empty if there is none, or nothing to compare with yet."""
-        now = figures.get(FIGURE)
+        now = metrics.get(METRIC)
         if now is None or not self._earlier:
             return ""
         usual = median(self._earlier)
@@ -129,9 +129,9 @@ class MismatchGuard:
             return ""
         return f"the mean mismatch of log-probabilities jumped from {usual:.3g} to {now:.3g}"
 
-    def accept(self, figures: Mapping[str, float], is_new_usual: bool = False) -> None:
+    def accept(self, metrics: Mapping[str, float], is_new_usual: bool = False) -> None:
         """Record the mismatch of a step that is learnt from; `is_new_usual` forgets the earlier ones."""
         if is_new_usual:
             self._earlier.clear()
-        if FIGURE in figures:
-            self._earlier.append(figures[FIGURE])
+        if METRIC in metrics:
+            self._earlier.append(metrics[METRIC])

@@ -41,9 +41,9 @@ from roost.trainer.batch import (
     with_values,
 )
 from roost.trainer.feed import Feed
-from roost.trainer.figures import Learnt, of_all, of_groups, of_mismatch, of_parts, of_time
 from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_mismatch, check_skipped, explained
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
+from roost.trainer.metrics import Learnt, group_metrics, learnt_metrics, mismatch_metrics, reward_metrics, time_metrics
 from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
@@ -51,7 +51,7 @@ REJECTED = "steps/rejected"  # minibatches of which rollout_rejection left no to
 DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl
 
 
-async def no_figures() -> Mapping[str, float]:
+async def no_metrics() -> Mapping[str, float]:
     return {}
 
 
@@ -102,10 +102,10 @@ class Ready:
 
 
 class Watcher(Protocol):
-    """Receives the phase and the figures of each step."""
+    """Receives the phase and the metrics of each step."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
-    def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None: ...
+    def step_done(self, state: TrainerState, metrics: Mapping[str, float], groups: Sequence[Group]) -> None: ...
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Loop:
     after_step: Callable[[TrainerState], Awaitable[None]]  # called when the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
     unless_preempted: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = do_all  # raises Preempted
-    more_figures: Callable[[], Awaitable[Mapping[str, float]]] = no_figures  # extra figures of a step
+    more_metrics: Callable[[], Awaitable[Mapping[str, float]]] = no_metrics  # extra metrics of a step
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     _seconds: dict[str, float] = field(default_factory=dict)
@@ -142,10 +142,10 @@ class Loop:
         version = self.state.version
         self.feed.begin(version)
         groups, learnt, kl_coef = await self._learn_all(version)
-        figures = of_groups(groups, version, self.feed.pop_tally()) | of_parts(groups, self.settings.rewards)
-        are_same_weights = figures["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
-        figures |= of_all(learnt, are_same_weights)
-        figures |= {} if kl_coef is None else {"loss/kl_penalty_coef": kl_coef}
+        metrics = group_metrics(groups, version, self.feed.pop_tally()) | reward_metrics(groups, self.settings.rewards)
+        are_same_weights = metrics["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
+        metrics |= learnt_metrics(learnt, are_same_weights)
+        metrics |= {} if kl_coef is None else {"loss/kl_penalty_coef": kl_coef}
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position, kl_coef)
         try:
             check_skipped(self.skipped, self.settings)
@@ -153,14 +153,14 @@ class Loop:
             async with self._phase("sync"):
                 await self._sync(version + 1)
         except Diverged as error:
-            figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
-            self.watcher.step_done(state, figures, groups)  # record the failed step; a resumed run repeats it
-            raise explained(error, self.settings, state.step, figures) from None
+            metrics |= time_metrics(self._seconds, time.perf_counter() - began, metrics["tokens/generated"])
+            self.watcher.step_done(state, metrics, groups)  # record the failed step; a resumed run repeats it
+            raise explained(error, self.settings, state.step, metrics) from None
         self.state = state
-        figures |= of_time(self._seconds, time.perf_counter() - began, figures["tokens/generated"])
-        figures |= self.feed.data_figures
-        figures |= await self.more_figures()
-        self.watcher.step_done(self.state, figures, groups)
+        metrics |= time_metrics(self._seconds, time.perf_counter() - began, metrics["tokens/generated"])
+        metrics |= self.feed.data_metrics
+        metrics |= await self.more_metrics()
+        self.watcher.step_done(self.state, metrics, groups)
         await self.after_step(self.state)
 
     async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt], float | None]:
@@ -227,12 +227,14 @@ class Loop:
 
         Right after a verified resync of the engines the mismatch is accepted as the new usual.
         """
-        figures = of_mismatch(ready.batch.samples) if max(staleness_of(ready.groups, version), default=0) == 0 else {}
-        jump = self.guard.jump(figures)
+        metrics = (
+            mismatch_metrics(ready.batch.samples) if max(staleness_of(ready.groups, version), default=0) == 0 else {}
+        )
+        jump = self.guard.jump(metrics)
         if jump and is_resynced:
             self.models.fleet.report(f"{jump}, also after the engines got their weights again: it counts as usual now")
         if not jump or is_resynced:
-            self.guard.accept(figures, is_new_usual=bool(jump))
+            self.guard.accept(metrics, is_new_usual=bool(jump))
             return ""
         return jump
 
@@ -269,7 +271,7 @@ class Loop:
             if self.state.step:
                 return
             batch = with_scores(batch, await (self.models.inference or self.models.policy).score(batch.samples))
-        check_mismatch(of_mismatch(batch.samples), loss.max_logprob_mismatch)
+        check_mismatch(mismatch_metrics(batch.samples), loss.max_logprob_mismatch)
 
     async def _await_part(self, ahead: asyncio.Task[Ready], parts: int) -> Ready:
         async with self._phase("generate", self._samples(parts)):

@@ -30,10 +30,10 @@ from roost.rollout.order import Order, order_of, sample_seed
 from roost.runtime.cluster import Cluster
 from roost.runtime.worker import LaunchOptions
 from roost.trainer.batch import Batch, minibatches
-from roost.trainer.figures import of_learning, of_memory, of_time
 from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.learners import Learners, LearnerWorker, totals_of
 from roost.trainer.loop import WEIGHT
+from roost.trainer.metrics import memory_metrics, optimizer_metrics, time_metrics
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import Saver
@@ -266,12 +266,12 @@ class SftTrainer(Stoppable):
                 samples = await self._with_teachers(samples)
         scored = time.perf_counter()
         self._ahead = asyncio.create_task(self._read(self.state.step + 1))
-        figures = await self._learn(samples)
+        metrics = await self._learn(samples)
         seconds = {"read": read - began, "learn": time.perf_counter() - scored}
         seconds |= {} if self._teacher is None else {"score": scored - read}
         state = TrainerState(self.state.step + 1, self.state.version + 1)
         trained = float(sum(sample.num_generated for sample in samples))
-        figures |= {
+        metrics |= {
             "data/rows": float(self._size),
             "data/epoch": state.step * settings.rollout.prompts_per_step / self._size,
             "samples/learnt": float(len(samples)),
@@ -279,18 +279,18 @@ class SftTrainer(Stoppable):
             "tokens/trained": trained,
             "tokens/mean": trained / max(1, len(samples)),
         }
-        figures |= of_time(seconds, time.perf_counter() - began, float(sum(map(len, samples))))
-        figures |= of_memory(self._name, await self._learners.all("memory"))
-        figures |= {} if self._teacher is None else of_memory(TEACHER, await self._teacher.all("memory"))
-        figures |= of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
+        metrics |= time_metrics(seconds, time.perf_counter() - began, float(sum(map(len, samples))))
+        metrics |= memory_metrics(self._name, await self._learners.all("memory"))
+        metrics |= {} if self._teacher is None else memory_metrics(TEACHER, await self._teacher.all("memory"))
+        metrics |= memory_metrics("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
         try:
             check_skipped(self._skipped, settings)
             await self._saver.after_learning([self._learners], state, self._skipped)
         except Diverged as error:
-            self._watching.step_done(state, figures, ())
-            raise explained(error, settings, state.step, figures) from None
+            self._watching.step_done(state, metrics, ())
+            raise explained(error, settings, state.step, metrics) from None
         self.state = state
-        self._watching.step_done(state, figures, ())
+        self._watching.step_done(state, metrics, ())
         await self._saver.after_step([self._learners], state, self._skipped)
 
     async def _learn(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -307,12 +307,12 @@ class SftTrainer(Stoppable):
                 if totals.tokens and not self._skipped.exceeds(self._settings):
                     learnt.append(await self._learners.learn(part, totals, position))
                     self._skipped = self._skipped.after(learnt[-1], self.state.step)
-        found = of_learning(learnt)
-        figures = {name: found[name] for name in REPORTED if name in found}
-        if "loss/total" not in figures:
-            return figures
-        supervised = found["loss/policy"] if self._teacher is not None else figures["loss/total"]
-        return {"loss/supervised": supervised, **figures}
+        found = optimizer_metrics(learnt)
+        metrics = {name: found[name] for name in REPORTED if name in found}
+        if "loss/total" not in metrics:
+            return metrics
+        supervised = found["loss/policy"] if self._teacher is not None else metrics["loss/total"]
+        return {"loss/supervised": supervised, **metrics}
 
     async def _evaluate(self) -> None:
         """Mean loss of a token on held-out rows, unless this step was evaluated before."""
@@ -325,14 +325,14 @@ class SftTrainer(Stoppable):
             by_set = {name: (await asyncio.to_thread(read, rows))[0] for name, rows in sets.items()}
             samples = [sample for each in by_set.values() for sample in each]
             logprobs = await self._learners.score(samples)
-        figures = {"samples": float(len(samples)), HELD_OUT: _loss(samples, logprobs)}
-        figures["tokens"] = float(totals_of(samples, 1).tokens)
+        metrics = {"samples": float(len(samples)), HELD_OUT: _loss(samples, logprobs)}
+        metrics["tokens"] = float(totals_of(samples, 1).tokens)
         if len(by_set) > 1:
             scored = iter(logprobs)
-            figures |= {
+            metrics |= {
                 f"{name}/{HELD_OUT}": _loss(each, list(islice(scored, len(each)))) for name, each in by_set.items()
             }
-        self._watching.held_out(self.state, figures)
+        self._watching.held_out(self.state, metrics)
 
 
 def _loss(samples: Sequence[Sample], logprobs: Sequence[Any]) -> float:

@@ -41,9 +41,9 @@ from roost.trainer.elastic import ElasticEngines
 from roost.trainer.endings import Broken, EndedAtStart, EndedEarly, check_ended
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
-from roost.trainer.figures import of_memory
 from roost.trainer.guards import SkippedSteps
 from roost.trainer.loop import Loop, Models
+from roost.trainer.metrics import memory_metrics
 from roost.trainer.preflight import check_models
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.fan_out import MetricSettings, open_metrics
@@ -489,7 +489,7 @@ class Trainer(Stoppable):
             after_step=self._after_step,
             is_stopped=lambda: self.was_stopped,
             unless_preempted=self.unless_preempted,
-            more_figures=self._more_figures,
+            more_metrics=self._more_metrics,
         )
         self._loop = loop
         try:
@@ -497,13 +497,13 @@ class Trainer(Stoppable):
         finally:
             await feed.close()
 
-    async def _more_figures(self) -> Mapping[str, float]:
+    async def _more_metrics(self) -> Mapping[str, float]:
         """Return reward counters since the last step, and memory of the learners and the driver."""
         rewards, learners = self._stages.rewards, self._models.learners if self._models is not None else []
         found: dict[str, float] = dict(await rewards.new_counts()) if rewards is not None else {}
         for each in learners:
-            found |= of_memory(each.name, await each.all("memory"))
-        return found | of_memory("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
+            found |= memory_metrics(each.name, await each.all("memory"))
+        return found | memory_metrics("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
 
     async def _after_learning(self, state: TrainerState) -> None:
         if self._models is not None:

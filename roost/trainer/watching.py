@@ -134,8 +134,8 @@ class Watching:
     def note(self, text: str) -> None:
         self._live.note(text)
 
-    def step_done(self, state: TrainerState, figures: Mapping[str, float], groups: Sequence[Group]) -> None:
-        stats = {"step": state.step, "version": state.version, **figures, **self._busy(figures)}
+    def step_done(self, state: TrainerState, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        stats = {"step": state.step, "version": state.version, **metrics, **self._busy(metrics)}
         self._sinks.write(state.step, stats)
         self._live.step(stats)
         self._run.add_learnt(state.step, [group.number for group in groups])
@@ -147,27 +147,27 @@ class Watching:
                     self.note(note)
 
     def evaluated(self, step: int, found: Evaluation) -> None:
-        self._run.add_evaluation({"step": step, "version": found.version, **found.figures})
-        self._sinks.evaluated(step, {"version": found.version, **found.figures})
+        self._run.add_evaluation({"step": step, "version": found.version, **found.metrics})
+        self._sinks.evaluated(step, {"version": found.version, **found.metrics})
         tried = samples_of(found.groups, "evaluation", step, found.version, self.decode, len(found.groups))
         self._run.add_samples(tried)
-        failed = found.figures["samples/failed"]
+        failed = found.metrics["samples/failed"]
         stats = f", {failed:,.0f} failed" if failed else ""
-        self.note(f"evaluation of version {found.version}: mean reward {found.figures['reward/mean']:.3f}{stats}")
+        self.note(f"evaluation of version {found.version}: mean reward {found.metrics['reward/mean']:.3f}{stats}")
 
-    def held_out(self, state: TrainerState, figures: Mapping[str, float]) -> None:
+    def held_out(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
         """Report the loss of supervised training on held-out rows."""
-        self._run.add_evaluation({"step": state.step, "version": state.version, **figures})
-        self._sinks.evaluated(state.step, {"version": state.version, **figures})
-        self.note(f"held-out loss after step {state.step}: {figures[HELD_OUT]:.3f}")
+        self._run.add_evaluation({"step": state.step, "version": state.version, **metrics})
+        self._sinks.evaluated(state.step, {"version": state.version, **metrics})
+        self.note(f"held-out loss after step {state.step}: {metrics[HELD_OUT]:.3f}")
 
-    def _busy(self, figures: Mapping[str, float]) -> dict[str, float]:
+    def _busy(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Share of the step in which learner and engines were busy."""
         if self._fleet is None:
             return {}
-        seconds = figures["time/step"] or 1.0
+        seconds = metrics["time/step"] or 1.0
         worked = {member.work: member.work.total_ns() for member in self._fleet.pool.members.values()}
         shares = [(total - self._worked.get(work, 0)) / 1e9 / seconds for work, total in worked.items()]
         self._worked = worked
-        learner = sum(figures.get(phase, 0.0) for phase in LEARNER_PHASES)
+        learner = sum(metrics.get(phase, 0.0) for phase in LEARNER_PHASES)
         return {"busy/actor": min(1.0, learner / seconds), "busy/rollout": min(1.0, sum(shares) / len(shares))}

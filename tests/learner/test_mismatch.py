@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from roost.trainer.figures import mismatch
+from roost.trainer.metrics import mismatch
 
 
 def test_what_is_told():

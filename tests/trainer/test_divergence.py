@@ -22,7 +22,7 @@ def settings_of(weight_dtype="float32", **optimizer):
 
 
 @pytest.mark.parametrize(
-    ("settings", "figures", "cause"),
+    ("settings", "metrics", "cause"),
     [
         pytest.param(settings_of(learning_rate=1e10), {}, "learning_rate is 1e+10", id="rate"),
         pytest.param(settings_of(learning_rate=1e10), {"reward/mean": math.nan}, "rewards that are not", id="reward"),
@@ -31,9 +31,9 @@ def settings_of(weight_dtype="float32", **optimizer):
         pytest.param(settings_of(), {"reward/mean": 0.5}, "learning_rate (1e-06) is too high", id="unknown"),
     ],
 )
-def test_the_likely_cause(settings, figures, cause):
-    assert cause in likely_cause(settings, figures)
-    error = explained(Diverged("3 optimizer steps skipped"), settings, 4, figures)
+def test_the_likely_cause(settings, metrics, cause):
+    assert cause in likely_cause(settings, metrics)
+    error = explained(Diverged("3 optimizer steps skipped"), settings, 4, metrics)
     assert str(error).startswith(
         "training diverged in step 4 (loss nan, gradient norm nan): 3 optimizer steps skipped. "
     )

@@ -1,4 +1,4 @@
-"""`roost eval`: figures of groups, and a real engine that answers without a learner."""
+"""`roost eval`: metrics of groups, and a real engine that answers without a learner."""
 
 import json
 import math
@@ -51,9 +51,9 @@ def test_answers_are_compared_by_their_value_not_their_text():
 
 def test_tags_and_named_sets_have_their_own_figures():
     groups = (group("7", tag="easy"), group("8", tag="hard"))
-    assert {tag: figures["pass@1"] for tag, figures in by_tag(groups).items()} == {"": 0.5, "easy": 1, "hard": 0}
-    figures = Evaluation(0, groups, ("a", "b")).figures
-    assert (figures["a/pass@1"], figures["b/pass@1"], figures["reward/mean"]) == (1, 0, 0.5)
+    assert {tag: metrics["pass@1"] for tag, metrics in by_tag(groups).items()} == {"": 0.5, "easy": 1, "hard": 0}
+    metrics = Evaluation(0, groups, ("a", "b")).metrics
+    assert (metrics["a/pass@1"], metrics["b/pass@1"], metrics["reward/mean"]) == (1, 0, 0.5)
     assert math.isnan(at_k([])["reward/mean"])
 
 
@@ -176,9 +176,9 @@ def test_a_model_is_evaluated_by_an_engine_alone(tmp_path, capsys):
         limit=5, engines=1, out=tmp_path / "out", as_json=True,
     )  # fmt: skip
     tables = json.loads(capsys.readouterr().out)
-    figures = tables["sums"][""]
+    metrics = tables["sums"][""]
     assert tables["rows"][""]["tasks"] == 5 and tables["rows"][""]["samples"] == 20, "a data file, named by its stem"
-    assert figures["tasks"] == 5 and figures["samples"] == 20 and 0 <= figures["pass@4"] <= 1
+    assert metrics["tasks"] == 5 and metrics["samples"] == 20 and 0 <= metrics["pass@4"] <= 1
     records = [json.loads(line) for line in (tmp_path / "out" / "completions.jsonl").read_text().splitlines()]
     asked = {one["task"] for one in records if one["set"] == "rows"}
     assert len(records) == 40 and len(asked) == 5 and asked <= {row["question"] for row in rows}

@@ -75,8 +75,8 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
     assert found.version == 4
     assert sorted(group.task.data["index"] for group in found.groups) == list(range(10))
     described = {"reward/mean": 0.75, "reward/full": 0.5, "samples": 20.0, "samples/failed": 0.0}
-    assert found.figures | described == found.figures
-    assert found.figures["length/completion/max"] == 2.0 and found.figures["length/truncated"] == 0.0
+    assert found.metrics | described == found.metrics
+    assert found.metrics["length/completion/max"] == 2.0 and found.metrics["length/truncated"] == 0.0
     assert {(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in fleet.samplings} == {(0.0, 1.0, 0)}
     assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
     assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))
@@ -102,9 +102,9 @@ def test_tokens_of_another_version_are_an_error(versions):
 
 def test_tasks_that_fail_are_counted_and_left_out():
     found = ran(evaluated(Engines(), Exam(broken=(0, 2)), settings_of(), version=4))
-    assert found.figures["samples/failed"] == 2
-    assert found.figures["samples"] == 8
-    assert found.figures["reward/mean"] == pytest.approx((5 * 1.0 + 3 * 0.5) / 8)
+    assert found.metrics["samples/failed"] == 2
+    assert found.metrics["samples"] == 8
+    assert found.metrics["reward/mean"] == pytest.approx((5 * 1.0 + 3 * 0.5) / 8)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_tasks_that_fail_are_counted_and_left_out():
     [pytest.param(Exam(broken=range(10)), 10, id="all fail"), pytest.param(Exam(size=0), 0, id="no tasks")],
 )
 def test_nothing_to_tell_is_told_without_an_error(exam, failed):
-    figures = ran(evaluated(Engines(), exam, settings_of(), version=4)).figures
-    assert (figures["samples"], figures["samples/failed"]) == (0, failed)
-    assert math.isnan(figures["reward/mean"])
-    assert math.isnan(figures["reward/full"])
+    metrics = ran(evaluated(Engines(), exam, settings_of(), version=4)).metrics
+    assert (metrics["samples"], metrics["samples/failed"]) == (0, failed)
+    assert math.isnan(metrics["reward/mean"])
+    assert math.isnan(metrics["reward/full"])
 
 
 def test_an_evaluation_that_is_cancelled_leaves_nothing_behind():

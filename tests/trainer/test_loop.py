@@ -1,4 +1,4 @@
-"""The loop with a real feed and real figures; models are replaced by some that only note what is asked of them."""
+"""The loop with a real feed and real metrics; models are replaced by some that only note what is asked of them."""
 
 import asyncio
 import contextlib
@@ -192,8 +192,8 @@ class Run:
     def phase(self, name, total=None):
         self.events.append(f"{name} {total}" if total is not None else name)
 
-    def step_done(self, state, figures, groups):
-        self.recorded.append((state, dict(figures), [group.number for group in groups]))
+    def step_done(self, state, metrics, groups):
+        self.recorded.append((state, dict(metrics), [group.number for group in groups]))
 
 
 def settings_of(max_steps=1, prompts_per_step=2, num_generations=2, loss=None, **more):
@@ -235,18 +235,18 @@ def test_a_step_from_beginning_to_end():
     ]
     assert run.state == TrainerState(step=1, version=1, position=Position(next=2))
     assert run.after == [(run.state, 1)], "the engines have the new policy before anything else is done with it"
-    (_, figures, groups) = run.recorded[0]
+    (_, metrics, groups) = run.recorded[0]
     assert groups == [0, 1]
-    assert figures["samples/finished"] == figures["samples/learnt"] == figures["loss/total"] == 4
-    assert figures["staleness/max"] == 0
+    assert metrics["samples/finished"] == metrics["samples/learnt"] == metrics["loss/total"] == 4
+    assert metrics["staleness/max"] == 0
 
 
 def test_phases_are_timed_and_recorded():
     run = trained(settings_of(max_steps=2))
     phases = ["generate", "switch", "score", "learn", "sync"]
-    for _, figures, _ in run.recorded:
-        assert all(figures[f"time/{name}"] > 0 for name in phases)
-        assert sum(figures[f"time/{name}"] for name in phases) <= figures["time/step"]
+    for _, metrics, _ in run.recorded:
+        assert all(metrics[f"time/{name}"] > 0 for name in phases)
+        assert sum(metrics[f"time/{name}"] for name in phases) <= metrics["time/step"]
     assert [(span.name, span.args["step"]) for span in run.recorder.drain()] == [
         (name, step) for step in range(2) for name in phases
     ]
@@ -276,9 +276,9 @@ def test_a_step_that_leaves_everything_out_goes_on_without_learning():
     run = trained(settings_of(max_steps=2, advantage=AdvantageSettings(min_abs_advantage=99.0)))
     assert not run.policy.learnt
     assert (run.state.step, run.state.version, run.scenario.version) == (2, 2, 2)
-    for _, figures, _ in run.recorded:
-        assert (figures["samples/learnt"], figures["samples/left_out"]) == (0, 4)
-        assert "loss/total" not in figures
+    for _, metrics, _ in run.recorded:
+        assert (metrics["samples/learnt"], metrics["samples/left_out"]) == (0, 4)
+        assert "loss/total" not in metrics
 
 
 @pytest.mark.parametrize(("allowed", "is_error"), [(0, True), (1, True), (2, False)])
@@ -332,7 +332,7 @@ def test_groups_of_an_engine_with_wrong_weights_are_generated_again(staleness):
         "step 2 is discarded and generated again: rollout-1: the probe is off by 4. The engine is started again "
         "with its weights"
     ]
-    assert [figures["groups/discarded"] for _, figures, _ in run.recorded] == [0, 2 + 2 * staleness, 0]
+    assert [metrics["groups/discarded"] for _, metrics, _ in run.recorded] == [0, 2 + 2 * staleness, 0]
 
 
 STREAMED = [
@@ -407,7 +407,7 @@ def test_with_a_lag_the_next_groups_are_played_while_the_learner_learns():
         "policy learnt",
         "version 1",
     ]
-    assert [figures["staleness/max"] for _, figures, _ in run.recorded] == [0, 1]
+    assert [metrics["staleness/max"] for _, metrics, _ in run.recorded] == [0, 1]
     assert run.state.position == Position(next=3, waiting=(2,)), "what nobody learnt from is played again"
 
 
@@ -418,7 +418,7 @@ def test_a_lag_is_never_more_than_allowed_and_nothing_is_learnt_from_twice(max_s
             await asyncio.sleep(0)
 
     run = trained(settings_of(max_steps=8, prompts_per_step=3, max_staleness=max_staleness), plays=plays)
-    assert all(figures["staleness/max"] <= max_staleness for _, figures, _ in run.recorded)
+    assert all(metrics["staleness/max"] <= max_staleness for _, metrics, _ in run.recorded)
     learnt = [sample for part in run.policy.learnt for sample in part]
     assert len(learnt) == len(set(learnt)) == 8 * 6
 
@@ -529,8 +529,8 @@ def test_teachers_score_and_their_kl_is_a_figure():
         "teacher.math scores",
         "teacher.code scores",
     ]
-    figures = run.recorded[0][1]
-    assert figures["teacher.math/kl"] == 0 and "teacher.code/kl" not in figures, "no task has the tag"
+    metrics = run.recorded[0][1]
+    assert metrics["teacher.math/kl"] == 0 and "teacher.code/kl" not in metrics, "no task has the tag"
 
 
 @pytest.mark.parametrize(
@@ -566,8 +566,8 @@ def test_a_critic_learns_from_the_same_samples():
     run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(AdvantageEstimator.GAE)), has_critic=True)
     assert "critic values" in run.events
     assert run.critic.learnt == run.policy.learnt
-    figures = run.recorded[0][1]
-    assert figures["critic/loss"] == figures["loss/total"] == 2
+    metrics = run.recorded[0][1]
+    assert metrics["critic/loss"] == metrics["loss/total"] == 2
 
 
 class Breaking(Model):
@@ -598,7 +598,7 @@ def test_a_run_whose_optimizer_steps_are_skipped_stops(monkeypatch, skips, most,
     run = Run(settings_of(max_steps=4, minibatches=2, max_skipped_steps=most, max_staleness=0, ppo_epochs=1))
     with pytest.raises(Diverged, match=message) if message else contextlib.nullcontext():
         ran(run.go())
-    assert [figures.get("steps/skipped") for _, figures, _ in run.recorded] == rows
+    assert [metrics.get("steps/skipped") for _, metrics, _ in run.recorded] == rows
     assert run.events.count("after learning") == len(rows) - bool(message), "no checkpoint of the last step"
 
 

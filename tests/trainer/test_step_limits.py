@@ -24,8 +24,8 @@ from tests.trainer.test_loop import settings_of, trained
 def test_a_minibatch_beyond_the_kl_ends_its_step_alone(over, learnt, dropped):
     run = trained(settings_of(max_steps=2, ppo_epochs=2, minibatches=2, prompts_per_step=4), over_kl=over)
     assert len(run.policy.learnt) == sum(learnt)
-    assert [figures.get("steps/dropped", 0) for _, figures, _ in run.recorded] == dropped
-    assert [figures.get("steps/over_kl", 0) for _, figures, _ in run.recorded] == [
+    assert [metrics.get("steps/dropped", 0) for _, metrics, _ in run.recorded] == dropped
+    assert [metrics.get("steps/over_kl", 0) for _, metrics, _ in run.recorded] == [
         float(count > 0) for count in dropped
     ]
     assert run.state.step == 2
@@ -40,8 +40,8 @@ def test_a_stop_lasts_over_the_parts_of_a_step():
     loss = {"old_logprobs": OldLogprobs.ROLLOUT}
     run = trained(settings_of(minibatches=4, prompts_per_step=4, advantage=advantage, loss=loss), over_kl=(2,))
     assert len(run.policy.learnt) == 2
-    ((_, figures, groups),) = run.recorded
-    assert figures["steps/dropped"] == 2
+    ((_, metrics, groups),) = run.recorded
+    assert metrics["steps/dropped"] == 2
     assert run.policy.positions == [0, 1]
     assert groups == [0, 1, 2, 3], "they are taken all the same, for the next step begins with others"
     assert len(trained(settings).policy.learnt) == 4
@@ -70,15 +70,15 @@ def test_a_part_of_each_group_is_learnt_from():
     assert sorted(run.policy.learnt[0]) == [0, 1, 100, 101], (
         "of each group the first with a reward, and the one without"
     )
-    ((_, figures, _),) = run.recorded
-    assert (figures["samples/finished"], figures["samples/learnt"], figures["samples/down_sampled"]) == (8, 4, 4)
-    assert figures["reward/mean"] == 1.5, "of all that were generated"
+    ((_, metrics, _),) = run.recorded
+    assert (metrics["samples/finished"], metrics["samples/learnt"], metrics["samples/down_sampled"]) == (8, 4, 4)
+    assert metrics["reward/mean"] == 1.5, "of all that were generated"
 
 
 def test_groups_without_a_difference_may_be_left_out():
     run = trained(settings_of(num_generations=1, advantage=AdvantageSettings(drop_equal_groups=True)))
-    ((_, figures, _),) = run.recorded
-    assert (run.policy.learnt, figures["samples/learnt"], figures["samples/down_sampled"]) == ([], 0, 2)
+    ((_, metrics, _),) = run.recorded
+    assert (run.policy.learnt, metrics["samples/learnt"], metrics["samples/down_sampled"]) == ([], 0, 2)
     assert run.state.step == 1
 
 
@@ -92,8 +92,8 @@ def test_of_long_samples_the_first_tokens_are_learnt():
     selected, _, _ = with_advantages(batch_of(groups, longest=2), AdvantageSettings())
     assert totals_of(selected.samples, 8).tokens == 0, "samples that are cut within their prompt teach nothing"
     run = trained(settings_of(advantage=AdvantageSettings(max_learn_tokens=3)))
-    ((_, figures, _),) = run.recorded
-    assert figures["samples/cut"] == 4
+    ((_, metrics, _),) = run.recorded
+    assert metrics["samples/cut"] == 4
 
 
 def test_samples_whose_tools_failed_are_kept_last():

@@ -23,9 +23,9 @@ class Watched:
         self.console = Console(file=io.StringIO(), width=200)
         self.watching = Watching(self.run, open_metrics(self.run), LiveView(9, self.console))
 
-    def step(self, number, groups, **figures):
+    def step(self, number, groups, **metrics):
         measured = {"time/step": 1.0, "reward/mean": 0.5} | {
-            key.replace("__", "/"): one for key, one in figures.items()
+            key.replace("__", "/"): one for key, one in metrics.items()
         }
         self.watching.step_done(TrainerState(number, number), measured, groups)
 

@@ -160,7 +160,7 @@ class PromptScenario:
         return found
 
     @property
-    def figures(self) -> dict[str, float]:
+    def data_metrics(self) -> dict[str, float]:
         """Numbers of rows, for metrics."""
         loaded = self._opened(Split.TRAIN)
         return {"data/rows": float(len(loaded.used)), "data/dropped_rows": float(loaded.dropped)}

@@ -174,14 +174,14 @@ def step_line(progress: Progress) -> str:
     parts = [f"step {progress.done:,}/{progress.steps:,}"]
     if "reward/mean" in progress.values:
         parts += [f"reward {_number(progress.rewards[-1])}", f"mean {_number(progress.recent_reward)}"]
-    parts += _figures(progress.values)
+    parts += _shown_metrics(progress.values)
     if progress.done < progress.steps and progress.seconds_left >= 1:
         parts.append(f"left {clock_time(progress.seconds_left)}")
     return "  ".join(parts)
 
 
 def picture(progress: Progress, now: float) -> RenderableType:
-    """The panel of a run: progress, current phase and figures."""
+    """The panel of a run: progress, current phase and metrics."""
     table = Table.grid(padding=(0, 1))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -197,9 +197,9 @@ def picture(progress: Progress, now: float) -> RenderableType:
         curve = Text(sparkline(progress.rewards), style="cyan")
         table.add_row(f"reward {newest}", curve, f"mean of the last {min(RECENT, len(progress.rewards))}: {mean}")
     lines: list[RenderableType] = [table]
-    figures = "   ".join(_figures(progress.values))
-    if figures:
-        lines.append(Text(figures, no_wrap=True, overflow="ellipsis"))
+    metrics = "   ".join(_shown_metrics(progress.values))
+    if metrics:
+        lines.append(Text(metrics, no_wrap=True, overflow="ellipsis"))
     busy = {name.removeprefix("busy/"): share for name, share in progress.values.items() if name.startswith("busy/")}
     if busy:
         lines.append(_busy_line(busy))
@@ -246,7 +246,7 @@ def _busy_line(busy: Mapping[str, float]) -> Text:
     return line
 
 
-def _figures(values: Mapping[str, float]) -> list[str]:
+def _shown_metrics(values: Mapping[str, float]) -> list[str]:
     """Metrics other than the reward, as text."""
     shown: dict[str, Callable[[float], str]] = {
         "staleness/mean": lambda value: f"staleness {value:.1f}",

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.config.findings import counted
-from roost.trainer.figures import PHASES
+from roost.trainer.metrics import PHASES
 from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
 from roost.trainer.records.run_folder import Record, RunFolder, number_of
 from roost.trainer.report.live_view import sparkline

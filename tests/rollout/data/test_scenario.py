@@ -122,7 +122,7 @@ def test_long_prompts_are_dropped_refused_or_cut(tokenizer, tmp_path):
     bound = {"path": path, "max_prompt_tokens": 5}
     scenario = PromptScenario(tokenizer, **bound)
     assert [scenario.task(Split.TRAIN, n).name for n in range(scenario.size(Split.TRAIN))] == ["abc", "ééééé"]
-    assert scenario.figures == {"data/rows": 2.0, "data/dropped_rows": 2.0}
+    assert scenario.data_metrics == {"data/rows": 2.0, "data/dropped_rows": 2.0}
     assert scenario.data_summary() == "data: 2 rows; 2 rows dropped: prompts longer than 5 tokens"
     with pytest.raises(DataError, match=r"row 1 of .* has 8 tokens; max_prompt_tokens is 5"):
         PromptScenario(tokenizer, **bound, overlong="error").size(Split.TRAIN)

@@ -15,7 +15,7 @@ from tests.local_ray import MARK
 from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
 
 
-def figures(run, name):
+def metrics(run, name):
     return [record[name] for record in run.steps()]
 
 
@@ -32,9 +32,9 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     values["algorithm"] = {"recompute_logprobs": True}
     run = trained(values, tmp_path / "run").run
     # Only if engines have each new adapter, and inference the weights with it, do they say the same of every token.
-    assert max(figures(run, "mismatch/logprob_max")) < 1e-3
-    assert len(set(figures(run, "mismatch/logprob_mean"))) == 3
-    assert figures(run, "samples/learnt") == [16.0] * 3 and figures(run, "staleness/max") == [0.0] * 3
+    assert max(metrics(run, "mismatch/logprob_max")) < 1e-3
+    assert len(set(metrics(run, "mismatch/logprob_mean"))) == 3
+    assert metrics(run, "samples/learnt") == [16.0] * 3 and metrics(run, "staleness/max") == [0.0] * 3
     assert len(spans_of(run, "score", "inference")) == 6, "two minibatches of each step"
     assert not spans_of(run, "score", "actor")[3:], "the learner scores no more than the probe of each version"
     assert [found["version"] for found in run.evaluations()] == [0, 2, 3]
@@ -53,16 +53,16 @@ def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_fro
 
     two = {"actor": "0-1", "critic": "0", "reference": "1", "rollout": "1"}
     run = trained(values(two, 2), tmp_path / "run").run
-    apart = figures(run, "loss/reference_kl")
+    apart = metrics(run, "loss/reference_kl")
     assert apart[0] == 0.0 < apart[1], "the policy moves away from its reference"
-    assert figures(run, "mismatch/logprob_max")[1] < 1e-3
-    assert all(value > 0 for value in figures(run, "critic/grad/norm"))
+    assert metrics(run, "mismatch/logprob_max")[1] < 1e-3
+    assert all(value > 0 for value in metrics(run, "critic/grad/norm"))
     before = weights_of(run)
 
     one = {"actor,critic,reference": "0", "rollout": "1"}
     run = trained(values(one, 3), tmp_path / "run", resumes=True).run
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7], 3: [8, 9, 10, 11]}
-    assert figures(run, "mismatch/logprob_max")[2] < 1e-3
+    assert metrics(run, "mismatch/logprob_max")[2] < 1e-3
     assert any(not before[name].equal(weight) for name, weight in weights_of(run).items())
 
 
@@ -71,12 +71,12 @@ def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path)
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "reward": of_node}
     exact = {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "right": 3.0, "wrong": -1.0}
     run = trained(config(model, placement, max_steps=2, rewards={"exact": exact}), tmp_path / "run").run
-    assert figures(run, "samples/finished") == [16.0] * 2 and figures(run, "samples/failed") == [0.0] * 2
+    assert metrics(run, "samples/finished") == [16.0] * 2 and metrics(run, "samples/failed") == [0.0] * 2
     assert [len(spans_of(run, "run_episode", f"agent {rank}")) > 8 for rank in (0, 1)] == [True, True]
     assert any(spans_of(run, "score", f"reward {rank}") for rank in (0, 1))
-    assert {figures(run, "reward/max")[0], figures(run, "reward/min")[0]} <= {3.0, -1.0}
-    assert figures(run, "reward/exact/scored") == [16.0] * 2
-    assert figures(run, "reward/exact/mean") == figures(run, "reward/mean")
+    assert {metrics(run, "reward/max")[0], metrics(run, "reward/min")[0]} <= {3.0, -1.0}
+    assert metrics(run, "reward/exact/scored") == [16.0] * 2
+    assert metrics(run, "reward/exact/mean") == metrics(run, "reward/mean")
     assert all(sample["parts"] == {"exact": sample["reward"]} for sample in run.sample_lines)
     assert learnt_groups(run) == {1: [0, 1, 2, 3], 2: [4, 5, 6, 7]}
 
@@ -103,7 +103,7 @@ def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
     )
     values["train"] |= {"task": task, "engine_options": {"max_context": 128}}
     run = trained(values, tmp_path / "run").run
-    assert figures(run, "samples/finished") == [4.0], [file.read_text() for file in run.failures.glob("*")]
+    assert metrics(run, "samples/finished") == [4.0], [file.read_text() for file in run.failures.glob("*")]
     until = time.monotonic() + HANG_S
     while (left := own_processes()) and time.monotonic() < until:
         time.sleep(0.2)

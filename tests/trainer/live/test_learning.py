@@ -14,7 +14,7 @@ from tests.trainer.live.jobs import config, trained
 from tests.trainer.live.scenarios import Patient, count_learning
 
 
-def figures(run, name):
+def metrics(run, name):
     return [record[name] for record in run.steps()]
 
 
@@ -34,8 +34,8 @@ def test_hybrid_minibatches_are_learnt_from_while_others_are_generated(model, tm
     )
     run = trained(values, tmp_path / "hybrid").run
     assert Patient.learnt == 4
-    assert figures(run, "staleness/max") == [0.0, 0.0]
-    assert figures(run, "samples/learnt") == [16.0, 16.0] and figures(run, "samples/failed") == [0.0, 0.0]
+    assert metrics(run, "staleness/max") == [0.0, 0.0]
+    assert metrics(run, "samples/learnt") == [16.0, 16.0] and metrics(run, "samples/failed") == [0.0, 0.0]
 
 
 class BackwardLearner(LearnerWorker):
@@ -58,7 +58,7 @@ LEARNING = {
 
 def rewards_of_learning(model, folder):
     values = config(model, {"actor": "0", "rollout": "1"}, **LEARNING)
-    return figures(trained(values, folder).run, "reward/mean")
+    return metrics(trained(values, folder).run, "reward/mean")
 
 
 def test_it_learns(model, tmp_path):
@@ -102,6 +102,6 @@ def test_a_student_learns_from_a_teacher_without_rewards(model, tmp_path):
     alone = {"advantage_estimator": "teacher", "whiten_advantages": "tokens", "teacher": teacher}
     values = config(model, placement, **keys, **alone)
     run = trained(values, tmp_path / "run").run
-    apart, rewards = figures(run, "teacher/kl"), figures(run, "reward/mean")
+    apart, rewards = metrics(run, "teacher/kl"), metrics(run, "reward/mean")
     assert sum(apart[-2:]) / 2 < 0.5 * apart[0]
     assert rewards[0] <= 0.2 and sum(rewards[-2:]) / 2 >= 0.4

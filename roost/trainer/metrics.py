@@ -63,7 +63,7 @@ DRIFT = "drift"  # like mismatch, but the learner's weights have moved since gen
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
 
-def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
+def group_metrics(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
     """Rewards, staleness and counts of the collected groups."""
     rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
     behind = staleness_of(groups, version)
@@ -86,11 +86,11 @@ def of_groups(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, 
         "groups/replaced": float(tally.equal_groups),
         "groups/discarded": float(tally.discarded_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
-        **of_lengths(episodes),
+        **length_metrics(episodes),
     }
 
 
-def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
+def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Percentiles of completion and prompt tokens, and the share of truncated episodes."""
     found: dict[str, float] = {}
     if not episodes:
@@ -106,17 +106,17 @@ def of_lengths(episodes: Sequence[Episode]) -> dict[str, float]:
     return found | {"length/truncated": sum(one.is_truncated for one in episodes) / len(episodes)}
 
 
-def of_memory(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def memory_metrics(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Memory of a component in GiB: the maximum over its ranks.
 
-    >>> of_memory("actor", [{"rss": 2**30}, {"rss": 2**31}])
+    >>> memory_metrics("actor", [{"rss": 2**30}, {"rss": 2**31}])
     {'memory/actor/rss': 2.0}
     """
     names = dict.fromkeys(name for rank in ranks for name in rank)
     return {f"memory/{who}/{name}": max(rank.get(name, 0.0) for rank in ranks) / 2**30 for name in names}
 
 
-def of_parts(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:
+def reward_metrics(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:
     """Mean of each reward and the number of answers it scored; 0 scored for names in `rewards` that scored none."""
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
@@ -139,7 +139,7 @@ class Learnt:
     down_sampled: int = 0
 
 
-def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
+def learnt_metrics(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
     """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift."""
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
@@ -149,11 +149,16 @@ def of_all(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, 
         "samples/down_sampled": float(sum(part.down_sampled for part in parts)),
     }
     samples = [sample for part in parts for sample in part.samples]
-    apart = of_mismatch(samples, MISMATCH if are_same_weights else DRIFT)
-    return of_learning([metrics for part in parts for metrics in part.metrics]) | counts | apart | of_teachers(parts)
+    apart = mismatch_metrics(samples, MISMATCH if are_same_weights else DRIFT)
+    return (
+        optimizer_metrics([metrics for part in parts for metrics in part.metrics])
+        | counts
+        | apart
+        | teacher_metrics(parts)
+    )
 
 
-def of_teachers(parts: Sequence[Learnt]) -> dict[str, float]:
+def teacher_metrics(parts: Sequence[Learnt]) -> dict[str, float]:
     """Mean KL of the policy from each teacher (k1), over the tokens that it scored."""
     names = dict.fromkeys(name for part in parts for name in part.teacher_kl)
     scored = {
@@ -162,7 +167,7 @@ def of_teachers(parts: Sequence[Learnt]) -> dict[str, float]:
     return {f"{name}/kl": float(tokens.mean()) for name, tokens in scored.items() if len(tokens)}
 
 
-def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
+def mismatch_metrics(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, float]:
     """Difference between the engine's and the learner's log-probs, where both are known."""
     pairs = [
         (sample.logprobs[where], sample.old_logprobs[where])
@@ -180,7 +185,7 @@ def of_mismatch(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[str, 
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 
-def of_learning(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in metrics for name in part):
@@ -197,7 +202,7 @@ def of_learning(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def of_time(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:
+def time_metrics(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:
     """Seconds of each phase, and tokens per second of the step."""
     found = {f"time/{name}": seconds[name] for name in PHASES if name in seconds}
     return {"time/step": whole, **found, "tokens/per_second": tokens / whole if whole else 0.0}

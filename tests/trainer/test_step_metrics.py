@@ -8,16 +8,16 @@ from roost.learner.advantages import Selection
 from roost.rollout.episode import Part
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally
-from roost.trainer.figures import (
+from roost.trainer.metrics import (
     Learnt,
-    of_all,
-    of_groups,
-    of_learning,
-    of_lengths,
-    of_memory,
-    of_mismatch,
-    of_parts,
-    of_time,
+    group_metrics,
+    learnt_metrics,
+    length_metrics,
+    memory_metrics,
+    mismatch_metrics,
+    optimizer_metrics,
+    reward_metrics,
+    time_metrics,
 )
 from tests.trainer.example_groups import example_episode, example_group
 
@@ -27,7 +27,7 @@ NONE_CUT = {"samples/cut": 0.0, "samples/down_sampled": 0.0}
 def test_what_was_collected():
     groups = [example_group(0, [1.0, 0.0], versions=(4, 5)), example_group(1, [0.5, 0.5], versions=(5,))]
     tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4, discarded_groups=6)
-    assert of_groups(groups, version=5, tally=tally) == {
+    assert group_metrics(groups, version=5, tally=tally) == {
         "reward/mean": 0.5,
         "reward/std": pytest.approx(0.125**0.5),
         "reward/max": 1.0,
@@ -59,7 +59,7 @@ def test_truncated_episodes_and_long_ones_are_seen():
         tokens = example_episode(1.0, versions=(0,) * made).sequences[0]
         return replace(example_episode(1.0), sequences=(replace(tokens, parts=(Part(2, 2 + made, 0, finish),)),))
 
-    found = of_lengths([*(episode(10, "stop") for _ in range(97)), *(episode(1000, "length") for _ in range(3))])
+    found = length_metrics([*(episode(10, "stop") for _ in range(97)), *(episode(1000, "length") for _ in range(3))])
     assert found["length/truncated"] == 0.03
     assert (found["length/completion/p50"], found["length/completion/p99"], found["length/completion/max"]) == (
         10.0,
@@ -71,7 +71,7 @@ def test_truncated_episodes_and_long_ones_are_seen():
 
 def test_memory_is_that_of_the_rank_with_the_most():
     ranks = [{"allocated": 1.0 * 2**30, "peak": 3.0 * 2**30}, {"allocated": 2.0 * 2**30, "peak": 2.0 * 2**30}]
-    assert of_memory("actor", ranks) == {"memory/actor/allocated": 2.0, "memory/actor/peak": 3.0}
+    assert memory_metrics("actor", ranks) == {"memory/actor/allocated": 2.0, "memory/actor/peak": 3.0}
 
 
 def test_what_each_reward_gave():
@@ -81,18 +81,18 @@ def test_what_each_reward_gave():
         replace(episode, score=replace(episode.score, parts=parts))
         for episode, parts in zip(first.episodes, given, strict=True)
     ]
-    assert of_parts([replace(first, episodes=tuple(episodes)), second], ["exact", "polite"]) == {
+    assert reward_metrics([replace(first, episodes=tuple(episodes)), second], ["exact", "polite"]) == {
         "reward/exact/mean": 0.5,
         "reward/exact/scored": 2.0,
         "reward/polite/scored": 0.0,
         "reward/scenario/mean": 3.0,
         "reward/scenario/scored": 1.0,
     }
-    assert of_parts([second]) == {}
+    assert reward_metrics([second]) == {}
 
 
 def test_nothing_collected_is_told_without_an_error():
-    found = of_groups([], version=5, tally=Tally())
+    found = group_metrics([], version=5, tally=Tally())
     assert math.isnan(found["reward/mean"])
     assert all(value == 0.0 for name, value in found.items() if not name.startswith("reward/"))
 
@@ -114,7 +114,7 @@ def test_nothing_collected_is_told_without_an_error():
     ],
 )
 def test_what_was_learnt(described, expected):
-    assert of_learning(described) == expected
+    assert optimizer_metrics(described) == expected
 
 
 def test_the_parts_of_a_step_are_told_together():
@@ -123,27 +123,27 @@ def test_the_parts_of_a_step_are_told_together():
     none = Selection(np.arange(0), too_small=4, not_positive=0)
     parts = [Learnt(samples, some, 1, [{"loss": 1.0}, {"loss": 2.0}]), Learnt(samples, none, 2, [])]
     counts = {"samples/learnt": 5.0, "samples/left_out": 7.0, "samples/alone": 3.0} | NONE_CUT
-    assert of_all(parts) == {"loss/total": 1.5, **counts}
+    assert learnt_metrics(parts) == {"loss/total": 1.5, **counts}
     apart = with_scores(batch_of([example_group(0, [1.0])]), old=[np.zeros(len(samples[0]), np.float32)]).samples
-    described = of_all([Learnt(apart, some, 0, [])], are_same_weights=False)
+    described = learnt_metrics([Learnt(apart, some, 0, [])], are_same_weights=False)
     assert {name.split("/")[0] for name in described} == {"samples", "drift"}, (
         "engines are not blamed for older weights"
     )
-    assert of_all([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0} | NONE_CUT
+    assert learnt_metrics([]) == {"samples/learnt": 0.0, "samples/left_out": 0.0, "samples/alone": 0.0} | NONE_CUT
 
 
 def test_mismatch_is_of_the_tokens_that_both_know():
     batch = batch_of([example_group(0, [1.0, 0.0], versions=(0, 0))])
-    assert of_mismatch(batch.samples) == {}
+    assert mismatch_metrics(batch.samples) == {}
     same = with_scores(batch, old=[sample.logprobs for sample in batch.samples])
     wrong_prompt = with_scores(batch, old=[_with_prompt(sample.logprobs, 99.0) for sample in batch.samples])
-    assert of_mismatch(same.samples) == of_mismatch(wrong_prompt.samples)
+    assert mismatch_metrics(same.samples) == mismatch_metrics(wrong_prompt.samples)
     other = [replace(same.samples[0], old_logprobs=same.samples[0].logprobs + 0.5), batch.samples[1]]
-    assert of_mismatch(other) != of_mismatch(same.samples)
-    assert all(name.startswith("mismatch/") for name in of_mismatch(other))
+    assert mismatch_metrics(other) != mismatch_metrics(same.samples)
+    assert all(name.startswith("mismatch/") for name in mismatch_metrics(other))
     unknown = replace(same.samples[1], logprobs=np.full_like(same.samples[1].logprobs, np.nan))
-    assert of_mismatch([other[0], unknown]) == of_mismatch(other), "its log-probs were not requested"
-    assert of_mismatch([unknown]) == {}
+    assert mismatch_metrics([other[0], unknown]) == mismatch_metrics(other), "its log-probs were not requested"
+    assert mismatch_metrics([unknown]) == {}
 
 
 def _with_prompt(logprobs, value):
@@ -163,4 +163,4 @@ def _with_prompt(logprobs, value):
     ],
 )
 def test_where_the_time_went(seconds, whole, expected):
-    assert of_time(seconds, whole, tokens=100.0) == expected
+    assert time_metrics(seconds, whole, tokens=100.0) == expected
