@@ -237,6 +237,30 @@ def test_the_folder_that_wrote_last_goes_on_from_its_own_newer_state(store, url,
     assert steps_in(fetch(url, run.path).path) == [2, 4]
 
 
+def test_a_folder_whose_uploads_all_failed_keeps_its_newer_records(store, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirroring, "RETRY_S", 0.01)
+    uploaded(url, train(tmp_path / "one", 4).path)
+    other = fetch(url, tmp_path / "two")
+    mirror = mirror_of(url, other.path)
+    with store.doing(lambda number, path: "403"):
+        mirror.begin(4, lambda _: None)
+        train(other.path, 8)
+        with pytest.raises(StorageError, match="--resume on this machine"):
+            mirror.finish()
+    again = fetch(url, other.path)
+    assert [record["step"] for record in again.steps()] == list(range(1, 9))
+    assert steps_in(again.path)[-1] == 8
+    uploaded(url, again.path)
+    assert len(fetch(url, tmp_path / "three").steps()) == 8
+
+
+def test_a_run_that_may_be_read_but_not_written_is_not_continued(store, url, tmp_path):
+    uploaded(url, train(tmp_path / "one", 2).path)
+    with store.doing(lambda number, path: "403"), pytest.raises(StorageError, match="cannot be used"):
+        fetch(url, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
 def test_a_folder_in_use_is_not_replaced(store, url, tmp_path):
     uploaded(url, train(tmp_path / "one", 2).path)
     other = train(tmp_path / "two", 1)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from roost.learner.checksums import Damaged
@@ -60,6 +60,7 @@ class Link:
     url: str
     writer: str  # the name under which it writes there
     based_on: str = ""  # the writer that it was downloaded from
+    is_continued: bool = False  # a run began in it: it may be ahead of the remote, even if no upload succeeded
 
     @classmethod
     def read(cls, folder: Path) -> Link | None:
@@ -87,8 +88,7 @@ def _fetch(
 ) -> None:
     """See `Mirror.fetch`."""
     if not remote.exists():
-        if not remote.writer():
-            remote.write(WRITER, {"writer": ""})  # an error here is seen before anything is launched
+        _check_writable(remote)
         return
     is_wanted = auto_resumes or was_restarted(environ) or remote.has(RunFolder(folder).preempted_file.name)
     if not (resumes or from_step is not None or is_wanted):
@@ -99,15 +99,22 @@ def _fetch(
                 f"{remote.url} holds a run already, with {done}; give this one another name, or continue that one: "
                 "--resume"
             )
+        _check_writable(remote)
         return
+    _check_writable(remote)
     link, writer = Link.read(folder), remote.writer().get("writer", "")
     if link is None or link.url != remote.url or writer not in (link.writer, link.based_on):
         _replace(remote, folder, from_step, say)
         return
-    if writer == link.based_on:  # downloaded earlier, and never continued here
+    if writer == link.based_on and not link.is_continued:  # downloaded earlier, and never continued here
         remote.download_records(folder)
     if from_step != 0:
         _complete(remote, folder, from_step, say)
+
+
+def _check_writable(remote: RemoteRun) -> None:
+    """Write the last writer's name as it is: missing permission is seen before anything is launched."""
+    remote.write(WRITER, remote.writer() or {"writer": ""})
 
 
 def _replace(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
@@ -219,6 +226,9 @@ class Mirror:
     def begin(self, first: int, note: Callable[[str], None]) -> None:
         """Start uploading: the folder is locked, and cut back to step `first`. Call it for each attempt."""
         self._first, self._note, self._is_new = first, note, True
+        link = Link.read(self._run.path)
+        if link is not None and not link.is_continued:
+            replace(link, is_continued=True).write(self._run.path)
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="roost-mirror", daemon=True)
             self._thread.start()
@@ -302,7 +312,7 @@ class Mirror:
         is_own = link is not None and link.url == self.url and there.get("writer", "") in (link.writer, link.based_on)
         writer = link.writer if link is not None and is_own else new_writer()
         self._remote.write(WRITER, {"writer": writer, "host": socket.gethostname(), "process": os.getpid()})
-        Link(self.url, writer).write(self._run.path)
+        Link(self.url, writer, is_continued=True).write(self._run.path)
         self._writer = writer
 
     def _look(self) -> None:
