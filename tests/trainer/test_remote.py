@@ -297,6 +297,46 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(store, url, tmp_path)
         fetch(url, tmp_path / "three", from_step=5)
 
 
+def test_a_listing_that_failed_is_repeated(store, url, tmp_path, monkeypatch):
+    uploaded(url, train(tmp_path / "one", 6).path)
+    other = fetch(url, tmp_path / "two", from_step=2)
+    RunFolder.resume(other.path, 2)
+    remote = RemoteRun.open(url)
+    mirror = Mirror(remote, other.path, 1)
+    monkeypatch.setattr(mirror, "_loop", lambda: None)  # uploads are made below
+    mirror.begin(2, lambda _: None)
+
+    def refused():
+        raise OSError("listing refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "steps", refused)
+        with pytest.raises(OSError, match="listing refused"):
+            mirror.sync()
+    mirror.sync()
+    assert remote.complete_steps() == [2]
+    for steps in (4, 6):
+        train(other.path, steps, keep=1)
+        mirror.sync()
+    assert remote.complete_steps() == [4, 6], "those of the machine before are pruned"
+    assert remote.has("checkpoints/step-000006.aside")
+
+
+def test_an_attempt_that_begins_during_an_upload_is_seen_before_the_next_one(store, url, tmp_path, monkeypatch):
+    run = train(tmp_path / "one", 6)
+    mirror = mirror_of(url, run.path)
+    monkeypatch.setattr(mirror, "_loop", lambda: None)
+
+    def on_write(number, path):  # the run goes back while its newest checkpoint is uploaded
+        if path.endswith("step-000006/complete.json") and run.checkpoints.joinpath("step-000006").exists():
+            Checkpoints(run.checkpoints, 3).set_aside(2)
+            mirror.begin(2, lambda _: None)
+
+    with store.doing(on_write):
+        mirror.sync()
+    assert RemoteRun.open(url).complete_steps() == [2]
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(store, url, tmp_path):
     uploaded(url, train(tmp_path / "one", 4).path)
     key = f"{url.removeprefix(f's3://{BUCKET}/')}/checkpoints/step-000004/learner/rank_0.distcp"

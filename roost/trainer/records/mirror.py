@@ -195,7 +195,8 @@ class Mirror:
         self._first = sys.maxsize  # step that this attempt continues from; nothing was trained yet
         self._writer: str | None = None
         self._steps: set[int] = set()  # whole checkpoints at the remote
-        self._is_new = True  # the remote was not looked at since an attempt began
+        self._begun = 1  # attempts; one runs without `begin` if all is done already
+        self._looked = 0  # the attempt for which `_steps` is known
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of uploaded files
         self._records_at = 0.0
         self._stopping = threading.Event()
@@ -225,7 +226,8 @@ class Mirror:
 
     def begin(self, first: int, note: Callable[[str], None]) -> None:
         """Start uploading: the folder is locked, and cut back to step `first`. Call it for each attempt."""
-        self._first, self._note, self._is_new = first, note, True
+        self._first, self._note = first, note
+        self._begun += 1
         link = Link.read(self._run.path)
         if link is not None and not link.is_continued:
             replace(link, is_continued=True).write(self._run.path)
@@ -285,13 +287,11 @@ class Mirror:
 
     def _is_due(self) -> bool:
         has_waited = time.monotonic() - self._records_at >= RECORDS_EVERY
-        return self._is_new or has_waited or self._newest_missing() is not None
+        return self._looked != self._begun or has_waited or bool(self._missing())
 
     def sync(self, is_last: bool = False) -> None:
         """Make the remote run equal to the folder."""
         self._claim()
-        if self._is_new:
-            self._look()
         while (missing := self._newest_missing()) is not None:
             self._upload_records()  # of all steps up to the checkpoint, before it counts
             self._upload_checkpoint(missing)
@@ -316,23 +316,32 @@ class Mirror:
         self._writer = writer
 
     def _look(self) -> None:
-        """Learn which checkpoints the remote has; remove parts of others, and set later ones aside."""
-        self._is_new = False
+        """Learn which checkpoints the remote has; remove parts of others, and set later ones aside.
+
+        It counts as done only if all of it succeeded.
+        """
+        begun = self._begun  # another may begin meanwhile
         for left in self._run.checkpoints.glob(f"{UPLOADING}-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         here = {one.step for one in self._checkpoints.found()}
-        self._steps = set()
+        known = set()
         for step, is_complete in self._remote.steps().items():
             if not is_complete:
                 self._remote.remove_folder(checkpoint_name(step))
             elif step > self._first and step not in here:
                 self._remote.set_aside(step)
             else:
-                self._steps.add(step)
+                known.add(step)
+        self._steps, self._looked = known, begun
 
     def _newest_missing(self) -> Checkpoint | None:
-        found = [one for one in self._checkpoints.found() if one.step not in self._steps]
-        return found[-1] if found else None
+        """The newest checkpoint that the remote lacks, which is looked at first if an attempt began since."""
+        if self._looked != self._begun:
+            self._look()
+        return next(reversed(self._missing()), None)
+
+    def _missing(self) -> list[Checkpoint]:
+        return [one for one in self._checkpoints.found() if one.step not in self._steps]
 
     def _upload_records(self, is_last: bool = False) -> None:
         marks = (self._run.finished_file.name, self._run.preempted_file.name)
