@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from roost.config.findings import Where, counted
 from roost.config.job import Component, CpuWorkers, DeviceList, ModelUse, ParallelSizes, Role
 from roost.config.section import Section
+
+USUAL_WIDTH = 8  # GPUs of a machine that pools are taken to share
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """So many GPUs on each of some nodes; `devices` are their numbers over all machines, node by node."""
+
+    nodes: int
+    per_node: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines of equal width, and the pools on them."""
+
+    count: int
+    width: int
+    pools: Mapping[str, Pool]
+
+
+def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
+    """The machines to plan on, for pools of (nodes, GPUs per node) in order.
+
+    Pools of as many nodes share machines if all fit into usual ones. Otherwise machines are as wide as the widest pool,
+    and each node of a pool is the first machine with enough GPUs left, so that no node's part is cut in two.
+
+    >>> machines_for({"trainer": (1, 4), "rollout": (1, 8)}).pools["rollout"].devices
+    (8, 9, 10, 11, 12, 13, 14, 15)
+    """
+    together = sum(per_node for _, per_node in sizes.values())
+    is_shared = len({nodes for nodes, _ in sizes.values()}) == 1 and together <= USUAL_WIDTH
+    width = together if is_shared else max(per_node for _, per_node in sizes.values())
+    used: list[int] = []  # GPUs of each machine
+    pools = {}
+    for name, (nodes, per_node) in sizes.items():
+        fitting = [index for index, count in enumerate(used) if count + per_node <= width][:nodes]
+        fitting += range(len(used), len(used) + nodes - len(fitting))
+        used += [0] * (fitting[-1] + 1 - len(used))
+        devices: list[int] = []
+        for index in fitting:
+            start = index * width + used[index]
+            devices += range(start, start + per_node)
+            used[index] += per_node
+        pools[name] = Pool(nodes, per_node, tuple(devices))
+    return Machines(len(used), width, pools)
 
 
 def engines_on(devices: Sequence[int], size: int, where: Where, root: Section, what: str = "engine") -> list[int]:

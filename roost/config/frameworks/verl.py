@@ -7,14 +7,14 @@ processes, and engines that are cut from the pool in order. Asynchronous trainer
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.pools import check_divides, component, engines_on
+from roost.config.frameworks.pools import Machines, Pool, check_divides, component, engines_on, machines_for
 from roost.config.interpolation import resolve
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
@@ -137,14 +137,15 @@ class _Verl:
         trainer = self.root.below("trainer")
         nodes = self._count(trainer, "nnodes", 1, MAX_NODES) or 1
         per_node = self._count(trainer, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
-        pool = range(nodes * per_node)
         mode = self._mode()
-        self._learner(pool)
-        widths = [(nodes, per_node)]
-        end = self._rollout(pool, per_node, mode, widths)
-        end = self._reward(pool, end, widths)
-        end = self._teachers(end, widths)
-        if sum(one for one, _ in widths) > 1:
+        machines = machines_for({"trainer": (nodes, per_node), **self._own_pools(mode, per_node)})
+        pools = machines.pools
+        self._learner(pools["trainer"].devices)
+        self._rollout(pools, mode)
+        self._reward(pools)
+        self._teachers(pools.get("teacher"))
+        self._note_machines(machines)
+        if sum(pool.nodes for pool in pools.values()) > 1:
             self.root.findings.note(
                 "RST-N059",
                 self._where("trainer.nnodes"),
@@ -152,14 +153,48 @@ class _Verl:
                 '"10.0.0.10" comes before "10.0.0.2"; planned are the trainer\'s nodes first, in order',
                 "compare with the nodes that verl prints, where the order matters",
             )
-        together = _machines(widths, end)
         return Job(
             Notation.VERL,
             self.root.source,
             tuple(self.components),
-            num_nodes=together[0],
-            accelerators_per_node=together[1],
+            num_nodes=machines.count,
+            accelerators_per_node=machines.width,
             settings=self._settings(mode),
+        )
+
+    # --- pools
+
+    def _own_pools(self, mode: str, per_node: int) -> dict[str, tuple[int, int]]:
+        """Nodes and GPUs per node of the pools beside the trainer's."""
+        found = {}
+        if mode in ("fully_async", "one_step_off"):
+            found["rollout"] = self._pool(self.root.below("rollout"), int(DEFAULTS["rollout.n_gpus_per_node"]))
+        elif mode == "separate_async":
+            found["rollout"] = self._pool(self.root.below("actor_rollout_ref", "rollout"), per_node)
+        reward = self._reward_section()
+        if reward.flag("enable") and reward.flag("enable_resource_pool"):
+            found["reward"] = self._pool(reward, int(DEFAULTS["reward.reward_model.n_gpus_per_node"]))
+        teachers = self.root.below("distillation")
+        if teachers.flag("enabled"):
+            found["teacher"] = self._pool(teachers, int(DEFAULTS["distillation.n_gpus_per_node"]))
+        return {name: (nodes, width) for name, (nodes, width) in found.items() if nodes}
+
+    def _pool(self, section: Section, default_per_node: int) -> tuple[int, int]:
+        """Nodes of a pool, and GPUs on each."""
+        nodes = self._count(section, "nnodes", 0, MAX_NODES) or 0
+        return nodes, section.whole_number("n_gpus_per_node", 1, default_per_node, MAX_ACCELERATORS_PER_NODE) or 1
+
+    def _note_machines(self, machines: Machines) -> None:
+        """Say what machines were assumed where a pool does not fill its nodes."""
+        if all(pool.per_node == machines.width for pool in machines.pools.values()):
+            return
+        sizes = ", ".join(f"{name} {pool.nodes} x {pool.per_node}" for name, pool in machines.pools.items())
+        self.root.findings.note(
+            "RST-N065",
+            self._where("trainer.n_gpus_per_node"),
+            f"the pools are planned on {counted(machines.count, 'machine')} of {counted(machines.width, 'GPU')}",
+            f"nodes x GPUs: {sizes}; a verl job does not say how many GPUs a machine has",
+            "compare with the machines of the cluster",
         )
 
     # --- keys
@@ -241,7 +276,7 @@ class _Verl:
     def _path(self) -> str | None:
         return first_text((self.root.below("actor_rollout_ref", "model"), "path"))
 
-    def _learner(self, pool: range) -> None:
+    def _learner(self, pool: Sequence[int]) -> None:
         strategy, sizes = self._strategy(), self._sizes()
         where = self._where("trainer.n_gpus_per_node")
         model = self._model(self._path(), strategy)
@@ -283,14 +318,11 @@ class _Verl:
             width = tensor * prefill + (parts.whole_number("decode_tensor_model_parallel_size", 1) or tensor) * decode
         return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline)
 
-    def _standalone(
-        self, section: Section, size: int, default_per_node: int, start: int, widths: list[tuple[int, int]]
-    ) -> list[int]:
+    def _standalone(self, section: Section, size: int, pool: Pool | None) -> list[int]:
         """The devices of engines on nodes of their own."""
-        nodes = self._count(section, "nnodes", 0, MAX_NODES) or 0
-        per_node = section.whole_number("n_gpus_per_node", 1, default_per_node, MAX_ACCELERATORS_PER_NODE) or 1
-        if nodes == 0:
+        if pool is None:
             return []
+        per_node = pool.per_node
         on_node = min(per_node, size)
         if size % on_node:
             self.root.findings.error(
@@ -300,10 +332,9 @@ class _Verl:
                 f"{size} % {on_node} = {size % on_node}",
                 f"use engines whose size is a multiple of {per_node}, or divides it",
             )
-        widths.append((nodes, per_node))
-        return engines_on(range(start, start + nodes * per_node), size, section.where("nnodes"), self.root)
+        return engines_on(pool.devices, size, section.where("nnodes"), self.root)
 
-    def _rollout(self, pool: range, per_node: int, mode: str, widths: list[tuple[int, int]]) -> int:
+    def _rollout(self, pools: Mapping[str, Pool], mode: str) -> None:
         section = self.root.below("actor_rollout_ref", "rollout")
         key = "tensor_model_parallel_size"
         default = int(DEFAULTS[f"actor_rollout_ref.rollout.{key}"])
@@ -313,15 +344,9 @@ class _Verl:
         training = self.root.below("async_training")
         lends = training.flag("use_dynamic_resource_scheduling") or training.flag("use_trainer_do_validate")
         if mode not in ("fully_async", "one_step_off") or lends:
-            devices += engines_on(pool, size, where, self.root)
-        if mode in ("fully_async", "one_step_off"):
-            own = self._standalone(
-                self.root.below("rollout"), size, int(DEFAULTS["rollout.n_gpus_per_node"]), len(pool), widths
-            )
-        elif mode == "separate_async":
-            own = self._standalone(section, size, per_node, len(pool), widths)
-        else:
-            own = []
+            devices += engines_on(pools["trainer"].devices, size, where, self.root)
+        of_pool = section if mode == "separate_async" else self.root.below("rollout")
+        own = self._standalone(of_pool, size, pools.get("rollout"))
         if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
             self.root.findings.error(
                 "RST-N058",
@@ -330,11 +355,6 @@ class _Verl:
                 f"{mode} generates while it learns, and needs engines beside the trainer's nodes",
                 "write a number of nodes above 0",
             )
-        if len(widths) > 1:
-            nodes, width = widths[-1]
-            end = len(pool) + nodes * width
-        else:
-            end = len(pool)
         if devices or own:
             model = ModelUse(
                 self._path(),
@@ -347,23 +367,23 @@ class _Verl:
             self.components.append(
                 component("rollout", "actor_rollout_ref.rollout", where, requested, Role.ENGINE, sizes, model)
             )
-        return end
 
-    def _reward(self, pool: range, end: int, widths: list[tuple[int, int]]) -> int:
+    def _reward_section(self) -> Section:
         section = self.root.below("reward", "reward_model")
-        if "enable" not in section:
-            section = self.root.below("reward_model")
+        return section if "enable" in section else self.root.below("reward_model")
+
+    def _reward(self, pools: Mapping[str, Pool]) -> None:
+        section = self._reward_section()
         if not section.flag("enable"):
-            return end
+            return
         key = "tensor_model_parallel_size"
         size, sizes = self._engine_size(section.below("rollout"), int(DEFAULTS[f"reward.reward_model.rollout.{key}"]))
         where = section.where("enable")
         if section.flag("enable_resource_pool"):
-            devices = self._standalone(section, size, int(DEFAULTS["reward.reward_model.n_gpus_per_node"]), end, widths)
-            nodes, per_node = widths[-1]
-            end += nodes * per_node if devices else 0
+            devices = self._standalone(section, size, pools.get("reward"))
         else:
-            devices = engines_on(pool, size, section.below("rollout").where(key), self.root, "reward engine")
+            trainer = pools["trainer"].devices
+            devices = engines_on(trainer, size, section.below("rollout").where(key), self.root, "reward engine")
         if devices:
             path = first_text((section, "model_path"), (section.below("model"), "path"))
             fraction = fraction_of_device(section.below("rollout"), "gpu_memory_utilization")
@@ -379,34 +399,31 @@ class _Verl:
                     model,
                 )
             )
-        return end
 
-    def _teachers(self, end: int, widths: list[tuple[int, int]]) -> int:
+    def _teachers(self, pool: Pool | None) -> None:
+        if pool is None:
+            return
         section = self.root.below("distillation")
-        if not section.flag("enabled"):
-            return end
-        nodes = section.whole_number("nnodes", 0, 0, MAX_NODES) or 0
-        per_node = self._count(section, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
-        if nodes == 0:
-            return end
-        widths.append((nodes, per_node))
         models = section.below("teacher_models")
         names = [str(name) for name, value in models.values.items() if isinstance(value, Mapping)]
         single = section.below("teacher_model")
         teachers = [(name, models.below(name)) for name in names] or [(TEACHER, single)]
-        start, total = end, nodes * per_node
+        left: Sequence[int] = pool.devices
         for name, teacher in teachers:
             tensor = teacher.below("inference").whole_number("tensor_model_parallel_size", 1, 1) or 1
-            left = end + total - start
-            replicas = teacher.whole_number("num_replicas", 1, max(1, left // tensor if len(teachers) == 1 else 1)) or 1
-            devices = engines_on(
-                range(start, min(start + replicas * tensor, end + total)),
-                tensor,
-                section.where("nnodes"),
-                self.root,
-                "teacher",
-            )
-            start += replicas * tensor
+            default = max(1, len(left) // tensor) if len(teachers) == 1 else 1
+            replicas = teacher.whole_number("num_replicas", 1, default) or 1
+            if replicas * tensor > len(left) and "num_replicas" in teacher:
+                self.root.findings.error(
+                    "RST-N056",
+                    teacher.where("num_replicas"),
+                    f"is {replicas}, but the teachers' pool has {counted(len(left), 'GPU')} left for this teacher",
+                    f"{replicas} replicas * {counted(tensor, 'GPU')} = {replicas * tensor}",
+                    f"write num_replicas: {max(1, len(left) // tensor)}, or a larger pool",
+                )
+                return
+            devices = engines_on(left[: replicas * tensor], tensor, section.where("nnodes"), self.root, "teacher")
+            left = left[replicas * tensor :]
             if not devices:
                 continue
             path = first_text((teacher, "model_path"), (teacher.below("model"), "path"))
@@ -422,15 +439,3 @@ class _Verl:
                     ModelUse(path, read_model_config(path)),
                 )
             )
-        return end + total
-
-
-def _machines(widths: list[tuple[int, int]], total: int) -> tuple[int, int]:
-    """The nodes to plan on: those of the pools; several small pools of one node each share one."""
-    sizes = {per_node for _, per_node in widths}
-    if len(sizes) == 1:
-        return sum(nodes for nodes, _ in widths), sizes.pop()
-    if all(nodes == 1 for nodes, _ in widths) and total <= 8:
-        return 1, total
-    largest = max(sizes)
-    return -(-total // largest), largest

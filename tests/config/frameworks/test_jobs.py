@@ -79,6 +79,48 @@ def test_prefill_and_decode_parts_make_one_engine(tmp_path):
     assert processes_of(plan)["rollout"] == "1 x 8 on 0-7"
 
 
+ASYNC = "python3 -m verl.experimental.fully_async_policy.fully_async_main algorithm.adv_estimator=grpo"
+TEACHER_POOL = "distillation.enabled=True distillation.nnodes=1 distillation.n_gpus_per_node=2"
+
+
+def pools(trainer, rollout, tensor):
+    (nodes, width), (own, own_width) = trainer, rollout
+    sizes = f"trainer.nnodes={nodes} trainer.n_gpus_per_node={width} rollout.nnodes={own}"
+    engines = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor}"
+    return f"{ASYNC} {sizes} rollout.n_gpus_per_node={own_width} {engines}"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "tensor", "machines", "processes"),
+    [
+        ((1, 4), (1, 8), 8, (2, 8), {"actor": "4 x 1 on 0-3", "rollout": "1 x 8 on 8-15"}),
+        ((2, 2), (2, 6), 2, (2, 8), {"actor": "4 x 1 on 0-1,8-9", "rollout": "6 x 2 on 2-7,10-15"}),
+        ((2, 4), (1, 8), 8, (3, 8), {"actor": "8 x 1 on 0-3,8-11", "rollout": "1 x 8 on 16-23"}),
+        ((1, 4), (1, 4), 2, (1, 8), {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 4-7"}),
+    ],
+    ids=["wider-engines", "per-node", "rests-stay-free", "one-machine"],
+)
+def test_pools_of_different_width(trainer, rollout, tensor, machines, processes, tmp_path):
+    plan = plan_of(tmp_path, pools(trainer, rollout, tensor))
+    assert processes_of(plan) == processes
+    assert (len(plan.inventory.nodes), plan.inventory.nodes[0].accelerators) == machines
+    found = {finding.code: finding for finding in (*plan.warnings, *plan.notes)}
+    assert f"of {machines[1]} GPUs" in found["RST-N065"].what
+    assert "RST-P032" not in found
+
+
+def test_pools_that_fill_their_nodes_assume_nothing(tmp_path):
+    assert "RST-N065" not in codes(tmp_path, pools((2, 8), (1, 8), 8))
+
+
+def test_replicas_of_teachers_beyond_their_pool(tmp_path):
+    teacher = "distillation.teacher_models.math"
+    one = f"+{teacher}.num_replicas=4 +{teacher}.inference.tensor_model_parallel_size=2"
+    found = codes(tmp_path, f"{VERL} {TEACHER_POOL} {one}")
+    assert found["RST-N056"].where.path[-1] == "num_replicas"
+    assert "4 replicas * 2 GPUs = 8" in found["RST-N056"].why
+
+
 @pytest.mark.parametrize(
     ("extra", "has_reference"),
     [
