@@ -354,6 +354,8 @@ def test_the_policy_is_whole_or_not_there(store, url, tmp_path):
         (run.policy / name).write_text("{}")
     run.finish(2)
     mirror = mirror_of(url, run.path)
+    mirror.sync()
+    assert not RemoteRun.open(url).has("finished.json"), "not before the policy"
     with (
         store.doing(lambda number, path: "403" if path.endswith("model.safetensors") else None),
         pytest.raises(OSError),
@@ -367,6 +369,9 @@ def test_the_policy_is_whole_or_not_there(store, url, tmp_path):
     assert sorted(file.name for file in (tmp_path / "with" / "policy").iterdir()) == ["model.safetensors", "roost.json"]
     assert steps_in(tmp_path / "with") == [2]
     assert RunFolder(tmp_path / "with").finished_at() == 2
+    run.finished_file.unlink()  # continued
+    mirror.sync()
+    assert not RemoteRun.open(url).has("finished.json")
 
 
 @pytest.mark.parametrize(

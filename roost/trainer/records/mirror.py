@@ -298,7 +298,7 @@ class Mirror:
         self._upload_records(is_last)
         if is_last:
             self._upload_policy()
-        self._upload_marks()
+        self._upload_marks(is_last)
         self._prune()
 
     def _claim(self) -> None:
@@ -370,9 +370,11 @@ class Mirror:
             if there is None or there.stamp != stamp:
                 self._remote.upload_whole(self._run.policy, POLICY, stamp)
 
-    def _upload_marks(self) -> None:
+    def _upload_marks(self, is_last: bool) -> None:
         """Upload or remove the files that say how the run ended, after all that they speak of."""
         for file in (self._run.finished_file, self._run.preempted_file):
+            if file == self._run.finished_file and file.exists() and not is_last:
+                continue  # it speaks of the policy, which is uploaded last
             now = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else (-1, -1)
             if self._sent.get(file.name) != now:
                 if file.exists():
