@@ -20,6 +20,7 @@ from roost.trainer.records.mirror import Mirror
 from roost.trainer.records.remote import RemoteRun, StorageError, Taken
 from roost.trainer.records.resuming import RunInUse, locked
 from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.scale_requests import Change, ScaleRequests
 from tests.limits import HANG_S
 from tests.object_store import ObjectStore, kill
 
@@ -105,6 +106,60 @@ def test_a_run_is_continued_on_a_machine_that_has_nothing_of_it(store, url, tmp_
     assert (other.path / "failures" / "a.txt").read_text() == "why"
     Checkpoints(other.checkpoints, 1).newest().verify()
     assert RemoteRun.open(url).complete_steps() == [2, 4]
+
+
+def test_requests_to_scale_stay_on_the_machine_that_got_them(store, url, tmp_path):
+    run = train(tmp_path / "one", 2)
+    name = ScaleRequests(run.path).ask([Change("rollout", 2, False)])
+    uploaded(url, run.path)
+    RemoteRun.open(url).upload(run.path, [f"scale/{name}.request.json"])  # as earlier versions did
+    assert ScaleRequests(fetch(url, tmp_path / "two").path).take() is None
+    assert ScaleRequests(run.path).take()[0] == name
+
+
+def test_a_record_that_is_removed_while_it_is_copied_is_passed_over(store, url, tmp_path, monkeypatch):
+    run = train(tmp_path / "one", 2)
+    (run.path / "failures").mkdir()
+    for name in "ab":
+        (run.path / "failures" / f"{name}.txt").write_text("why")
+    gone = run.path / "failures" / "a.txt"
+    mirror, put = mirror_of(url, run.path), RemoteRun.upload
+
+    def after_listing(self, folder, names, *rest, **more):
+        gone.unlink(missing_ok=True)
+        put(self, folder, names, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteRun, "upload", after_listing)
+        mirror.sync()
+    there, names = RemoteRun.open(url), RemoteRun.names
+    assert there.has("failures/b.txt") and not there.has("failures/a.txt")
+    monkeypatch.setattr(RemoteRun, "names", lambda self: [*names(self), "failures/a.txt"])  # removed since the listing
+    other = fetch(url, tmp_path / "two")
+    assert [file.name for file in (other.path / "failures").iterdir()] == ["b.txt"]
+
+
+def test_logs_of_the_machine_before_are_kept(store, url, tmp_path):
+    """Processes append to their logs."""
+    for machine in ("one", "two"):
+        run = fetch(url, tmp_path / machine)
+        log = train(run.path, 2).logs / "actor" / "rank_0.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write(f"of {machine}\n")
+        uploaded(url, run.path)
+    RemoteRun.open(url).download_run(tmp_path / "seen")
+    assert (tmp_path / "seen" / "logs" / "actor" / "rank_0.log").read_text() == "of one\nof two\n"
+
+
+def test_files_of_a_download_that_was_killed_do_not_stay(store, url, tmp_path):
+    uploaded(url, train(tmp_path / "one", 2).path)
+    draft = train(tmp_path / "two.unfinished", 1)
+    draft.finish(1)
+    draft.mark_preempted(1)
+    other = fetch(url, tmp_path / "two")
+    assert other.finished_at() is None and not other.preempted_file.exists()
+    assert len(other.steps()) == 2
 
 
 CLIENT = """

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from roost.learner.checksums import Damaged
-from roost.procs.files import disk_full, is_disk_full, put_in_place, unfinished
+from roost.procs.files import LOCK_FILE, disk_full, is_disk_full, put_in_place, unfinished
 from roost.trainer.records.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -31,6 +31,7 @@ from roost.trainer.records.remote import (
     LOGS,
     POLICY,
     RETRY_S,
+    SCALE,
     TRIES,
     WRITER,
     RemoteRun,
@@ -129,6 +130,8 @@ def _replace(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -
         for left in draft.iterdir():  # of a download that was killed
             if left.is_dir():
                 shutil.rmtree(left)
+            elif left.name != LOCK_FILE:
+                left.unlink()
         remote.download_records(draft)
         if from_step != 0:
             _complete(remote, draft, from_step, say)
@@ -171,11 +174,11 @@ def _download(remote: RemoteRun, checkpoint: Checkpoint, say: Say) -> None:
 def is_uploaded(name: str, is_last: bool) -> bool:
     """Return True for a file of a run folder that is uploaded by itself: not part of a whole folder, not temporary.
 
-    >>> [is_uploaded(name, False) for name in ("metrics.jsonl", "failures/a.txt", "logs/actor/rank_0.log", ".lock")]
-    [True, True, False, False]
+    >>> [is_uploaded(name, False) for name in ("failures/a.txt", "logs/rank_0.log", "scale/a.request.json", ".lock")]
+    [True, False, False, False]
     """
     parts = Path(name).parts
-    if parts[0] in (CHECKPOINTS, POLICY, "adapters", *LIVE) or parts[0].startswith("roost-fleet-"):
+    if parts[0] in (CHECKPOINTS, POLICY, SCALE, "adapters", *LIVE) or parts[0].startswith("roost-fleet-"):
         return False
     if any(part.startswith(".") or part.endswith(TEMPORARY) for part in parts):
         return False
@@ -352,7 +355,7 @@ class Mirror:
                 if name not in marks and is_uploaded(name, is_last) and file.is_file():
                     files[name] = (file.stat().st_size, file.stat().st_mtime_ns)
         changed = [name for name, now in files.items() if self._sent.get(name) != now]
-        self._remote.upload(self._run.path, changed)
+        self._remote.upload(self._run.path, changed, may_vanish=True)
         self._sent |= {name: files[name] for name in changed}
         self._records_at = time.monotonic()
 

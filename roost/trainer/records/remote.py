@@ -22,6 +22,7 @@ from roost.trainer.records.run_folder import ASIDE, NAME
 T = TypeVar("T")
 
 CHECKPOINTS, POLICY, LOGS = "checkpoints", "policy", "logs"
+SCALE = "scale"  # requests to the process of a run on one machine
 COMPLETE = "complete.json"
 WRITER = "writer.json"
 AT_ONCE = 4  # files that are transferred concurrently; each may take a buffer of 50 MB
@@ -33,6 +34,10 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(?!/)(.+)")
 
 class StorageError(RuntimeError):
     """Object storage cannot be used, or lacks what was asked for."""
+
+
+class Missing(StorageError):
+    """An object is not there."""
 
 
 class Taken(StorageError):
@@ -134,11 +139,18 @@ class RemoteRun:
         """Write a small object of JSON."""
         self._files.pipe_file(self._path(name), json.dumps(value).encode())
 
-    def upload(self, folder: Path, names: Sequence[str], under: str = "") -> None:
-        """Upload files of a folder, replacing objects of the same names."""
+    def upload(self, folder: Path, names: Sequence[str], under: str = "", may_vanish: bool = False) -> None:
+        """Upload files of a folder, replacing objects of the same names; `may_vanish`: pass over files just removed."""
+
+        def put(name: str) -> None:
+            try:
+                self._files.put_file(str(folder / name), self._path(f"{under}/{name}" if under else name))
+            except FileNotFoundError:  # also of a bucket that does not exist
+                if not may_vanish or (folder / name).exists():
+                    raise
+
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            there = [self._path(f"{under}/{name}" if under else name) for name in names]
-            list(threads.map(self._files.put_file, [str(folder / name) for name in names], there))
+            list(threads.map(put, names))
 
     def upload_whole(self, folder: Path, name: str, stamp: int = 0) -> None:
         """Upload a folder so that it is complete, or not there, at any moment."""
@@ -171,31 +183,36 @@ class RemoteRun:
 
     # Download -----------------------------------------------------------------------------------------------------
 
-    def download(self, names: Sequence[str], folder: Path, under: str = "") -> None:
-        """Download objects into a folder, below their names."""
+    def download(self, names: Sequence[str], folder: Path, under: str = "", may_vanish: bool = False) -> None:
+        """Download objects into a folder, below their names; `may_vanish`: pass over objects just removed."""
         here = [folder / name for name in names]
         for parent in {file.parent for file in here}:
             parent.mkdir(parents=True, exist_ok=True)
 
         def get(name: str, file: Path) -> None:
             there = self._path(f"{under}/{name}" if under else name)
-            self._reached(lambda: self._files.get_file(there, str(file)))
+            try:
+                self._reached(lambda: self._files.get_file(there, str(file)))
+            except Missing:
+                file.unlink(missing_ok=True)
+                if not may_vanish:
+                    raise
 
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(get, names, here))
 
-    def download_records(self, folder: Path, with_logs: bool = False) -> None:
-        """Download everything but checkpoints, policy and logs."""
-        left_out = (CHECKPOINTS, POLICY, *(() if with_logs else (LOGS,)))
+    def download_records(self, folder: Path) -> None:
+        """Download everything but checkpoints and policy."""
+        left_out = (CHECKPOINTS, POLICY, SCALE, WRITER)
         names = [name for name in self._reached(self.names) if PurePosixPath(name).parts[0] not in left_out]
-        self.download([name for name in names if name != WRITER], folder)
+        self.download(names, folder, may_vanish=True)
 
     def download_run(self, folder: Path, step: int | None = None) -> None:
         """Download a run to look at, with no checkpoint but that of `step`; `folder` appears when it is done."""
         draft = unfinished(folder)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        self.download_records(draft, with_logs=True)
+        self.download_records(draft)
         if self._reached(lambda: self.manifest(POLICY)) is not None:
             self.download_whole(POLICY, draft / POLICY)
         if step is not None:
@@ -232,7 +249,8 @@ class RemoteRun:
                 return call()
             except Exception as error:  # stores raise errors of their own, which have no common type
                 if isinstance(error, PermissionError | FileNotFoundError) or attempt == tries - 1:
-                    raise StorageError(f"{self.url} cannot be reached: {one_line(error)}; {FIX}") from error
+                    kind = Missing if isinstance(error, FileNotFoundError) else StorageError
+                    raise kind(f"{self.url} cannot be reached: {one_line(error)}; {FIX}") from error
                 time.sleep(RETRY_S * 2**attempt)
         raise AssertionError("unreachable")
 
