@@ -17,6 +17,14 @@ from roost.config.shell.values import Value
 from roost.config.source import Launch, Source
 
 MAX_NAMED = 4
+_BEFORE = ("sudo", "nohup", "time", "nice", "env", "exec", "command")  # the command follows them
+# Commands that name a program without starting it.
+_BYSTANDERS = """grep egrep fgrep rg pgrep pkill killall kill ps cat cp mv rm ls ln sed git vim vi nano less head tail
+    awk find echo printf diff chmod touch rsync scp tar wc which test ["""
+_LAUNCHER = re.compile(
+    r"python[\d.]*|ipython\d*|pypy\d*|torchrun|accelerate|deepspeed|uvx?|ray|srun|mpirun|mpiexec|horovodrun|poetry|pixi"
+    r"|conda|debugpy|coverage|viztracer|nsys"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,8 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     _report(reading, jobs, file, arguments, findings)
     if not jobs:
         return None
-    job = next((one for one in jobs if one.command.is_certain), jobs[0])
+    certain = [one for one in jobs if one.command.is_certain] or jobs
+    job = next((one for one in certain if one.arguments.values or one.arguments.options), certain[0])
     _report_others(jobs, job, findings)
     read = job.framework.base(job.arguments, job.command, findings)
     _report_unknown(read, findings)
@@ -86,14 +95,32 @@ def _report_unknown(read: Arguments, findings: Findings) -> None:
 
 def _jobs(reading: Reading) -> Iterator[Found]:
     for command in reading.commands.values():
-        for at, word in enumerate(command.words):
-            program = word.known
-            if program is None or (at == 0 and "/" not in program):
-                continue
-            found = _recognised(command, program, command.words[at + 1 :])
+        for at in _programs(command.words):
+            found = _recognised(command, command.words[at].known or "", command.words[at + 1 :])
             if found is not None:
                 yield found
                 break
+
+
+def _programs(words: Sequence[Value]) -> Iterator[int]:
+    """Where a command may name the program it starts: its own path, a module after -m, or a file after a launcher."""
+    texts = [word.known for word in words]
+    names = [None if text is None else text.rpartition("/")[2] for text in texts]
+    own = next((at for at, name in enumerate(names) if name not in _BEFORE and "=" not in (name or "")), 0)
+    if names and names[own] in _BYSTANDERS.split():
+        return
+    has_launcher = False
+    for at, (text, name) in enumerate(zip(texts, names, strict=True)):
+        if text is not None and not re.search(r"\s", text):
+            is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
+            if (at == 0 and "/" in text) or (has_launcher and (is_module or text.endswith(".py"))):
+                yield at
+        if at == own and (name is None or name.startswith("-")):  # $PYTHON, which may be anything or not be set
+            has_launcher = True
+        elif _LAUNCHER.fullmatch(name or ""):
+            has_launcher = True
+        elif text is not None and text.endswith(".py"):
+            has_launcher = False  # what follows are the arguments of this program
 
 
 def _recognised(command: Command, program: str, rest: Sequence[Value]) -> Found | None:

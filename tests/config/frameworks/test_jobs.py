@@ -183,3 +183,39 @@ def test_a_reference_of_an_unset_variable_says_how_to_give_it(tmp_path, monkeypa
 def test_what_is_not_needed_may_be_unknown(tmp_path):
     plan = plan_of(tmp_path, f"{VERL} trainer.experiment_name=$(date +%s) data.train_files=$NO_SUCH/x")
     assert not plan.warnings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ps -ef | grep main_ppo | awk '{print $2}' | xargs kill",
+        "pgrep -f verl.trainer.main_ppo && exit 1",
+        "cp verl/trainer/main_ppo.py /tmp/x",
+        "git commit -m main_ppo",
+        "sudo pkill -f verl.trainer.main_ppo",
+        'ssh node "python -m verl.trainer.main_ppo"',
+        "python3 tools/warm_up.py verl/trainer/main_ppo.py",
+        "python3 -m verl.trainer.main_ppo",
+    ],
+)
+def test_a_program_that_is_only_named_is_no_job(line, tmp_path):
+    plan = plan_of(tmp_path, f"{line}\n{VERL} trainer.nnodes=4")
+    assert processes_of(plan)["actor"] == "32 x 1 on 0-31"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "python3 -u -m verl.trainer.main_ppo",
+        "torchrun --nproc_per_node 8 -m verl.trainer.main_ppo",
+        "srun --job-name main_ppo --nodes 4 .venv/bin/python -m verl.trainer.main_ppo",
+        "uv run verl/trainer/main_ppo.py",
+        "$NO_SUCH_PYTHON -m verl.trainer.main_ppo",
+        "$(which python) -m verl.trainer.main_ppo",
+        "verl/trainer/main_ppo.py",
+        "nohup env A=1 python -m torch.distributed.run --nproc-per-node 8 verl/trainer/main_ppo.py",
+    ],
+)
+def test_a_program_is_started_by_its_path_or_a_launcher(launcher, tmp_path):
+    plan = plan_of(tmp_path, f"{launcher} algorithm.adv_estimator=grpo trainer.nnodes=4")
+    assert processes_of(plan)["actor"] == "32 x 1 on 0-31"
