@@ -115,9 +115,8 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
             is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
             if (at == 0 and "/" in text) or (has_launcher and (is_module or text.endswith(".py"))):
                 yield at
-        if at == own and (name is None or name.startswith("-")):  # $PYTHON, which may be anything or not be set
-            has_launcher = True
-        elif _LAUNCHER.fullmatch(name or ""):
+        is_open = at == own and (name is None or name.startswith("-"))  # $PYTHON, which may be anything or not be set
+        if is_open or _LAUNCHER.fullmatch(name or ""):
             has_launcher = True
         elif text is not None and text.endswith(".py"):
             has_launcher = False  # what follows are the arguments of this program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roost.config.shell.conditions import Status, bracket_status
@@ -14,7 +14,7 @@ from roost.config.shell.state import State
 from roost.config.shell.values import Unknown, Value, of_unknown, text_value
 from roost.config.yaml_events import Position
 
-MAX_NESTED = 6  # scripts, functions and `bash -c` within each other
+MAX_NESTED = 10  # scripts, functions and `bash -c` within each other
 
 
 class Builtins(ABC):
@@ -26,9 +26,6 @@ class Builtins(ABC):
     depth: int
     doubts: int  # conditions around this place that are not known
     conditions: list[tuple[str, ...]]  # variables of the conditions that are true here
-
-    @abstractmethod
-    def _call(self, words: list[Value], position: Position, state: State, inner: State) -> Status: ...
 
     @abstractmethod
     def _file(self, path: str, state: State) -> bool: ...
@@ -51,6 +48,26 @@ class Builtins(ABC):
             self.reading.missing.append((path, position))
         state.arguments = outer
         return None
+
+    def _declare(self, command: str, words: Sequence[Value], names: Sequence[str], state: State) -> None:
+        """What `export`, `local`, `declare` and their like say of names, before they are assigned."""
+        texts = [word.prefix for word in words]
+        options = "".join(text[1:] for text in texts if text.startswith(("-", "+")))
+        is_unset = any(text.startswith("+") for text in texts)
+        plain = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        given = [match[1] for text in texts if (match := re.match(r"([A-Za-z_]\w*)=", text))]
+        if command == "local" or (command in ("declare", "typeset") and "g" not in options):
+            for name in (*plain, *given, *names):
+                state.make_local(name)
+            if state.locals is not None:
+                for name in plain:
+                    state.variables.pop(name, None)
+        if "A" in options:
+            state.associative = state.associative.union(plain, given, names)
+        if command == "export" or "x" in options:
+            changed = [f"{name}()" for name in plain] if "f" in options else [*plain, *given, *names]
+            is_gone = is_unset or "n" in options
+            state.exported = state.exported.difference(changed) if is_gone else state.exported.union(changed)
 
     def _do_declare(self, arguments: list[Value], position: Position, state: State) -> Status:
         for argument in arguments:  # one whose name or value came from an expansion
@@ -75,6 +92,10 @@ class Builtins(ABC):
 
     def _do_set(self, arguments: list[Value], position: Position, state: State) -> Status:
         names = [argument.known for argument in arguments]
+        for at, name in enumerate(names[: names.index("--") if "--" in names else None]):
+            is_named = name is not None and name[1:].endswith("o") and names[at + 1 : at + 2] == ["allexport"]
+            if name is not None and (is_named or re.fullmatch(r"[-+][a-zA-Z]*a[a-zA-Z]*", name)):
+                state.exports_all = name.startswith("-")
         if "--" in names:
             state.arguments = tuple(arguments[names.index("--") + 1 :])
         return True
@@ -133,7 +154,9 @@ class Builtins(ABC):
 
     def _do_eval(self, arguments: list[Value], position: Position, state: State) -> Status:
         parts = [part for at, one in enumerate(arguments) for part in ([" "] if at else []) + list(one.parts)]
-        if self.depth < MAX_NESTED:
+        if self.depth >= MAX_NESTED:
+            self.reading.is_cut = True
+        else:
             self._text(Value(tuple(parts), position), position, state)
         return None
 
@@ -145,7 +168,7 @@ class Builtins(ABC):
         return status
 
     def _do_exec(self, arguments: list[Value], position: Position, state: State) -> Status:
-        return self._call(arguments, position, state, state) if arguments else True
+        return True  # of redirections; one with a command is followed as that command
 
 
 def _normal(path: Path) -> Path:

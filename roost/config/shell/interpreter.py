@@ -15,11 +15,12 @@ from pathlib import Path
 from roost.config.shell.arithmetic import ASSIGNMENT, NotKnown
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Builtins
 from roost.config.shell.conditions import Status, both, condition_status, either, negated
+from roost.config.shell.effects import changes, is_test, place_of, succeeds, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
 from roost.config.shell.outputs import filtered, is_folder_change, known_texts, output_of, piped
 from roost.config.shell.parser import Parser
 from roost.config.shell.reading import Command, Reading
-from roost.config.shell.state import State, join
+from roost.config.shell.state import Array, Doubt, State, going_on, join, uncertain
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
@@ -44,7 +45,8 @@ from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000
-MAX_ROUNDS = 200  # of one loop
+MAX_ROUNDS = 500  # of one loop
+MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 _SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 _PLACEHOLDER = "__ROOST_UNKNOWN_"
 _QUIET = (
@@ -78,6 +80,8 @@ class Interpreter(Builtins):
         self.reading = Reading()
         self.steps, self.depth, self.doubts = 0, 0, 0
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
+        # Shells that left a function or loop under a condition that is not known; they go on after its end.
+        self.left: list[tuple[State, Doubt]] = []
 
     def read(self, text: str, file: str, state: State) -> Reading:
         """Read a whole script."""
@@ -111,8 +115,7 @@ class Interpreter(Builtins):
         if isinstance(statement, Pipeline):
             return self._pipeline(statement, state)
         if isinstance(statement, Group):
-            inner = state.copy() if statement.is_subshell else state
-            return self._run_all(statement.body, inner)
+            return self._apart(statement.body, state) if statement.is_subshell else self._run_all(statement.body, state)
         if isinstance(statement, If):
             self._if(statement, 0, state)
             return True
@@ -134,27 +137,28 @@ class Interpreter(Builtins):
 
     def _and_or(self, statement: AndOr, state: State) -> Status:
         status = self._run(statement.first, state)
-        is_test = _is_test(statement.first)
+        last, is_tested = statement.first, is_test(statement.first)
         for operator, following in statement.rest:
             if state.flow:
                 break
             wanted = operator == "&&"
-            if status is None and not is_test:
+            is_free = succeeds(last) or not changes(following, (*BUILTINS, *state.functions))
+            if status is None and not is_tested and is_free:
                 status = True  # a command is taken to succeed
             if status is None:
                 self._in_doubt(
                     [partial(self._run, following), lambda _: True],
                     state,
-                    _place(statement),
-                    _variables((statement.first,)),
+                    place_of(statement),
+                    variables_of((statement.first,)),
                 )
                 status = None
             elif status is wanted:
-                self.conditions.append(_variables((statement.first,)))
+                self.conditions.append(variables_of((statement.first,)))
                 after = self._run(following, state)
                 self.conditions.pop()
                 status = both(status, after) if wanted else either(status, after)
-                is_test = _is_test(following)
+                last, is_tested = following, is_test(following)
         return status
 
     def _in_doubt(
@@ -169,6 +173,7 @@ class Interpreter(Builtins):
         `names` are the variables that the condition looks at.
         """
         self.doubts += 1
+        self.steps += len(state.variables) // 100  # each is compared
         looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
         variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
         states = []
@@ -178,15 +183,38 @@ class Interpreter(Builtins):
             states.append(copy)
         self.doubts -= 1
         line = f"line {position[1]}" if position[1] else "another line"
-        reason = f"it depends on the condition in {line}, which only a run decides"
-        state.become(join(states, position, reason, variable))
+        doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
+        going, left = going_on(states)
+        self.left += [(one, doubt) for one in left]
+        state.become(join(going, doubt))
+
+    def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
+        """Join the shells that left since `before` with one of `flows`; False where there is none."""
+        ended = [one for one in self.left[before:] if one[0].flow in flows]
+        self.left[before:] = [one for one in self.left[before:] if one[0].flow not in flows]
+        for one, _ in ended:
+            one.flow = ""
+        if ended:
+            doubt = ended[0][1]
+            if state.flow not in ("", "exit"):  # this one left farther
+                self.left.append((state.copy(), doubt))
+            here = [] if state.flow else [state]
+            state.become(join([*here, *(one for one, _ in ended)], doubt))
+        return bool(ended)
+
+    def _apart(self, statements: Sequence[Statement], state: State) -> Status:
+        """Run statements in a shell of their own."""
+        before = len(self.left)
+        status = self._run_all(statements, state.copy())
+        del self.left[before:]
+        return status
 
     def _pipeline(self, statement: Pipeline, state: State) -> Status:
         if len(statement.commands) == 1:
             status = self._run(statement.commands[0], state)
             return negated(status) if statement.is_negated else status
         for command in statement.commands:
-            self._run(command, state.copy())
+            self._apart((command,), state)
         return None
 
     def _if(self, statement: If, at: int, state: State) -> None:
@@ -198,59 +226,97 @@ class Interpreter(Builtins):
         if state.flow:
             return
         if status is True:
-            self.conditions.append(_variables(condition))
+            self.conditions.append(variables_of(condition))
             self._run_all(body, state)
             self.conditions.pop()
         elif status is False:
             self._if(statement, at + 1, state)
         else:
             branches = [lambda branch: self._run_all(body, branch), lambda branch: self._if(statement, at + 1, branch)]
-            self._in_doubt(branches, state, statement.position, _variables(condition))
+            self._in_doubt(branches, state, statement.position, variables_of(condition))
 
     def _loop(self, statement: Loop, state: State) -> None:
-        for _ in range(MAX_ROUNDS):
+        def is_over(state: State) -> Status:
             status = self._run_all(statement.condition, state)
-            status = negated(status) if statement.is_until else status
-            if status is False or state.flow:
+            return status if statement.is_until else negated(status)
+
+        self._rounds(is_over, statement.body, state, statement.position)
+
+    def _rounds(
+        self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
+    ) -> None:
+        """Run a loop: `is_over` runs before each round."""
+        before, begun, doubtful = len(self.left), state.copy(), 0
+        for _ in range(MAX_ROUNDS):
+            over = is_over(state)
+            if over is True or state.flow:
                 break
-            if status is None:
-                self._in_doubt(
-                    [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
-                )
+            if over is None:
+                self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
                 break
-            if self._round(statement.body, state):
+            left = len(self.left)
+            if self._round(body, state):
                 break
+            doubtful += len(self.left) > left
+            if doubtful > MAX_DOUBTFUL_ROUNDS:
+                uncertain(state, begun, _endless(position))
+                break
+        else:
+            uncertain(state, begun, _endless(position))
+        self._rejoin(state, before, ("break",))
 
     def _round(self, body: Sequence[Statement], state: State) -> bool:
         """Run the body of a loop once; True where the loop is left."""
+        before = len(self.left)
         self._run_all(body, state)
-        is_left = state.flow in ("exit", "return", "break")
-        if state.flow in ("break", "continue"):
+        if state.flow == "continue":
+            state.flow = ""
+        self._rejoin(state, before, ("continue",))
+        is_left = bool(state.flow)
+        if state.flow == "break":
             state.flow = ""
         return is_left
 
     def _for(self, statement: For, state: State) -> None:
-        if not statement.name:  # for ((...)): nobody counts the rounds here
-            self._in_doubt(
-                [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
-            )
+        if not statement.name:
+            self._counted_for(statement, state)
             return
         words = list(state.arguments)
         if statement.words is not None:
             words = [value for word in statement.words for value in self.expander.words(word, state)]
         else:
             self.reading.reads_arguments = True
-        if any(value.known is None for value in words):
-            unknown = next(value.unknown for value in words if value.unknown is not None)
+        unknown = next((value.unknown for value in words if value.known is None), None)
+        if unknown is not None:
             state.variables[statement.name] = of_unknown(replace(unknown, variable=""))
-            self._in_doubt(
-                [lambda branch: self._round(statement.body, branch), lambda _: True], state, statement.position
-            )
+            self._rounds(lambda _: None, statement.body, state, statement.position)
             return
-        for value in words[:MAX_ROUNDS]:
-            state.variables[statement.name] = value
-            if self._round(statement.body, state):
-                break
+        waiting = iter(words)
+
+        def is_over(state: State) -> Status:
+            value = next(waiting, None)
+            if value is not None:
+                state.variables[statement.name] = value
+            return value is None
+
+        self._rounds(is_over, statement.body, state, statement.position)
+
+    def _counted_for(self, statement: For, state: State) -> None:
+        """`for ((first; condition; step))`."""
+        first, condition, step = statement.words or ()
+        self._arithmetic(ArithmeticCommand(first, statement.position), state)
+        is_first = True
+
+        def is_over(state: State) -> Status:
+            nonlocal is_first
+            if not is_first:
+                self._arithmetic(ArithmeticCommand(step, statement.position), state)
+            is_first = False
+            if not condition.parts:
+                return False
+            return negated(self._arithmetic(ArithmeticCommand(condition, statement.position), state))
+
+        self._rounds(is_over, statement.body, state, statement.position)
 
     def _case(self, statement: Case, state: State) -> None:
         subject = self.expander.one(statement.subject, state).tested
@@ -314,17 +380,27 @@ class Interpreter(Builtins):
         words = [value for word in statement.words for value in self.expander.words(word, state)]
         name = words[0].tested if words else ""
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
+        names = [assignment.name for assignment in statement.assignments]
         if is_prefix and name not in ("source", "."):
-            inner = state.copy()
+            inner = state.copy() if names else state
+            inner.exported = inner.exported.union(names)
             for assignment in statement.assignments:
                 self._assign(assignment, inner)
-            return self._call(words, statement.position, state, inner)
+            return self._call(words, statement.position, state, inner, names)
+        if words and not is_prefix:
+            self._declare(name or "", words[1:], names, state)
         for assignment in statement.assignments:
             self._assign(assignment, state)
-        return self._call(words, statement.position, state, state) if words else True
+        if words:
+            return self._call(words, statement.position, state, state)
+        values = [state.scalar(assigned) for assigned in names]
+        is_output = any(value is not None and value.unknown and value.unknown.reason == OUTPUT for value in values)
+        return None if is_output else True  # the status is that of the command
 
     def _assign(self, assignment: Assignment, state: State) -> None:
         name = assignment.name
+        if state.exports_all:
+            state.exported = state.exported.union((name,))
         if isinstance(assignment.value, Word):
             value = self._given(name, self.expander.one(assignment.value, state), assignment)
             if assignment.index is not None:
@@ -370,15 +446,21 @@ class Interpreter(Builtins):
             return Value((replace(unknown, variable=unknown.variable or name),), value.position)
         return value
 
-    def _call(self, words: list[Value], position: Position, state: State, inner: State) -> Status:
-        """A builtin, a function, or a command that is recorded; `inner` has the assignments before it."""
+    def _call(
+        self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str] = ()
+    ) -> Status:
+        """A builtin, a function, or a command that is recorded; `inner` has the assignments of `names` before it."""
         name, arguments = words[0].tested if words else "", words[1:]
         if not name:
             if words and words[0].unknown is not None:
                 self._record(words, position, inner)
             return None
-        if name in state.functions and self.depth < MAX_NESTED:
-            return self._function(state.functions[name], arguments, state)
+        if name in state.functions:
+            if self.depth >= MAX_NESTED:
+                raise _Stop
+            return self._function(state.functions[name], arguments, state, {one: inner.variables[one] for one in names})
+        if BUILTINS.get(name) == "exec" and arguments:
+            return self._call(arguments, position, state, inner, names)
         builtin = getattr(self, f"_do_{BUILTINS[name]}", None) if name in BUILTINS else None
         if builtin is not None:
             found: Status = builtin(arguments, position, state)
@@ -396,13 +478,26 @@ class Interpreter(Builtins):
                 tuple(words), position, dict(state.variables), state.folder, self.doubts == 0
             )
 
-    def _function(self, body: Statement, arguments: list[Value], state: State) -> Status:
+    def _function(
+        self, body: Statement, arguments: list[Value], state: State, given: Mapping[str, Value | Array]
+    ) -> Status:
+        """Run a function; `given` are the assignments before its name, which hold only inside."""
         self.depth += 1
-        outer, state.arguments = state.arguments, tuple(arguments)
+        before, outer, outer_locals = len(self.left), state.arguments, state.locals
+        state.arguments, state.locals = tuple(arguments), {}
+        exported = state.exported
+        state.exported = exported.union(given)
+        for name, value in given.items():
+            state.make_local(name)
+            state.variables[name] = value
         status = self._run(body, state)
-        state.arguments = outer
         if state.flow == "return":
             state.flow = ""
+        for one in (state, *(left for left, _ in self.left[before:])):
+            one.end_function()
+            one.arguments, one.locals, one.exported = outer, outer_locals, one.exported - (set(given) - exported)
+        if self._rejoin(state, before, ("return", "break", "continue")):
+            status = None
         self.depth -= 1
         return status
 
@@ -412,19 +507,21 @@ class Interpreter(Builtins):
         rest = words[at + 1 :]
         while rest and re.fullmatch(r"-[a-z]+|--\w+", rest[0].prefix) and "c" not in rest[0].prefix:
             rest = rest[1:]
-        if not rest or self.depth >= MAX_NESTED:
+        if not rest:
             return
-        inner = state.copy()
+        if self.depth >= MAX_NESTED:
+            self.reading.is_cut = True
+            return
+        inner, before = state.child(), len(self.left)
         if re.fullmatch(r"-[a-z]*c", rest[0].prefix):
             if len(rest) > 1:
                 inner.arguments = tuple(rest[3:])
                 self._text(rest[1], position, inner)
-            return
-        path = rest[0].known
-        if path is not None:
+        elif (path := rest[0].known) is not None:
             inner.arguments = tuple(rest[1:])
             inner.script = path
             self._file(path, inner)
+        del self.left[before:]
 
     def _text(self, value: Value, position: Position, state: State) -> None:
         """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
@@ -451,12 +548,13 @@ class Interpreter(Builtins):
         if error is not None:
             self.reading.errors.append(error)
         self.depth += 1
-        outer, state.file = state.file, str(file)
+        outer, state.file, before = state.file, str(file), len(self.left)
         self._run_all(statements, state)
-        state.file = outer
         self.depth -= 1
         if state.flow == "return":
             state.flow = ""
+        self._rejoin(state, before, ("return",))
+        state.file = outer
         return True
 
     # --- command substitution
@@ -487,31 +585,6 @@ class Interpreter(Builtins):
         return None if text is None else Value((text,) if text else ())
 
 
-def _is_test(statement: Statement) -> bool:
-    """Return True for statements that only test something."""
-    if isinstance(statement, Pipeline):
-        return len(statement.commands) == 1 and _is_test(statement.commands[0])
-    if isinstance(statement, Simple):
-        return bool(statement.words) and statement.words[0].text in ("[", "test")
-    return isinstance(statement, Condition | ArithmeticCommand)
-
-
-def _variables(statements: Sequence[Statement]) -> tuple[str, ...]:
-    """Names of the variables that simple conditions look at."""
-    found: list[str] = []
-    for statement in statements:
-        inner = statement.commands[0] if isinstance(statement, Pipeline) else statement
-        if isinstance(inner, AndOr):
-            found += _variables((inner.first, *(following for _, following in inner.rest)))
-        words = inner.words if isinstance(inner, Simple) else inner.tokens if isinstance(inner, Condition) else ()
-        for word in words:
-            parts = word.parts if isinstance(word, Word) else ()
-            found += [part.name for part in parts if isinstance(part, Parameter) and part.name.isidentifier()]
-    return tuple(found)
-
-
-def _place(statement: AndOr) -> Position:
-    first = statement.first
-    if isinstance(first, Pipeline):
-        first = first.commands[0]
-    return getattr(first, "position", (None, None, None))
+def _endless(position: Position) -> Doubt:
+    line = f"line {position[1]}" if position[1] else "another line"
+    return Doubt(position, f"it depends on the rounds of the loop in {line}, which only a run tells")

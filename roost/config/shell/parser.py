@@ -180,10 +180,15 @@ class Parser(WordParser):
             closed = self._matching(self.at + 2, "))")
             if closed is None:
                 raise self._error("(( has no ))", start)
+            ends = [at for at in range(self.at, closed) if self.text[at] == ";"]
+            if len(ends) != 2:
+                raise self._error("for (( has not two ;", start)
+            bounds = ((self.at + 2, ends[0]), (ends[0] + 1, ends[1]), (ends[1] + 1, closed))
+            header = tuple(self._inner(first, last) for first, last in bounds)
             self.at = closed + 2
             self._skip_lines()
             self._take(";")
-            return For("", (), self._loop_body(keyword, start), self._position(start))
+            return For("", header, self._loop_body(keyword, start), self._position(start))
         name = re.compile(r"[A-Za-z_]\w*").match(self.text, self.at)
         if name is None:
             raise self._error(f"{keyword} has no variable", start)

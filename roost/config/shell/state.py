@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from roost.config.shell.syntax import Statement
@@ -24,15 +24,48 @@ class State:
     script: str = ""  # $0
     file: str = ""  # BASH_SOURCE
     flow: str = ""  # exit, return, break or continue, where one of them was reached
+    exported: frozenset[str] = frozenset()  # names of variables, and of functions with "()"
+    exports_all: bool = False  # set -a
+    associative: frozenset[str] = frozenset()  # names of arrays with text as keys
+    locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
 
     def copy(self) -> State:
-        arrays = {name: dict(value) for name, value in self.variables.items() if isinstance(value, dict)}
-        return replace(self, variables={**self.variables, **arrays}, functions=dict(self.functions))
+        # Arrays are never changed in place, so that copies may share them.
+        own = None if self.locals is None else dict(self.locals)
+        return replace(self, variables=dict(self.variables), functions=dict(self.functions), locals=own)
+
+    def child(self) -> State:
+        """A shell that this one starts: it has what is exported."""
+        variables: dict[str, Value | Array] = {
+            name: value
+            for name, value in self.variables.items()
+            if name in self.exported and not isinstance(value, dict)
+        }
+        functions = {name: body for name, body in self.functions.items() if f"{name}()" in self.exported}
+        exported = self.exported
+        return State(variables, self.arguments, functions, self.folder, self.script, self.file, exported=exported)
 
     def become(self, other: State) -> None:
         """Take over another state."""
-        self.variables, self.arguments, self.functions = other.variables, other.arguments, other.functions
-        self.folder, self.flow = other.folder, other.flow
+        for slot in fields(self):
+            setattr(self, slot.name, getattr(other, slot.name))
+
+    def make_local(self, name: str) -> None:
+        """Keep the value of a variable for the end of the function."""
+        if self.locals is not None:
+            self.locals.setdefault(name, self.variables.get(name))
+
+    def end_function(self) -> None:
+        """Give local variables back what they were."""
+        for name, value in (self.locals or {}).items():
+            self.put(name, value)
+
+    def put(self, name: str, value: Value | Array | None) -> None:
+        """Set a variable, or unset it."""
+        if value is None:
+            self.variables.pop(name, None)
+        else:
+            self.variables[name] = value
 
     def array(self, name: str) -> Array:
         """The values of a variable as an array; of one that is not set, none."""
@@ -48,32 +81,78 @@ class State:
 def initial_state(environ: Mapping[str, str], arguments: tuple[Value, ...], file: str) -> State:
     """A shell that was just started by the caller."""
     variables: dict[str, Value | Array] = {name: Value((text,) if text else ()) for name, text in environ.items()}
-    return State(variables, arguments, folder=Path.cwd(), script=file, file=file)
+    variables.pop("IFS", None)  # a shell begins with its own
+    exported = frozenset(variables)
+    return State(variables, arguments, folder=Path.cwd(), script=file, file=file, exported=exported)
 
 
-def join(states: list[State], position: Position, reason: str, variable: str) -> State:
-    """What holds after one of several branches, of which nobody knows which is taken.
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A condition that is not known: its place, the reason that values give, and the variable it looks at."""
 
-    Branches that end the script are left out unless all do. `variable` is what the condition looks at, if one.
+    position: Position
+    reason: str
+    variable: str = ""
+
+    def about(self, name: str) -> Unknown:
+        return Unknown(f"${name}", self.reason, self.position, self.variable or name)
+
+
+def going_on(states: list[State]) -> tuple[list[State], list[State]]:
+    """Branches that go on together, and those that left a function or loop.
+
+    Branches that end the script are left out unless all do.
     """
-    going_on = [state for state in states if not state.flow] or states
-    first, *others = going_on
+    alive = [state for state in states if state.flow != "exit"] or states
+    flow = next((state.flow for state in alive if not state.flow), alive[0].flow)
+    return [state for state in alive if state.flow == flow], [state for state in alive if state.flow != flow]
+
+
+def join(states: list[State], doubt: Doubt) -> State:
+    """What holds after one of several branches, of which nobody knows which is taken."""
+    first, *others = states
     result = first.copy()
-    names = dict.fromkeys(name for state in going_on for name in state.variables)
+    result.associative = first.associative.union(*(state.associative for state in others))
+    result.exported = first.exported.union(*(state.exported for state in others))
+    names = dict.fromkeys(name for state in states for name in state.variables)
     for name in names:
-        values = [state.variables.get(name) for state in going_on]
-        if all(value == values[0] for value in values[1:]):
+        value = first.variables.get(name)
+        if all((other := state.variables.get(name)) is value or other == value for state in others):
             continue
-        unknown = Unknown(f"${name}", reason, position, variable or name)
-        if any(isinstance(value, dict) for value in values):
-            result.variables[name] = _joined_array([state.array(name) for state in going_on], unknown)
+        values = [state.variables.get(name) for state in states]
+        if not any(isinstance(value, dict) for value in values):
+            result.variables[name] = of_unknown(doubt.about(name))
+        elif name in result.associative:
+            result.variables[name] = _joined_keys([state.array(name) for state in states], doubt.about(name))
         else:
-            result.variables[name] = of_unknown(unknown)
+            result.variables[name] = _joined_array([state.array(name) for state in states], doubt.about(name))
     if any(state.arguments != first.arguments for state in others):
-        result.arguments = (of_unknown(Unknown("$@", reason, position, variable, is_list=True)),)
+        unknown = Unknown("$@", doubt.reason, doubt.position, doubt.variable, is_list=True)
+        result.arguments = (of_unknown(unknown),)
     for state in others:
         result.functions |= state.functions
+        if result.locals is not None:
+            result.locals |= {name: old for name, old in (state.locals or {}).items() if name not in result.locals}
+        if state.folder != first.folder:
+            result.folder = None
     return result
+
+
+def uncertain(state: State, before: State, doubt: Doubt) -> None:
+    """Make what changed since `before` unknown."""
+    state.become(join([state, before], doubt))
+
+
+def _joined_keys(arrays: list[Array], unknown: Unknown) -> Array:
+    """An associative array with the values that all have; those that differ are not known."""
+    keys = dict.fromkeys(key for array in arrays for key in array)
+    first, *others = arrays
+    return {
+        key: first[key]
+        if key in first and all(array.get(key) == first[key] for array in others)
+        else of_unknown(unknown)
+        for key in keys
+    }
 
 
 def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:

@@ -142,7 +142,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """`for X in words`; without words it goes over the arguments. `for ((...))` has no name."""
+    """`for X in words`; without words it goes over the arguments.
+
+    `for ((...))` has no name, and its three expressions are the words.
+    """
 
     name: str
     words: tuple[Word, ...] | None

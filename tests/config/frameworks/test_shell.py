@@ -56,6 +56,17 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("if grep -q x /etc/passwd; then N=1; else N=2; fi; show $N", "condition in line 1"),
         ("[ -f /etc/nothing ] && N=1 || N=2; show $N", "condition in line 1"),
         ("for x in $(ls); do N=$x; done; show $N", "condition in line 1"),
+        ("detect() { if command -v nvidia-smi; then N=4; return; fi; N=1; }; detect; show $N", "condition in line 1"),
+        ("N=1; f() { [ -f /x ] || return 0; N=2; }; f; show $N", "condition in line 1"),
+        ("N=1; for i in 1 2; do if grep -q x y; then N=4; break; fi; done; show $N", "condition in line 1"),
+        ("N=1; for i in 1 2; do if grep -q x y; then N=4; continue; fi; done; show $N", "condition in line 1"),
+        ("f() { while true; do if a; then N=2; return; fi; N=1; break; done; }; f; show $N", "condition in line 1"),
+        ("while true; do if a; then break; fi; N=$((N+1)); done; show $N", "line 1"),
+        ("N=2; grep -q H200 /etc/gpus && NNODES=4; show $NNODES", "condition in line 1"),
+        ("N=2; nvidia-smi | grep -q H200 || N=4; show $N", "condition in line 1"),
+        ("N=2; nvidia-smi && { N=4; }; show $N", "condition in line 1"),
+        ("N=$(nproc) || N=8; show $N", "condition in line 1"),
+        ("i=0; while (( i < 5000 )); do ((i++)); done; show $i", "rounds of the loop in line 1"),
         ("read N; show $N", "read while the script runs"),
         ("show $RANDOM", "only where the script runs"),
     ],
@@ -63,7 +74,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
 def test_what_only_a_run_tells_is_unknown_with_a_reason(text, reason, tmp_path):
     command = next(one for one in read(tmp_path, text).commands.values() if one.words[0].known == "show")
     unknown = [word.unknown.reason for word in command.words[1:] if word.unknown is not None]
-    if "NODES" in text and '"' not in text:  # bash leaves out a word of an unset variable alone
+    if "show $NODES" in text:  # bash leaves out a word of an unset variable alone
         assert len(command.words) == 1
     else:
         assert reason in unknown[0]
@@ -74,6 +85,17 @@ def test_the_caller_may_give_what_a_command_would_print(tmp_path):
     assert shown(read(tmp_path, text, NODES="4")) == [["4"]]
     unknown = next(iter(read(tmp_path, text).commands.values()))
     assert next(one for one in unknown.words if one.unknown).unknown.variable == "NODES"
+
+
+def test_a_command_that_prepares_something_is_taken_to_succeed(tmp_path):
+    assert shown(read(tmp_path, "mkdir -p x && N=1; pip install y || N=2; pgrep -f x && exit 0; show $N")) == [["1"]]
+
+
+def test_functions_that_nest_too_deep_stop_the_reading(tmp_path):
+    text = "".join(f"f{at}() {{ f{at + 1}; }}; " for at in range(20))
+    reading = read(tmp_path, f"{text}f20() {{ N=3; }}; N=1; f0; show $N")
+    assert reading.is_cut
+    assert shown(reading) == []
 
 
 def test_branches_that_agree_are_known(tmp_path):

@@ -1,0 +1,79 @@
+"""What a statement may do, as far as its text tells: test, succeed, or change the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from roost.config.shell.syntax import (
+    AndOr,
+    ArithmeticCommand,
+    Condition,
+    Function,
+    Group,
+    Parameter,
+    Pipeline,
+    Simple,
+    Statement,
+    Word,
+)
+from roost.config.yaml_events import Position
+
+# Commands whose failure a script is not written for: what follows `&&` is taken to run.
+_SUCCEED = """mkdir cd pushd popd pip pip3 uv conda module ray export declare local readonly typeset wget curl source .
+    cp mv rm ln chmod touch tar unzip echo printf sleep set ulimit wait git apt apt-get hf huggingface-cli"""
+_HARMLESS = ("true", ":", "false", "[", "test", "command", "exec", "echo", "printf")
+
+
+def is_test(statement: Statement) -> bool:
+    """Return True for statements that only test something."""
+    if isinstance(statement, Pipeline):
+        return len(statement.commands) == 1 and is_test(statement.commands[0])
+    if isinstance(statement, Simple):
+        return bool(statement.words) and statement.words[0].text in ("[", "test")
+    return isinstance(statement, Condition | ArithmeticCommand)
+
+
+def succeeds(statement: Statement) -> bool:
+    """Return True for a command that is taken to succeed."""
+    if isinstance(statement, Pipeline):
+        return not statement.is_negated and succeeds(statement.commands[-1])
+    if isinstance(statement, Group):
+        return bool(statement.body) and succeeds(statement.body[-1])
+    if isinstance(statement, Simple):
+        return bool(statement.words) and statement.words[0].text in _SUCCEED.split()
+    return False
+
+
+def changes(statement: Statement, builtins: Collection[str]) -> bool:
+    """Return True if a statement may change the shell itself: it is no mere command of those that `builtins` lacks."""
+    if isinstance(statement, Simple):
+        name = statement.words[0].text if statement.words else None
+        return bool(statement.assignments and not statement.words) or (name in builtins and name not in _HARMLESS)
+    if isinstance(statement, Group):
+        return any(changes(one, builtins) for one in statement.body)
+    if isinstance(statement, AndOr):
+        return any(changes(one, builtins) for one in (statement.first, *(one for _, one in statement.rest)))
+    if isinstance(statement, Pipeline):
+        return len(statement.commands) == 1 and changes(statement.commands[0], builtins)
+    return not isinstance(statement, Condition | Function)
+
+
+def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
+    """Names of the variables that simple conditions look at."""
+    found: list[str] = []
+    for statement in statements:
+        inner = statement.commands[0] if isinstance(statement, Pipeline) else statement
+        if isinstance(inner, AndOr):
+            found += variables_of((inner.first, *(following for _, following in inner.rest)))
+        words = inner.words if isinstance(inner, Simple) else inner.tokens if isinstance(inner, Condition) else ()
+        for word in words:
+            parts = word.parts if isinstance(word, Word) else ()
+            found += [part.name for part in parts if isinstance(part, Parameter) and part.name.isidentifier()]
+    return tuple(found)
+
+
+def place_of(statement: AndOr) -> Position:
+    first = statement.first
+    if isinstance(first, Pipeline):
+        first = first.commands[0]
+    return getattr(first, "position", (None, None, None))
