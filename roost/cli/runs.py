@@ -18,6 +18,7 @@ from rich.table import Table
 
 from roost.cli.console import open_console
 from roost.config.findings import did_you_mean
+from roost.learner.checksums import Damaged
 from roost.procs.files import holder_of
 from roost.procs.logs import LogTail, log_name
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
@@ -323,7 +324,7 @@ def download_command(
         if not remote.exists():
             raise StorageError(f"{found} holds no run: it has neither a config.yaml nor a metrics.jsonl")
         remote.download_run(place, checkpoint)
-    except (StorageError, OSError) as error:
+    except (StorageError, Damaged, OSError) as error:
         notes.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
     print(place)

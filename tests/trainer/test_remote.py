@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
-from roost.learner.checksums import sums_of, write_sums
+from roost.learner.checksums import Damaged, sums_of, write_sums
 from roost.trainer.feed import Position
 from roost.trainer.records import mirror as mirroring
 from roost.trainer.records.checkpoints import Checkpoints, TrainerState
@@ -48,7 +48,7 @@ def url(request):
     return f"s3://{BUCKET}/runs/{request.node.name[:60].strip('[]')}"
 
 
-def train(folder, steps, every=2, keep=3, trend=1):
+def train(folder, steps, every=2, keep=3, trend=1, weight=b"w"):
     """Continue a run as a trainer would: records of each step, and checkpoints; rewards rise, or fall."""
     run = RunFolder(folder)
     if not run.config_file.exists():
@@ -58,16 +58,16 @@ def train(folder, steps, every=2, keep=3, trend=1):
         run.add_step({"step": step, "reward/mean": trend * step / 100})
         run.add_learnt(step, [step])
         if step % every == 0:
-            save(checkpoints.at(step))
+            save(checkpoints.at(step), weight)
             checkpoints.prune()
     return run
 
 
-def save(checkpoint):
+def save(checkpoint, weight=b"w"):
     checkpoint.begin()
     checkpoint.learner.mkdir()
     for rank in range(2):
-        (checkpoint.learner / f"rank_{rank}.distcp").write_bytes(b"w" * 100 * (checkpoint.step + rank))
+        (checkpoint.learner / f"rank_{rank}.distcp").write_bytes(weight * 100 * (checkpoint.step + rank))
     write_sums(checkpoint.learner, sums_of(checkpoint.learner.glob("*.distcp")))
     checkpoint.write_state(TrainerState(checkpoint.step, checkpoint.step, Position(checkpoint.step)))
 
@@ -285,6 +285,46 @@ def test_a_machine_that_was_replaced_notices_and_its_folder_is_renamed(store, ur
     assert not (tmp_path / "one.aside-2").exists()
 
 
+def test_a_run_that_was_continued_elsewhere_since_the_download_is_left_alone(store, url, tmp_path):
+    uploaded(url, train(tmp_path / "one", 2).path)
+    late = mirror_of(url, tmp_path / "two")
+    late.fetch(True, False, None, {}, lambda _: None)
+    other = fetch(url, tmp_path / "three")
+    train(other.path, 4)
+    uploaded(url, other.path)
+    train(tmp_path / "two", 6)
+    with pytest.raises(Taken, match="is continued by a process on"):
+        late.sync()
+    assert RemoteRun.open(url).complete_steps() == [2, 4]
+
+
+def test_of_two_new_runs_of_one_name_the_first_is_kept(store, url, tmp_path):
+    both = [mirror_of(url, tmp_path / name) for name in ("one", "two")]
+    for mirror in both:
+        mirror.fetch(False, False, None, {}, lambda _: None)
+    for name in ("one", "two"):
+        train(tmp_path / name, 2)
+    both[0].sync()
+    with pytest.raises(Taken):
+        both[1].sync()
+    both[0].sync()
+
+
+def test_a_machine_that_is_replaced_during_an_upload_completes_nothing(store, url, tmp_path):
+    run = train(tmp_path / "one", 2)
+    mirror = uploaded(url, run.path)
+    train(run.path, 4)
+
+    def on_write(number, path):
+        if path.endswith("step-000004/trainer.json"):
+            key = f"{url.removeprefix(f's3://{BUCKET}/')}/writer.json"
+            store.client().put_object(Bucket=BUCKET, Key=key, Body=b'{"writer": "other", "host": "beta"}')
+
+    with store.doing(on_write), pytest.raises(Taken, match="on beta"):
+        mirror.sync()
+    assert RemoteRun.open(url).complete_steps() == [2]
+
+
 def test_the_folder_that_wrote_last_goes_on_from_its_own_newer_state(store, url, tmp_path):
     run = train(tmp_path / "one", 2)
     uploaded(url, run.path)
@@ -352,6 +392,39 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(store, url, tmp_path)
         fetch(url, tmp_path / "three", from_step=5)
 
 
+def test_a_checkpoint_of_another_branch_is_not_taken_for_one_of_the_same_step(store, url, tmp_path):
+    uploaded(url, train(tmp_path / "one", 4).path)
+    other = fetch(url, tmp_path / "two", from_step=2)
+    RunFolder.resume(other.path, 2)
+    train(other.path, 4, weight=b"v")
+    mirror = mirror_of(url, other.path)
+    mirror.begin(2, lambda _: None)
+    mirror.finish()
+    seen = fetch(url, tmp_path / "three")
+    assert (seen.checkpoints / "step-000004" / "learner" / "rank_0.distcp").read_bytes() == b"v" * 400
+    assert RemoteRun.open(url).has("checkpoints/step-000004.aside")
+    mirror = mirror_of(url, seen.path)
+    mirror.begin(4, lambda _: None)
+    mirror.finish()
+    assert not RemoteRun.open(url).has("checkpoints/step-000004.aside-2"), "the same one stays"
+
+
+def test_a_download_that_nothing_came_of_follows_a_run_that_goes_back(store, url, tmp_path):
+    run = train(tmp_path / "one", 6)
+    uploaded(url, run.path)
+    other = fetch(url, tmp_path / "two")
+    Checkpoints(run.checkpoints, 3).set_aside(4)
+    RunFolder.resume(run.path, 4)
+    train(run.path, 5)
+    mirror = mirror_of(url, run.path)
+    mirror.begin(4, lambda _: None)
+    mirror.finish()
+    assert steps_in(other.path) == [6]
+    again = fetch(url, other.path)
+    assert steps_in(again.path) == [4]
+    assert len(again.steps()) == 5
+
+
 def test_a_listing_that_failed_is_repeated(store, url, tmp_path, monkeypatch):
     uploaded(url, train(tmp_path / "one", 6).path)
     other = fetch(url, tmp_path / "two", from_step=2)
@@ -392,14 +465,28 @@ def test_an_attempt_that_begins_during_an_upload_is_seen_before_the_next_one(sto
     assert RemoteRun.open(url).complete_steps() == [2]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(store, url, tmp_path):
+@pytest.mark.parametrize("how", ["changed", "cut", "removed"])
+def test_a_damaged_newest_checkpoint_is_passed_over(store, url, tmp_path, how):
+    url = f"{url.partition('[')[0]}-{how}"
     uploaded(url, train(tmp_path / "one", 4).path)
     key = f"{url.removeprefix(f's3://{BUCKET}/')}/checkpoints/step-000004/learner/rank_0.distcp"
     size = store.client().head_object(Bucket=BUCKET, Key=key)["ContentLength"]
-    store.client().put_object(Bucket=BUCKET, Key=key, Body=b"x" * size)
+    if how == "removed":
+        store.client().delete_object(Bucket=BUCKET, Key=key)
+    else:
+        store.client().put_object(Bucket=BUCKET, Key=key, Body=b"x" * (size - (how == "cut")))
     said = []
-    assert steps_in(fetch(url, tmp_path / "two", said=said).path) == [2]
+    other = fetch(url, tmp_path / "two", said=said)
+    assert steps_in(other.path) == [2]
     assert any("damaged" in text for text in said)
+    RunFolder.resume(other.path, 2)
+    mirror = mirror_of(url, other.path)
+    mirror.begin(2, lambda _: None)
+    mirror.finish()
+    assert RemoteRun.open(url).complete_steps() == [2]
+    if how != "changed":
+        with pytest.raises(Damaged, match=r"damaged: learner/rank_0\.distcp (is missing|has)"):
+            RemoteRun.open(url).download_whole("checkpoints/step-000004.aside", tmp_path / "aside")
 
 
 def test_the_policy_is_whole_or_not_there(store, url, tmp_path):

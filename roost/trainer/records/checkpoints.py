@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from roost.learner.checksums import Damaged, check_sums, write_sums
+from roost.learner.checksums import SUMS, Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
 from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, number_of, write_whole
 
@@ -80,6 +80,11 @@ class Checkpoint:
         found = json.loads((self.folder / STATE).read_text())
         position = Position(found["position"]["next"], tuple(found["position"]["waiting"]))
         return TrainerState(found["step"], found["version"], position, found.get("kl_coef"))
+
+    def stamp(self) -> str:
+        """Digest of its checksums, which tells checkpoints of the same step apart."""
+        sums = sorted(self.folder.rglob(SUMS))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in sums)).hexdigest()
 
     def verify(self, has_critic: bool = False) -> None:
         """Read all files. Raise Damaged if they differ from what was written, Unreadable if that is unknown.

@@ -34,6 +34,7 @@ from roost.trainer.records.remote import (
     SCALE,
     TRIES,
     WRITER,
+    Missing,
     RemoteRun,
     StorageError,
     Taken,
@@ -86,11 +87,10 @@ def _fetch(
     from_step: int | None,
     environ: Mapping[str, str],
     say: Say,
-) -> None:
-    """See `Mirror.fetch`."""
+) -> str:
+    """See `Mirror.fetch`; return the last writer, as it was before anything was downloaded."""
     if not remote.exists():
-        _check_writable(remote)
-        return
+        return _check_writable(remote)
     is_wanted = auto_resumes or was_restarted(environ) or remote.has(RunFolder(folder).preempted_file.name)
     if not (resumes or from_step is not None or is_wanted):
         steps = remote.complete_steps()
@@ -100,25 +100,36 @@ def _fetch(
                 f"{remote.url} holds a run already, with {done}; give this one another name, or continue that one: "
                 "--resume"
             )
-        _check_writable(remote)
-        return
-    _check_writable(remote)
-    link, writer = Link.read(folder), remote.writer().get("writer", "")
+        return _check_writable(remote)
+    link, writer = Link.read(folder), _check_writable(remote)
     if link is None or link.url != remote.url or writer not in (link.writer, link.based_on):
-        _replace(remote, folder, from_step, say)
-        return
+        _replace(remote, folder, writer, from_step, say)
+        return writer
     if writer == link.based_on and not link.is_continued:  # downloaded earlier, and never continued here
         remote.download_records(folder)
+        _drop_outdated(remote, folder)
     if from_step != 0:
         _complete(remote, folder, from_step, say)
+    return writer
 
 
-def _check_writable(remote: RemoteRun) -> None:
-    """Write the last writer's name as it is: missing permission is seen before anything is launched."""
-    remote.write(WRITER, remote.writer() or {"writer": ""})
+def _check_writable(remote: RemoteRun) -> str:
+    """Write the last writer as it is, and return its name: missing permission is seen before anything is launched."""
+    there = remote.writer()
+    remote.write(WRITER, there or {"writer": ""})
+    return str(there.get("writer", ""))
 
 
-def _replace(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
+def _drop_outdated(remote: RemoteRun, folder: Path) -> None:
+    """Remove downloaded checkpoints of a branch that the remote run has left."""
+    newest = max(remote.complete_steps(), default=0)
+    for one in Checkpoints(RunFolder(folder).checkpoints, 1).found():
+        there = remote.manifest(checkpoint_name(one.step))
+        if one.step > newest or (there is not None and there.stamp != one.stamp()):
+            shutil.rmtree(one.folder)
+
+
+def _replace(remote: RemoteRun, folder: Path, writer: str, from_step: int | None, say: Say) -> None:
     """Download the run. A local folder of the same name that is not its last writer is renamed."""
     say(f"downloading {remote.url}")
     if folder.exists():
@@ -138,7 +149,7 @@ def _replace(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -
         if folder.exists():
             aside = folder.rename(name_aside(folder))
             say(f"{folder} belongs to another state of the run; renamed to {aside.name}")
-        Link(remote.url, new_writer(), remote.writer().get("writer", "")).write(draft)
+        Link(remote.url, new_writer(), writer).write(draft)
         put_in_place(folder)
 
 
@@ -159,9 +170,9 @@ def _complete(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) 
         try:
             _download(remote, local.at(step), say)
             return
-        except Damaged as problem:
+        except (Damaged, Missing) as problem:
             say(f"{problem}; using an earlier checkpoint")
-            shutil.rmtree(local.at(step).folder)
+            shutil.rmtree(local.at(step).folder, ignore_errors=True)
 
 
 def _download(remote: RemoteRun, checkpoint: Checkpoint, say: Say) -> None:
@@ -196,7 +207,9 @@ class Mirror:
         self._checkpoints = Checkpoints(self._run.checkpoints, keep)
         self._note: Callable[[str], None] = lambda _: None
         self._first = sys.maxsize  # step that this attempt continues from; nothing was trained yet
+        self._seen: str | None = None  # the last writer when the run was fetched
         self._writer: str | None = None
+        self._has_claimed = False
         self._steps: set[int] = set()  # whole checkpoints at the remote
         self._begun = 1  # attempts; one runs without `begin` if all is done already
         self._looked = 0  # the attempt for which `_steps` is known
@@ -219,7 +232,7 @@ class Mirror:
         new run of a name that is taken.
         """
         try:
-            _fetch(self._remote, self._run.path, resumes, auto_resumes, from_step, environ, say)
+            self._seen = _fetch(self._remote, self._run.path, resumes, auto_resumes, from_step, environ, say)
         except (StorageError, RunInUse, FileExistsError, FileNotFoundError, Damaged):
             raise
         except Exception as error:  # of the store; see `RemoteRun`
@@ -305,18 +318,20 @@ class Mirror:
         self._prune()
 
     def _claim(self) -> None:
-        """Make this folder the remote's last writer; raise Taken if another became it since."""
+        """Make this folder the remote's last writer; raise Taken if another became it since it was fetched."""
         there = self._remote.writer()
-        if self._writer is not None:
-            if there.get("writer") != self._writer:
-                raise Taken(f"{self.url} is continued by a process on {there.get('host', 'another machine')}")
-            return
-        link = Link.read(self._run.path)
-        is_own = link is not None and link.url == self.url and there.get("writer", "") in (link.writer, link.based_on)
-        writer = link.writer if link is not None and is_own else new_writer()
-        self._remote.write(WRITER, {"writer": writer, "host": socket.gethostname(), "process": os.getpid()})
-        Link(self.url, writer, is_continued=True).write(self._run.path)
-        self._writer = writer
+        last = there.get("writer", "")
+        if self._writer is None:
+            link = Link.read(self._run.path)
+            is_own = link is not None and link.url == self.url and last in (link.writer, link.based_on)
+            self._writer = link.writer if link is not None and is_own else new_writer()
+        # A claim that failed may have reached the store.
+        if last != self._writer and (self._has_claimed or self._seen not in (None, last)):
+            raise Taken(f"{self.url} is continued by a process on {there.get('host', 'another machine')}")
+        if not self._has_claimed:
+            self._remote.write(WRITER, {"writer": self._writer, "host": socket.gethostname(), "process": os.getpid()})
+            Link(self.url, self._writer, is_continued=True).write(self._run.path)
+            self._has_claimed = True
 
     def _look(self) -> None:
         """Learn which checkpoints the remote has; remove parts of others, and set later ones aside.
@@ -326,16 +341,24 @@ class Mirror:
         begun = self._begun  # another may begin meanwhile
         for left in self._run.checkpoints.glob(f"{UPLOADING}-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        here = {one.step for one in self._checkpoints.found()}
+        here = {one.step: one for one in self._checkpoints.found()}
         known = set()
         for step, is_complete in self._remote.steps().items():
             if not is_complete:
                 self._remote.remove_folder(checkpoint_name(step))
-            elif step > self._first and step not in here:
+            elif not self._is_same(here[step]) if step in here else step > self._first:
                 self._remote.set_aside(step)
             else:
                 known.add(step)
         self._steps, self._looked = known, begun
+
+    def _is_same(self, checkpoint: Checkpoint) -> bool:
+        """Return False if the remote's checkpoint of this step is of another branch of the run."""
+        there = self._remote.manifest(checkpoint_name(checkpoint.step))
+        try:
+            return there is not None and there.stamp == checkpoint.stamp()
+        except FileNotFoundError:  # pruned just now
+            return True
 
     def _newest_missing(self) -> Checkpoint | None:
         """The newest checkpoint that the remote lacks, which is looked at first if an attempt began since."""
@@ -362,16 +385,17 @@ class Mirror:
     def _upload_checkpoint(self, checkpoint: Checkpoint) -> None:
         with _held(checkpoint.folder) as folder:
             if folder is not None:
-                self._remote.upload_whole(folder, checkpoint_name(checkpoint.step))
+                stamp = Checkpoint(folder).stamp()
+                self._remote.upload_whole(folder, checkpoint_name(checkpoint.step), stamp, self._claim)
                 self._steps.add(checkpoint.step)
 
     def _upload_policy(self) -> None:
         """Upload the policy, unless the remote has this one."""
         about = self._run.policy / ABOUT_POLICY
         if about.exists():
-            stamp, there = about.stat().st_mtime_ns, self._remote.manifest(POLICY)
+            stamp, there = str(about.stat().st_mtime_ns), self._remote.manifest(POLICY)
             if there is None or there.stamp != stamp:
-                self._remote.upload_whole(self._run.policy, POLICY, stamp)
+                self._remote.upload_whole(self._run.policy, POLICY, stamp, self._claim)
 
     def _upload_marks(self, is_last: bool) -> None:
         """Upload or remove the files that say how the run ended, after all that they speak of."""

@@ -6,6 +6,7 @@ first, so a folder without it does not count. Stores write an object whole or no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from roost.learner.checksums import Damaged
 from roost.procs.files import put_in_place, unfinished
 from roost.trainer.records.run_folder import ASIDE, NAME
 
@@ -59,10 +61,10 @@ class Manifest:
     """Files of a whole folder with their sizes; `stamp` tells two folders of one name apart."""
 
     files: dict[str, int]
-    stamp: int = 0
+    stamp: str = ""
 
     @classmethod
-    def of(cls, folder: Path, stamp: int = 0) -> Manifest:
+    def of(cls, folder: Path, stamp: str = "") -> Manifest:
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         return cls({file.relative_to(folder).as_posix(): file.stat().st_size for file in files}, stamp)
 
@@ -152,11 +154,12 @@ class RemoteRun:
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(put, names))
 
-    def upload_whole(self, folder: Path, name: str, stamp: int = 0) -> None:
-        """Upload a folder so that it is complete, or not there, at any moment."""
+    def upload_whole(self, folder: Path, name: str, stamp: str, check: Callable[[], None]) -> None:
+        """Upload a folder so that it is complete, or not there, at any moment; `check` may raise before it counts."""
         manifest = Manifest.of(folder, stamp)
         self.remove(f"{name}/{COMPLETE}")
         self.upload(folder, list(manifest.files), name)
+        check()
         self.write(f"{name}/{COMPLETE}", {"files": manifest.files, "stamp": manifest.stamp})
 
     def remove(self, name: str) -> None:
@@ -177,7 +180,8 @@ class RemoteRun:
             count += 1
         manifest = self.manifest(name)
         for file in [*manifest.files, COMPLETE] if manifest is not None else ():
-            self._files.cp_file(self._path(f"{name}/{file}"), self._path(f"{aside}/{file}"))
+            with contextlib.suppress(FileNotFoundError):  # of a damaged checkpoint
+                self._files.cp_file(self._path(f"{name}/{file}"), self._path(f"{aside}/{file}"))
         self.remove_folder(name)
         return aside
 
@@ -220,16 +224,22 @@ class RemoteRun:
         put_in_place(folder)
 
     def download_whole(self, name: str, folder: Path) -> None:
-        """Download a whole folder to `folder`, which appears when all of it is there."""
+        """Download a whole folder to `folder`, which appears when all of it is there.
+
+        Raise Missing if the remote has none, Damaged if its files are not those that were uploaded.
+        """
         manifest = self._reached(lambda: self.manifest(name))
         if manifest is None:
-            raise StorageError(f"{self.url} has no complete {name}")
+            raise Missing(f"{self.url} has no complete {name}")
         draft = unfinished(folder)
         shutil.rmtree(draft, ignore_errors=True)
-        self.download(list(manifest.files), draft, name)
+        self.download(list(manifest.files), draft, name, may_vanish=True)
         for file, size in manifest.files.items():
-            if (found := (draft / file).stat().st_size) != size:
-                raise StorageError(f"{self.url}/{name}/{file} has {found:,} bytes, not {size:,}: it is damaged")
+            found = (draft / file).stat().st_size if (draft / file).exists() else None
+            if found != size:
+                shutil.rmtree(draft)
+                what = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
+                raise Damaged(f"{self.url}/{name} is damaged: {file} {what}")
         put_in_place(folder)
 
     def _path(self, name: str) -> str:
