@@ -237,19 +237,22 @@ class Fleet:
 
     async def _catch_up(self, member: Member) -> None:
         """Sync a running member to the current update; it stays behind if that is not available any more."""
-        sync = self._current.sync_again()
-        if sync is None:
+        current = self._current
+        sync = current.sync_again() if current.is_available else None
+        if current.update is None:
             await self.pool.settle([member], EngineState.READY)  # the others have their initial weights too
-        elif self._current.is_available:
-            was_sent = self._current.sender_holds_it
+        elif sync is not None:
+            was_sent, was_written = current.sender_holds_it, current.is_written
             await self.pool.settle([member], EngineState.UPDATING)
             with self._span("update", [member], self.current_update):
                 errors = await sync.bring([member])
+            # The learner may have begun its next step before it sent: then nobody knows which weights these are.
+            is_certain = current.sender_holds_it is was_sent
+            if not is_certain and not was_written:
+                current.remove_written()
             if errors and member.name not in sync.whole:
                 raise errors[member.name]
-            # The learner may have begun its next step before it sent: then nobody knows which weights these are.
-            is_certain = not errors and self._current.sender_holds_it is was_sent
-            await self.pool.settle([member], EngineState.READY if is_certain else EngineState.BEHIND)
+            await self.pool.settle([member], EngineState.READY if is_certain and not errors else EngineState.BEHIND)
 
     async def remove(self, names: Collection[str], in_flight: InFlight | None = InFlight.DROP) -> None:
         """Remove engines from the fleet and stop their servers. At least one engine must stay.

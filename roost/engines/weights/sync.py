@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roost.engines.command import TRAITS, ServerSpec
@@ -53,7 +53,7 @@ class CurrentWeights:
     def hold(self, update: WeightUpdate, folder: Path) -> None:
         """Make this the current update; `folder` is its location if it is on disk."""
         if folder != self._written:
-            shutil.rmtree(self._written, ignore_errors=True)
+            self.remove_written()
         self.update, self._written = update, folder
         self.sender_holds_it = update.sender is not None
 
@@ -65,9 +65,7 @@ class CurrentWeights:
     def is_available(self) -> bool:
         """True if an engine can still load it."""
         update = self.update
-        return update is None or bool(
-            update.checkpoint or update.adapter or self._written.exists() or self.sender_holds_it
-        )
+        return update is None or bool(update.checkpoint or update.adapter or self.is_written or self.sender_holds_it)
 
     def sync(self, update: WeightUpdate, in_flight: InFlight) -> WeightSync:
         """Create a sync with a new folder, because a retried version may have other weights."""
@@ -76,10 +74,22 @@ class CurrentWeights:
         return WeightSync(update, folder, self._connect, in_flight, self._report)
 
     def sync_again(self) -> WeightSync | None:
-        """Sync of the current update for a recovering engine; None for the initial weights."""
-        if self.update is None:
+        """Sync of the current update, which must be available, for one engine; None for the initial weights."""
+        update = self.update
+        if update is None:
             return None
-        return WeightSync(self.update, self._written, self._connect, InFlight.DROP, self._report)
+        if not self.sender_holds_it:  # a sender would send the weights of a later step
+            written = str(self._written) if self.is_written else None
+            update = replace(update, sender=None, checkpoint=update.checkpoint or written)
+        return WeightSync(update, self._written, self._connect, InFlight.DROP, self._report)
+
+    @property
+    def is_written(self) -> bool:
+        """True if the update had to be written to disk for an engine."""
+        return self._written.exists()
+
+    def remove_written(self) -> None:
+        shutil.rmtree(self._written, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Engines that die or hang: noticed, started again on the current version, and no request is lost with them."""
 
 import asyncio
+import copy
 import os
 import signal
 from dataclasses import replace
@@ -15,7 +16,9 @@ from roost.engines.members import EngineState, RestartLimit
 from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, InFlight, Sampling
 from roost.engines.supervision import Watchfulness
+from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.update import LocalSender, WeightRoute
 from tests.engines.live.conftest import spec_of
 from tests.engines.live.policies import GREEDY, PROMPT, Policy
 from tests.limits import HANG_S
@@ -310,6 +313,40 @@ def test_an_engine_that_joins_while_the_learner_learns_waits_for_the_next_update
 
     answer = scenarios.policy.greedy(number + 1), number + 1
     assert scenarios.run(run()) == (EngineState.BEHIND, answer, joining.wanted(number + 1))
+
+
+class GoesOnAfterWriting(LocalSender):
+    """The learner begins its next step while the weights are written."""
+
+    learning_begins = None
+
+    async def write(self, model, folder):
+        await super().write(model, folder)
+        self.learning_begins()
+
+
+def test_an_engine_that_joins_never_gets_weights_of_the_learners_next_step(scenarios, tmp_path):
+    """Of the version on disk it gets that one, and what may be of a later one is not kept."""
+    number, joining, fleet = scenarios.version + 1, Joining(scenarios, tmp_path), scenarios.fleet
+    learner = copy.deepcopy(scenarios.policy.version(number))
+    written = GoesOnAfterWriting(scenarios.policy.source(number + 1), WeightRoute.RELOAD, SharedMemoryCarrier)
+    written.learning_begins = fleet.learning_begins
+
+    async def run():
+        await fleet.update(scenarios.policy.weight_update(number, source=ModuleSource(learner)))
+        await fleet._current.sync_again().write_for([scenarios.one])  # as for an engine that was started again
+        fleet.learning_begins()
+        learner.load_state_dict(scenarios.policy.version(number + 1).state_dict())
+        found = [await fleet.add(joining.owner), await joining.answer()]
+        await fleet.remove(["three"])
+        await fleet.update(scenarios.policy.weight_update(number + 1))
+        fleet._current.hold(replace(fleet.current_update, sender=written), tmp_path / "late")
+        found += [await fleet.add(joining.owner), (tmp_path / "late").exists()]
+        await fleet.remove(["three"])
+        return found
+
+    wanted = [EngineState.READY, (scenarios.policy.greedy(number), number), EngineState.BEHIND, False]
+    assert scenarios.run(run()) == wanted
 
 
 def test_an_engine_that_joins_during_an_update_or_a_sleep_gets_the_same_version_as_the_others(scenarios, tmp_path):
