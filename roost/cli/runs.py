@@ -232,7 +232,7 @@ def engines_problem(folder: RunFolder, changes: Sequence[Change]) -> str:
 def asked(folder: RunFolder, changes: Sequence[Change], wait: float, show: Callable[[str], None]) -> ScaleAnswer:
     """Ask a run for a change and return its last answer; lines are shown as they come."""
     requests, shown = ScaleRequests(folder.path), 0
-    name = requests.ask(changes)
+    name = requests.ask(changes, wait)
     deadline = time.monotonic() + wait
     try:
         while True:
@@ -247,13 +247,11 @@ def asked(folder: RunFolder, changes: Sequence[Change], wait: float, show: Calla
             if not is_running:
                 return ScaleAnswer(ScaleState.REFUSED, ("the run ended meanwhile",))
             if time.monotonic() > deadline:
-                is_withdrawn = requests.withdraw(name)
-                more = (
-                    "withdrawn: the run did not take the request"
-                    if is_withdrawn
-                    else "not finished; roost status shows"
-                )
-                return ScaleAnswer(ScaleState.REFUSED, (f"{more} within {wait:g} s",))
+                if requests.withdraw(name):
+                    why = f"withdrawn: the run did not take the request within {wait:g} s"
+                else:
+                    why = f"the run is still working on it after {wait:g} s; roost status shows its plan"
+                return ScaleAnswer(ScaleState.REFUSED, (why,))
             time.sleep(LOOK_EVERY)
     finally:
         if requests.withdraw(name) or requests.answer_to(name).is_final:

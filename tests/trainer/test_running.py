@@ -286,7 +286,7 @@ def test_scale_needs_a_running_run_with_engines(made, held):
 
 def test_a_request_is_taken_once_or_withdrawn(tmp_path):
     requests, change = ScaleRequests(tmp_path), Change("rollout", 2, is_total=False)
-    first, second = requests.ask([change]), requests.ask([change])
+    first, second = (requests.ask([change], HANG_S) for _ in range(2))
     assert requests.withdraw(first) and not requests.withdraw(first)
     assert requests.take() == (second, (change,)) and requests.take() is None
     assert not requests.withdraw(second) and requests.answer_to(second).state is ScaleState.WORKING
@@ -295,6 +295,40 @@ def test_a_request_is_taken_once_or_withdrawn(tmp_path):
     (tmp_path / "scale" / "x.request.json").write_text('{"rollout": 1}')
     assert requests.take() is None
     assert requests.answer_to("x").lines == ("the request cannot be read",)
+
+
+def test_requests_are_taken_in_their_order_and_not_after_their_time(tmp_path):
+    """A command that was killed leaves its request, and the next process of the run may come days later."""
+    requests = ScaleRequests(tmp_path)
+    late = requests.ask([Change("rollout", 9, is_total=True)], wait=-1.0)
+    names = [requests.ask([Change("rollout", number, is_total=True)], HANG_S) for number in range(6)]
+    taken = [requests.take() for _ in names]
+    assert [(name, changes[0].number) for name, changes in taken] == [(name, n) for n, name in enumerate(names)]
+    assert requests.take() is None and requests.answer_to(late).state is ScaleState.REFUSED
+    for name in names[:3]:
+        requests.answer(name, ScaleAnswer(ScaleState.APPLIED))
+    requests.clear()
+    states = [requests.answer_to(name).state for name in names]
+    assert states == [ScaleState.APPLIED] * 3 + [ScaleState.REFUSED] * 3
+    requests.clear()
+    assert not list((tmp_path / "scale").iterdir())
+
+
+class TakenAtOnce(ScaleRequests):
+    """The driver takes a request as soon as it is there."""
+
+    def ask(self, changes, wait):
+        name = super().ask(changes, HANG_S)
+        assert self.take() is not None
+        return name
+
+
+def test_a_command_that_waited_for_long_says_that_the_run_goes_on_with_the_change(made, held, monkeypatch):
+    monkeypatch.setattr("roost.cli.runs.ScaleRequests", TakenAtOnce)
+    done = run("scale", made.path, "rollout=+2", "--wait", 1, width=200)
+    assert (
+        done.exit_code == 1 and "the run is still working on it after 1 s; roost status shows its plan" in done.stderr
+    )
 
 
 def test_logs_of_engines_that_joined_are_those_of_their_component(made):

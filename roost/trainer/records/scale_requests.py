@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -71,7 +72,7 @@ class ScaleRequests:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     requests = ScaleRequests(Path(folder))
-    ...     name = requests.ask([Change("rollout", 2, is_total=False)])
+    ...     name = requests.ask([Change("rollout", 2, is_total=False)], wait=60)
     ...     before, taken = requests.answer_to(name).state.value, requests.take()
     ...     requests.answer(name, ScaleAnswer(ScaleState.APPLIED, ("done",)))
     ...     before, taken[1], requests.answer_to(name).lines, requests.take()
@@ -83,11 +84,12 @@ class ScaleRequests:
 
     # The command --------------------------------------------------------------------------------------------------
 
-    def ask(self, changes: Sequence[Change]) -> str:
-        """Write a request and return its name."""
+    def ask(self, changes: Sequence[Change], wait: float) -> str:
+        """Write a request, to be taken within `wait` seconds, and return its name; names sort by time."""
         self._folder.mkdir(exist_ok=True)
-        name = uuid.uuid4().hex
-        write_whole(self._folder / f"{name}{REQUEST}", [json.dumps([asdict(change) for change in changes]).encode()])
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex}"
+        request = {"until": time.time() + wait, "changes": [asdict(change) for change in changes]}
+        write_whole(self._folder / f"{name}{REQUEST}", [json.dumps(request).encode()])
         return name
 
     def answer_to(self, name: str) -> ScaleAnswer:
@@ -113,24 +115,37 @@ class ScaleRequests:
     # The driver ---------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Remove requests that an earlier process of the run has taken: nobody answers them. Others stay."""
-        for path in self._files(TAKEN):
-            self.answer(path.name.removesuffix(TAKEN), ScaleAnswer(ScaleState.REFUSED, ("the run was started again",)))
-            path.unlink(missing_ok=True)
+        """Refuse requests that an earlier process of the run has taken, and remove answers that nobody has read."""
+        taken = [path.name.removesuffix(TAKEN) for path in self._files(TAKEN)]
+        for path in self._files(ANSWER):
+            if path.name.removesuffix(ANSWER) not in taken:
+                path.unlink(missing_ok=True)
+        for name in taken:
+            if not self.answer_to(name).is_final:
+                self.answer(name, ScaleAnswer(ScaleState.REFUSED, ("the run was started again",)))
+            (self._folder / f"{name}{TAKEN}").unlink(missing_ok=True)
 
     def take(self) -> tuple[str, tuple[Change, ...]] | None:
-        """Take a request, so that nobody else does; None if there is none."""
+        """Take the oldest request, so that nobody else does; None if there is none. Late ones are refused."""
         for path in self._files(REQUEST):
             name = path.name.removesuffix(REQUEST)
             taken = path.with_name(f"{name}{TAKEN}")
             try:
                 path.rename(taken)
-                return name, tuple(Change(**change) for change in _listed(_read(taken)))
+                until, changes = _request(_read(taken))
             except FileNotFoundError:
                 continue  # withdrawn
-            except (TypeError, ValueError):
-                self.answer(name, ScaleAnswer(ScaleState.REFUSED, ("the request cannot be read",)))
+            except (KeyError, TypeError, ValueError):
+                self._refuse(name, "the request cannot be read")
+                continue
+            if time.time() <= until:
+                return name, changes
+            self._refuse(name, "the run was not there while the request was waited for; ask again")
         return None
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.answer(name, ScaleAnswer(ScaleState.REFUSED, (why,)))
+        (self._folder / f"{name}{TAKEN}").unlink(missing_ok=True)
 
     def answer(self, name: str, answer: ScaleAnswer) -> None:
         with contextlib.suppress(FileNotFoundError):  # the folder was removed: nobody waits for the answer
@@ -143,10 +158,9 @@ class ScaleRequests:
             return []
 
 
-def _listed(found: object) -> list[dict[str, Any]]:
-    if not isinstance(found, list):
-        raise ValueError("not a list of changes")
-    return found
+def _request(found: Any) -> tuple[float, tuple[Change, ...]]:
+    """Until when a request is waited for, and its changes; raises KeyError, TypeError or ValueError if it has none."""
+    return float(found["until"]), tuple(Change(**change) for change in found["changes"])
 
 
 def _read(path: Path) -> object:
