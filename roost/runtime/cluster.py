@@ -41,7 +41,7 @@ from roost.transport import current
 from roost.transport.channel import Channel
 from roost.transport.current import ProcessLink
 from roost.transport.directory import GroupEntry
-from roost.transport.failure import DRIVER, Address, Failure, FailureKind
+from roost.transport.failure import DRIVER, Address, Failure, FailureKind, WorkerFailed
 
 FLUSH_LIMIT = 3.0  # seconds for workers to flush their spans
 BRIEFLY = 0.5  # the same, for workers about to be stopped
@@ -127,6 +127,7 @@ class Cluster:
         self._say = say
         self._groups: dict[str, WorkerGroup] = {}
         self._daemons: dict[str, Any] = {}
+        self._given_up: WorkerFailed | None = None
         self._holdings = Holdings(reservation_timeout, say)
         self._ports: dict[str, tuple[int, int]] = {}  # by group: node and port of its rendezvous
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
@@ -194,7 +195,7 @@ class Cluster:
             daemons = nodes.start_daemons(new, str(self.log_dir), mark, self.connection.folder)
             self._daemons |= daemons
             reports += nodes.ask_nodes(daemons, counted, self._say)
-            if len(reports) >= (wanted or 0):
+            if len(reports) >= (wanted or 0) or len(reports) == len(counted):
                 break
         return reports
 
@@ -252,9 +253,17 @@ class Cluster:
     def raise_if_lost(self) -> None:
         """Raise `ControlLost` or `WorkerFailed` if Ray's control service or the driver's node daemon is lost.
 
+        Also raise the error of `give_up`.
+
         Waiting on workers raises too, but only if the wait is long enough to check.
         """
         self._failures.raise_if_lost()
+        if self._given_up is not None:
+            raise self._given_up
+
+    def give_up(self, error: WorkerFailed) -> None:
+        """Let `raise_if_lost` raise this: a loss that the program was to handle, and cannot."""
+        self._given_up = error
 
     def get_node_ip(self, rank: int) -> str:
         if not 0 <= rank < self.num_nodes:
@@ -424,7 +433,7 @@ class Cluster:
 
         `more` are spans recorded by this process, of itself or on behalf of workers.
         """
-        flush(self._groups.values())
+        flush(list(self._groups.values()))  # a thread may launch another
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
         workers = with_spans(collected(self._links, self.nodes), more or {}, self._links.driver.node)
         return write_trace(Path(path), workers, names)
@@ -470,7 +479,7 @@ class Cluster:
             self._say(f"nobody awaited this failure: {failure}")
 
     def _end_processes(self) -> None:
-        for group in self._groups.values():
+        for group in list(self._groups.values()):  # a thread may launch another
             group.mark_closed()
         if not ray.is_initialized() or self._control.is_lost:
             return  # Ray is unreachable; processes end with the local Ray, or when they lose the control service
@@ -478,7 +487,7 @@ class Cluster:
         with contextlib.suppress(ray.exceptions.RayError):
             closing = [daemon.ask.remote("stop_watching") for daemon in self._daemons.values()]
             ray.wait(closing, num_returns=len(closing), timeout=CLOSING_LIMIT) if closing else None
-            for host in (host for group in self._groups.values() for host in group.hosts):
+            for host in [host for group in list(self._groups.values()) for host in group.hosts]:
                 ray.kill(host)
             dismiss(list(self._daemons.values()))
         self._holdings.give_all_back()

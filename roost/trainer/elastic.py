@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from roost.config.findings import counted
 from roost.config.train import TrainSettings
 from roost.engines.command import ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.members import EngineState
-from roost.engines.protocol import EngineError, InFlight
+from roost.engines.protocol import InFlight
 from roost.engines.worker import EngineGroup
 from roost.placement.plan import Plan
 from roost.placement.rescale import Rescale, scaled, without_nodes
@@ -22,7 +23,7 @@ from roost.runtime.worker import WorkerGroup
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.trainer.setup import ROLLOUT, RunSetup, run_setup
-from roost.transport.failure import FailureKind
+from roost.transport.failure import FailureKind, WorkerFailed
 
 LOOK_EVERY_S = 0.5
 DEVICE_LIMIT_S = 20.0  # to wait for accelerators that other jobs of the Ray cluster hold
@@ -165,20 +166,23 @@ class ElasticEngines:
         self._lost |= lost
         if not lost or self._setup.switch.is_shared:
             return
-        nodes = [int(node) for node in self._plan[ROLLOUT].table.nodes]
-        gone = [name for name, node in zip(self._names, nodes, strict=True) if node in self._lost]
+        # Taken now: the failures of a group are dropped with it.
+        loss = WorkerFailed(found for found in self._cluster.failures if found.kind is FailureKind.NODE_LOST)
         try:
             change = without_nodes(self._plan, self._lost)
             if any(part != ROLLOUT for part, _ in (*change.removed, *change.added)):
-                return  # the failure of its other processes ends the attempt
-            if len(gone) < len(self._names):
+                self._cluster.give_up(loss)  # learners and other workers change only in a new attempt
+                return
+            gone = [self._names[rank] for _, rank in change.removed]
+            are_all_gone = len(gone) == len(self._names)
+            if not are_all_gone:
                 await self._end(gone, None)
             plan, names, lines = await self._replaced(change)
-            if len(gone) == len(nodes):
+            if are_all_gone:
                 await self._end(gone, None)
         except Exception as error:
             self._note(f"the run cannot go on without {counted(len(lost), 'lost node')}: {error}")
-            self._cluster.set_expendable(ROLLOUT, ())  # the failure ends the attempt
+            self._cluster.give_up(loss)
             return
         self._adopt(plan, names)
         self._note("; ".join(["the run goes on", *lines]))
@@ -208,25 +212,35 @@ class ElasticEngines:
         ranks = [rank for part, rank in change.added if part == ROLLOUT]
         servers = run_setup(change.plan, self._settings, self._setup.on_gpu).engines.servers
         groups: dict[str, tuple[EngineGroup, WorkerGroup]] = {}
-        joined: list[str] = []
         try:
             for rank in ranks:
                 spec = replace(servers[rank], name=names[rank])
                 groups[spec.name] = await self._launch(change.plan, rank, spec)
             adding = [self._fleet.add(engines.owners(group)[0]) for engines, group in groups.values()]
             outcomes = await asyncio.gather(*adding, return_exceptions=True)
-            joined = [name for name, outcome in zip(groups, outcomes, strict=True) if isinstance(outcome, EngineState)]
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
-        except BaseException:
-            if joined:
-                await self._fleet.remove(joined)
-            for _, group in groups.values():
-                await asyncio.to_thread(group.close)
+        except BaseException:  # also when the run ends meanwhile
+            await self._undo({name: group for name, (_, group) in groups.items()})
             raise
         self._processes |= {name: EngineProcess(group, 0) for name, (_, group) in groups.items()}
         return [_joined_line(name, outcome) for name, outcome in zip(groups, outcomes, strict=True)]
+
+    async def _undo(self, groups: Mapping[str, WorkerGroup]) -> None:
+        """Remove engines that have joined, and close the groups of all. Errors are noted: one is raised already."""
+        for in_flight in (InFlight.DROP, None):  # None: also if no other engine has the weights
+            joined = [name for name in groups if name in self._fleet.pool.members]
+            if joined:
+                await self._noting_errors(self._fleet.remove(joined, in_flight))
+        for group in groups.values():
+            await self._noting_errors(asyncio.to_thread(group.close))
+
+    async def _noting_errors(self, action: Awaitable[object]) -> None:
+        try:
+            await action
+        except Exception as error:
+            self._note(str(error) or type(error).__name__)
 
     async def _launch(self, plan: Plan, rank: int, spec: ServerSpec) -> tuple[EngineGroup, WorkerGroup]:
         engines = self._engines.another(spec)
@@ -237,16 +251,17 @@ class ElasticEngines:
         return engines, await asyncio.to_thread(launch, workers, part, rank, spec.name, options, DEVICE_LIMIT_S)
 
     async def _end(self, names: Sequence[str], in_flight: InFlight | None) -> None:
+        """Remove engines and end their workers; raises only if the fleet keeps them."""
         try:
             await self._fleet.remove(names, in_flight)
-        except EngineError as error:  # it is out of the fleet, and its server ends with its worker
-            self._note(str(error))
+        except Exception as error:
+            if any(name in self._fleet.pool.members for name in names):
+                raise
+            self._note(str(error))  # they are out of the fleet, and their servers end with their workers
         for name in names:
             process = self._processes.pop(name)
-            if process.group.name == ROLLOUT:
-                await asyncio.to_thread(self._cluster.end_worker, process.group, process.rank)
-            else:
-                await asyncio.to_thread(process.group.close)
+            end = partial(self._cluster.end_worker, process.group, process.rank)
+            await self._noting_errors(asyncio.to_thread(end if process.group.name == ROLLOUT else process.group.close))
 
     def _adopt(self, plan: Plan, names: Sequence[str]) -> None:
         self._plan, self._names = plan, list(names)
