@@ -1,41 +1,46 @@
-"""Shell arithmetic on whole numbers; nothing is evaluated but numbers, names and operators."""
+"""Shell arithmetic on whole numbers, with the operators and precedence of bash; nothing else is evaluated."""
 
 from __future__ import annotations
 
-import ast
-import keyword
 import operator
 import re
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 MAX_EXPRESSION = 2000  # characters
 MAX_SHIFT = 62
+MAX_DEPTH = 60
 _BITS = 64  # the numbers of bash
-_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-}
-_COMPARISONS: dict[type[ast.AST], Callable[[int, int], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
-ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)|([-+*/%]?)=(?!=)(.+))\s*$", re.DOTALL)
+_TOKEN = re.compile(
+    r"\s*(?:(0[xX][0-9a-fA-F]+|\d+#\w+|\d+)|(?:\$?\{?([A-Za-z_]\w*)\}?)"
+    r"|(<<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^<>=!~?:,()]))"
+)
+_LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
+    {"|": operator.or_},
+    {"^": operator.xor},
+    {"&": operator.and_},
+    {"==": operator.eq, "!=": operator.ne},
+    {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
+    {"<<": lambda one, two: one << _exponent(two), ">>": lambda one, two: one >> _exponent(two)},
+    {"+": operator.add, "-": operator.sub},
+    {"*": operator.mul, "/": lambda one, two: _divided(one, two), "%": lambda one, two: _rest(one, two)},
+)
+_BINARY = {name: function for level in _LEVELS for name, function in level.items()}
+_ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
+_ASSIGNED = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 
 
 class NotKnown(ValueError):
     """The result depends on something that is not known."""
 
 
-def evaluate(expression: str, number_of: Callable[[str], int]) -> int:
+def assigned_names(expression: str) -> list[str]:
+    """Names that an expression may assign to."""
+    return [match[1] or match[2] for match in _ASSIGNED.finditer(expression)]
+
+
+def evaluate(expression: str, number_of: Callable[[str], int], assign: Callable[[str, int], None] | None = None) -> int:
     """The value of an expression; `number_of` gives that of a variable, or raises NotKnown.
 
     >>> evaluate("(4 + x) / 2 > 3 && 1", {"x": 5}.__getitem__)
@@ -43,80 +48,203 @@ def evaluate(expression: str, number_of: Callable[[str], int]) -> int:
     """
     if len(expression) > MAX_EXPRESSION:
         raise NotKnown("the expression is too long")
-    choice = _ternary(expression)
-    if choice is not None:
-        condition, one, other = choice
-        return evaluate(one if evaluate(condition, number_of) else other, number_of)
-    if any(keyword.iskeyword(name) for name in re.findall(r"[A-Za-z_]\w*", expression)):
-        raise NotKnown(f"{expression.strip()} cannot be computed")  # these words mean something else to Python
-    python = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"\1", expression)
-    python = python.replace("&&", " and ").replace("||", " or ")
-    python = re.sub(r"!(?!=)", " not ", python).replace("/", "//")
-    python = re.sub(r"\b0+(\d)", r"\1", python)
+    if not expression.strip():
+        return 0
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # Python's advice about a text that is no Python
-            tree = ast.parse(python.strip() or "0", mode="eval")
-        return _limited(_number(tree.body, number_of))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, OverflowError) as error:
+        return _Reader(_tokens(expression), number_of, assign).whole()
+    except (ValueError, ZeroDivisionError, RecursionError, OverflowError, MemoryError, KeyError) as error:
         raise NotKnown(f"{expression.strip()} cannot be computed") from error
 
 
+def _tokens(expression: str) -> list[str | int]:
+    """Operators and names as text, numbers as numbers."""
+    found: list[str | int] = []
+    at = 0
+    while expression[at:].strip():
+        match = _TOKEN.match(expression, at)
+        if match is None:
+            raise NotKnown("the expression has a sign that is not known")
+        found.append(_literal(match[1]) if match[1] else match[2] or match[3])
+        at = match.end()
+    return found
+
+
+def _literal(text: str) -> int:
+    base, _, digits = text.rpartition("#")
+    if base:
+        return int(digits, int(base)) if 2 <= int(base) <= 36 else int("")
+    if text[:2] in ("0x", "0X"):
+        return int(text, 16)
+    return int(text, 8 if text.startswith("0") else 10)
+
+
 def _limited(number: int) -> int:
-    if number.bit_length() > _BITS:
+    if number.bit_length() > _BITS - 1:
         raise NotKnown("the number is too large")
     return int(number)
 
 
-def _number(node: ast.AST, number_of: Callable[[str], int]) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.Name):
-        return number_of(node.id)
-    if isinstance(node, ast.UnaryOp):
-        value = _number(node.operand, number_of)
-        if isinstance(node.op, ast.Not):
-            return int(not value)
-        return {ast.USub: -value, ast.UAdd: value, ast.Invert: ~value}[type(node.op)]
-    if isinstance(node, ast.BoolOp):
-        values = (_number(part, number_of) != 0 for part in node.values)
-        return int(all(values) if isinstance(node.op, ast.And) else any(values))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        left, right = _number(node.left, number_of), _number(node.comparators[0], number_of)
-        return int(_COMPARISONS[type(node.ops[0])](left, right))
-    if isinstance(node, ast.BinOp):
-        return _limited(_binary(node.op, _number(node.left, number_of), _number(node.right, number_of)))
-    raise NotKnown("the expression has an operator that is not known")
+def _exponent(number: int) -> int:
+    if not 0 <= number <= MAX_SHIFT:
+        raise NotKnown("the number is too large")
+    return number
 
 
-def _binary(kind: ast.operator, left: int, right: int) -> int:
-    if isinstance(kind, ast.FloorDiv):  # bash rounds towards zero
-        return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-    if isinstance(kind, ast.Mod):
-        return abs(left) % abs(right) * (1 if left >= 0 else -1)
-    if isinstance(kind, ast.Pow | ast.LShift | ast.RShift):
-        if not 0 <= right <= MAX_SHIFT:
-            raise NotKnown("the number is too large")
-        return int(
-            {ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift}[type(kind)](left, right)
-        )
-    if type(kind) not in _OPERATORS:
-        raise NotKnown("the expression has an operator that is not known")
-    return _OPERATORS[type(kind)](left, right)
+def _divided(one: int, two: int) -> int:
+    return abs(one) // abs(two) * (1 if (one < 0) == (two < 0) else -1)  # bash rounds towards zero
 
 
-def _ternary(expression: str) -> tuple[str, str, str] | None:
-    """The parts of `condition ? one : other` outside parentheses."""
-    depth, question, nested = 0, None, 0
-    for at, character in enumerate(expression):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0 and character == "?":
-            if question is None:
-                question = at
-            else:
-                nested += 1
-        elif depth == 0 and character == ":" and question is not None:
-            if nested == 0:
-                return expression[:question], expression[question + 1 : at], expression[at + 1 :]
-            nested -= 1
-    return None
+def _rest(one: int, two: int) -> int:
+    return abs(one) % abs(two) * (1 if one >= 0 else -1)
+
+
+class _Reader:
+    """Reads and computes at once; while `skips` is set, what is read is not taken and has no effect."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str | int],
+        number_of: Callable[[str], int],
+        assign: Callable[[str, int], None] | None,
+    ) -> None:
+        self.tokens, self.number_of, self.assign = tokens, number_of, assign
+        self.at, self.skips, self.depth = 0, 0, 0
+
+    def whole(self) -> int:
+        number = self._list()
+        if self.at != len(self.tokens):
+            raise NotKnown("the expression is not complete")
+        return number
+
+    def _next(self) -> str | int | None:
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def _take(self, *texts: str) -> str | None:
+        token = self._next()
+        if isinstance(token, str) and token in texts:
+            self.at += 1
+            return token
+        return None
+
+    def _expect(self, text: str) -> None:
+        if self._take(text) is None:
+            raise NotKnown(f"{text} is missing")
+
+    def _list(self) -> int:
+        number = self._assignment()
+        while self._take(","):
+            number = self._assignment()
+        return number
+
+    def _assignment(self) -> int:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise NotKnown("the expression is nested too deep")
+        name = self._next()
+        following = self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else None
+        if isinstance(name, str) and _is_name(name) and following in _ASSIGNING:
+            self.at += 2
+            number = self._assignment()
+            if following != "=":
+                number = self._computed(str(following)[:-1], self._value(name), number)
+            self._set(name, number)
+        else:
+            number = self._choice()
+        self.depth -= 1
+        return number
+
+    def _choice(self) -> int:
+        condition = self._or()
+        if not self._take("?"):
+            return condition
+        one = self._skipping(self._list, condition == 0)
+        self._expect(":")
+        other = self._skipping(self._assignment, condition != 0)
+        return one if condition else other
+
+    def _or(self) -> int:
+        number = self._and()
+        while self._take("||"):
+            right = self._skipping(self._and, number != 0)
+            number = int(bool(number or right))
+        return number
+
+    def _and(self) -> int:
+        number = self._level(0)
+        while self._take("&&"):
+            right = self._skipping(lambda: self._level(0), number == 0)
+            number = int(bool(number and right))
+        return number
+
+    def _level(self, level: int) -> int:
+        if level == len(_LEVELS):
+            return self._power()
+        number = self._level(level + 1)
+        while (sign := self._take(*_LEVELS[level])) is not None:
+            number = self._computed(sign, number, self._level(level + 1))
+        return number
+
+    def _power(self) -> int:
+        number = self._unary()
+        if self._take("**"):
+            exponent = self._power()
+            return 0 if self.skips else _limited(number ** _exponent(exponent))
+        return number
+
+    def _unary(self) -> int:
+        sign = self._take("++", "--", "!", "~", "-", "+")
+        if sign is None:
+            return self._primary()
+        if sign in ("++", "--"):
+            name = self._next()
+            if isinstance(name, str) and _is_name(name):
+                self.at += 1
+                number = _limited(self._value(name) + (1 if sign == "++" else -1))
+                self._set(name, number)
+                return number
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise NotKnown("the expression is nested too deep")
+        number = self._unary()
+        self.depth -= 1
+        return {"!": int(not number), "~": ~number, "-": -number}.get(sign, number)
+
+    def _primary(self) -> int:
+        token = self._next()
+        self.at += 1
+        if isinstance(token, int):
+            return token
+        if token == "(":
+            number = self._list()
+            self._expect(")")
+            return number
+        if token is None or not _is_name(token):
+            raise NotKnown("a number is missing")
+        number = self._value(token)
+        step = self._take("++", "--")
+        if step is not None:
+            self._set(token, _limited(number + (1 if step == "++" else -1)))
+        return number
+
+    def _skipping(self, read: Callable[[], int], is_skipped: bool) -> int:
+        self.skips += is_skipped
+        number = read()
+        self.skips -= is_skipped
+        return number
+
+    def _computed(self, sign: str, one: int, two: int) -> int:
+        return 0 if self.skips else _limited(int(_BINARY[sign](one, two)))
+
+    def _value(self, name: str) -> int:
+        return 0 if self.skips else self.number_of(name)
+
+    def _set(self, name: str, number: int) -> None:
+        if self.skips:
+            return
+        if self.assign is None:
+            raise NotKnown(f"{name} is assigned")
+        self.assign(name, number)
+
+
+def _is_name(token: str) -> bool:
+    return token[0].isalpha() or token[0] == "_"

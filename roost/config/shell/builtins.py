@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.shell.conditions import Status, bracket_status
 from roost.config.shell.expand import Expander, folder_of
+from roost.config.shell.outputs import known_texts, printed
 from roost.config.shell.reading import Reading
 from roost.config.shell.state import State
-from roost.config.shell.values import Unknown, Value, of_unknown, text_value
+from roost.config.shell.syntax import Literal, Word
+from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_NESTED = 10  # scripts, functions and `bash -c` within each other
@@ -78,8 +81,54 @@ class Builtins(ABC):
 
     def _do_unset(self, arguments: list[Value], position: Position, state: State) -> Status:
         for argument in arguments:
-            state.variables.pop(argument.known or "", None)
+            name = argument.known or ""
+            element = re.fullmatch(r"([A-Za-z_]\w*)\[(.+)\]", name, re.DOTALL)
+            if element is not None and element[2] not in ("@", "*"):
+                self._unset_element(element[1], element[2], position, state)
+            else:
+                state.variables.pop(element[1] if element else name, None)
         return True
+
+    def _unset_element(self, name: str, index: str, position: Position, state: State) -> None:
+        key = self.expander.key(name, Word((Literal(index, True),), position), state)
+        if key is None:
+            state.variables[name] = {"0": elements(name, position)}
+        else:
+            state.variables[name] = {one: value for one, value in state.array(name).items() if one != key}
+
+    def _do_printf(self, arguments: list[Value], position: Position, state: State) -> Status:
+        if len(arguments) > 2 and arguments[0].known == "-v" and (name := arguments[1].known):
+            texts = known_texts(arguments[2:])
+            text = printed(texts) if texts is not None else None
+            unknown = next((one.unknown for one in arguments[2:] if one.unknown), None)
+            unknown = unknown or Unknown(f"${name}", "its format is not read", position, name)
+            state.variables[name] = of_unknown(unknown) if text is None else text_value(text, position)
+        return True
+
+    def _do_getopts(self, arguments: list[Value], position: Position, state: State) -> Status:
+        """The next option of the arguments, while they are known."""
+        name = arguments[1].known if len(arguments) > 1 else None
+        if name is None:
+            return None
+        given = list(state.arguments)
+        if len(arguments) > 2:
+            given = arguments[2:]
+        else:
+            self.reading.reads_arguments = True
+        at = state.scalar("OPTIND")
+        number = at.known if at is not None else "1"
+        form = arguments[0].known
+        if form is None or number is None or not number.isdecimal() or any(one.known is None for one in given):
+            for one in (name, "OPTARG", "OPTIND"):
+                unknown = Unknown(f"${one}", "the arguments of getopts are not known", position, is_list=True)
+                state.variables[one] = of_unknown(unknown)
+            return None
+        found = next_option(form, [one.known or "" for one in given], int(number), state.option_at)
+        state.option_at = found.letter
+        state.variables["OPTIND"] = text_value(str(found.index), position)
+        state.variables[name] = text_value(found.name, position)
+        state.put("OPTARG", None if found.argument is None else text_value(found.argument, position))
+        return not found.is_end
 
     def _do_read(self, arguments: list[Value], position: Position, state: State) -> Status:
         for argument in arguments:
@@ -171,6 +220,42 @@ class Builtins(ABC):
         return True  # of redirections; one with a command is followed as that command
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option that getopts found, and where it goes on: at an argument, and at a letter of it."""
+
+    name: str
+    argument: str | None
+    index: int
+    letter: int = 1
+    is_end: bool = False
+
+
+def next_option(form: str, arguments: Sequence[str], index: int, letter: int) -> Option:
+    """The option at an argument, counted from 1, as getopts gives it.
+
+    >>> next_option("n:v", ["-n", "4"], 1, 1)
+    Option(name='n', argument='4', index=3, letter=1, is_end=False)
+    """
+    text = arguments[index - 1] if 0 < index <= len(arguments) else ""
+    if text == "--":
+        return Option("?", None, index + 1, is_end=True)
+    if len(text) < 2 or not text.startswith("-") or letter >= len(text):
+        return Option("?", None, index, is_end=True)
+    name, is_quiet = text[letter], form.startswith(":")
+    following = (index, letter + 1) if letter + 1 < len(text) else (index + 1, 1)
+    at = form.find(name)
+    if at < 0 or name == ":":
+        return Option("?", name if is_quiet else None, *following)
+    if form[at + 1 : at + 2] != ":":
+        return Option(name, None, *following)
+    if letter + 1 < len(text):
+        return Option(name, text[letter + 1 :], index + 1)
+    if index < len(arguments):
+        return Option(name, arguments[index], index + 2)
+    return Option(":", name, index + 1) if is_quiet else Option("?", None, index + 1)
+
+
 def _normal(path: Path) -> Path:
     parts: list[str] = []
     for part in path.parts:
@@ -198,5 +283,5 @@ BUILTINS = {
         name: name
         for name in ("unset", "read", "set", "shift", "cd", "exit", "return", "break", "continue", "test", "true")
     },
-    **{name: name for name in ("false", "eval", "let", "exec")},
+    **{name: name for name in ("false", "eval", "let", "exec", "printf", "getopts")},
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Sequence
 
 from roost.config.shell.arithmetic import NotKnown, evaluate
 from roost.config.shell.expand import Expander
+from roost.config.shell.patterns import matches_pattern, regular
 from roost.config.shell.state import State
 from roost.config.shell.syntax import Condition, Word
 from roost.config.shell.values import Value
@@ -161,31 +161,36 @@ class _Reader:
             pattern = self.expander.pattern(right, self.state)
             if one is None or pattern is None:
                 return None
-            is_equal = fnmatch.fnmatchcase(one, pattern)
+            is_equal = matches_pattern(one, pattern)
             return is_equal if operator != "!=" else not is_equal
         two = self._text(right)
         if one is None or two is None:
             return None
         if operator == "=~":
+            is_quoted = isinstance(right, Word) and any(part.is_quoted for part in right.parts)
+            if is_quoted and re.escape(two) != two:
+                return None  # what is quoted stands for itself
             return _matches(one, two)
         if operator in ("<", ">"):
             return one < two if operator == "<" else one > two
         return (one == two) == (operator != "!=")
 
     def _number(self, text: str) -> int:
-        def variable(name: str) -> int:
-            raise NotKnown(name)
-
-        return evaluate(text, variable)
+        if self.joiners[0] == "-a":  # [ knows decimal numbers only
+            if re.fullmatch(r"\s*[-+]?\d{1,18}\s*", text) is None:
+                raise NotKnown(text)
+            return int(text)
+        return evaluate(text, lambda name: self.expander.number_of(name, self.state))
 
 
 def _matches(text: str, pattern: str) -> Status:
     """A regular expression with few enough repetitions to be tried."""
     if len(text) > MAX_PATTERN or len(pattern) > MAX_PATTERN or len(_QUANTIFIER.findall(pattern)) > 3:
         return None
-    if re.search(r"[)][*+?{]", pattern):
+    expression = regular(pattern)
+    if re.search(r"[)][*+?{]", pattern) or expression is None:
         return None
     try:
-        return re.search(pattern, text) is not None
+        return re.search(expression, text) is not None
     except (re.error, RecursionError):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
+    Case,
     Condition,
     Function,
     Group,
@@ -77,3 +78,13 @@ def place_of(statement: AndOr) -> Position:
     if isinstance(first, Pipeline):
         first = first.commands[0]
     return getattr(first, "position", (None, None, None))
+
+
+def through(statement: Case, at: int) -> tuple[Statement, ...]:
+    """The body of a clause, with those that `;&` falls through to."""
+    found: list[Statement] = []
+    for _, body, end in statement.clauses[at:]:
+        found += body
+        if end != ";&":
+            break
+    return tuple(found)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from roost.config.shell.arithmetic import NotKnown, evaluate
+from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
+from roost.config.shell.patterns import compiled, with_classes
 from roost.config.shell.state import State
 from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word
 from roost.config.shell.values import Unknown, Value, of_unknown, text_value
@@ -16,8 +17,10 @@ from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
 MAX_VALUE = 100_000  # characters of one value
+MAX_MATCHED = 4_000  # characters of a value that a pattern is tried on
+MAX_TRIES = 100_000_000  # characters that patterns are tried on in one reading
 _BRACES = re.compile(r"\{([^{},\s]*(?:,[^{},\s]*)+|-?\d{1,6}\.\.-?\d{1,6})\}")
-_NUMBER = re.compile(r"\s*[-+]?\d{1,18}\s*")
+_NUMBER = re.compile(r"\s*[-+]?(?:[1-9]\d{0,17}|0)\s*")
 OUTPUT = "the output of a command is known only where the script runs"
 # Variables that only a run has a value for.
 _AT_RUN_TIME = ("RANDOM", "SECONDS", "EPOCHSECONDS", "HOSTNAME", "BASHPID", "PPID", "UID", "LINENO")
@@ -33,6 +36,7 @@ class Expander:
 
     def __init__(self, outputs: Outputs) -> None:
         self.outputs = outputs
+        self.tries = 0
 
     def words(self, word: Word, state: State) -> list[Value]:
         """The arguments that a word becomes: none, one or several."""
@@ -56,8 +60,7 @@ class Expander:
                 parts.append(text)
             else:
                 values = self._values(part, state, word.position)
-                for index, value in enumerate(values):
-                    parts += ([" "] if index else []) + list(value.parts)
+                parts += _joined(values, _separator(state, part) if _is_star(part) else " ")
         return _merged(parts, word.position)
 
     def pattern(self, word: Word, state: State) -> str | None:
@@ -71,24 +74,54 @@ class Expander:
             if text is None:
                 return None
             found += re.sub(r"([*?[])", r"[\1]", text) if part.is_quoted else text
-        return found
+        return with_classes(found)
 
     def number(self, word: Word, state: State) -> int:
         """The value of an arithmetic expression; NotKnown where it depends on a run."""
         value = self.one(word, state)
         text = value.tested
-        if text is None:
-            raise NotKnown(value.shown)
-        return evaluate(text, lambda name: self._number_of(name, state, ()))
+        try:
+            if text is None:
+                raise NotKnown(value.shown)
+            return evaluate(text, lambda name: self.number_of(name, state), partial(self._set_number, state, word))
+        except NotKnown:
+            names = [one.variable for one in value.parts if isinstance(one, Unknown) and one.variable]
+            for name in assigned_names(value.shown):
+                reason = "it is computed from what is not known"
+                unknown = value.unknown or Unknown(value.shown, reason, word.position)
+                self._assign(state, name, of_unknown(replace(unknown, variable=(names or [name])[0])))
+            raise
 
-    def _number_of(self, name: str, state: State, above: tuple[str, ...]) -> int:
+    def _set_number(self, state: State, word: Word, name: str, number: int) -> None:
+        self._assign(state, name, text_value(str(number), word.position))
+
+    def _assign(self, state: State, name: str, value: Value) -> None:
+        old = state.variables.get(name)
+        state.variables[name] = {**old, "0": value} if isinstance(old, dict) else value
+
+    def number_of(self, name: str, state: State, above: tuple[str, ...] = ()) -> int:
+        """The number of a variable; its text may be an expression."""
         value = state.scalar(name)
+        if value is None and name in _AT_RUN_TIME:
+            raise NotKnown(name)
         text = "" if value is None else value.tested
         if text is None or name in above or len(above) > 10:
             raise NotKnown(name)
         if _NUMBER.fullmatch(text):
             return int(text)
-        return evaluate(text, lambda inner: self._number_of(inner, state, (*above, name))) if text else 0
+        return evaluate(text, lambda inner: self.number_of(inner, state, (*above, name))) if text else 0
+
+    def key(self, name: str, index: Word, state: State) -> str | None:
+        """The key of an array's element: text, or a number that is computed; None where it is not known."""
+        if name in state.associative:
+            return self.one(index, state).tested
+        try:
+            at = self.number(index, state)
+        except NotKnown:
+            return None
+        array = state.array(name)
+        last = max((int(key) for key in array if key.isdecimal()), default=-1)
+        return str(at if at >= 0 else last + 1 + at)
 
     # --- splitting
 
@@ -104,7 +137,7 @@ class Expander:
                 found.append(_merged(current, position))
             current, has_word = [], False
 
-        is_alone = len(word.parts) == 1
+        is_alone, fields = len(word.parts) == 1, _fields(state)
         for at, part in enumerate(word.parts):
             if isinstance(part, Literal):
                 value = self.one(Word((part,), word.position), state) if at == 0 else text_value(part.text)
@@ -136,12 +169,21 @@ class Expander:
                         current.append(piece)
                         has_word = True
                         continue
-                    for number, text in enumerate(re.split(r"[ \t\n]+", piece)):
-                        if number:
-                            close()
-                        if text:
-                            current.append(text)
+                    if fields is None:
+                        current.append(Unknown(piece, "IFS, which splits it, is not known", position, is_list=True))
+                        has_word = True
+                        continue
+                    start = 0
+                    for delimiter in fields.finditer(piece):
+                        if delimiter.start() > start:
+                            current.append(piece[start : delimiter.start()])
                             has_word = True
+                        has_word = has_word or bool(delimiter[0].strip(" \t\n"))
+                        close()
+                        start = delimiter.end()
+                    if piece[start:]:
+                        current.append(piece[start:])
+                        has_word = True
         close()
         return found
 
@@ -179,21 +221,8 @@ class Expander:
             if part.operator == ":":
                 return self._slice(values, part, state, position)
             values = [self._changed(value, part, state) for value in values]
-            if part.is_quoted and ("*" in (part.name, part.index.text if part.index else "")):
-                return (
-                    [
-                        _merged(
-                            [
-                                piece
-                                for at, one in enumerate(values)
-                                for piece in ([" "] if at else []) + list(one.parts)
-                            ],
-                            position,
-                        )
-                    ]
-                    if values
-                    else []
-                )
+            if part.is_quoted and _is_star(part):
+                return [_merged(_joined(values, _separator(state, part)), position)] if values else []
             return values
         value = self._plain(part, state, position)
         if part.is_length:
@@ -224,17 +253,15 @@ class Expander:
         if name == "PWD" and state.folder is not None:
             return text_value(str(state.folder), position)
         if part.index is not None:
-            array = state.array(name)
-            key = self.one(part.index, state).tested
+            array, key = state.array(name), self.key(name, part.index, state)
             if key is None:
                 return of_unknown(Unknown(part.raw, "its index is not known", position))
-            if key not in array:
-                try:
-                    at = self.number(part.index, state)
-                except NotKnown:
-                    return array.get(key)
-                return array.get(str(at if at >= 0 else len(array) + at))
-            return array[key]
+            several = next((one.unknown for one in array.values() if one.unknown and one.unknown.is_list), None)
+            if several is not None and name not in state.associative:
+                head = next(at for at, one in enumerate(array.values()) if one.unknown and one.unknown.is_list)
+                if key not in list(array)[:head]:
+                    return of_unknown(replace(several, is_list=False))
+            return array.get(key)
         value = state.scalar(name)
         if value is None and name in _AT_RUN_TIME:
             return of_unknown(Unknown(part.raw, "it is known only where the script runs", position, name))
@@ -269,8 +296,8 @@ class Expander:
             return value
         start, _, length = bounds.partition(":")
         try:
-            begin = evaluate(start or "0", lambda name: self._number_of(name, state, ()))
-            count = evaluate(length, lambda name: self._number_of(name, state, ())) if length else None
+            begin = evaluate(start or "0", lambda name: self.number_of(name, state))
+            count = evaluate(length, lambda name: self.number_of(name, state)) if length else None
         except NotKnown:
             return of_unknown(Unknown(part.raw, "its bounds are not known", value.position))
         begin = begin if begin >= 0 else max(0, len(text) + begin)
@@ -281,12 +308,14 @@ class Expander:
         bounds = self.one(part.argument or Word((), position), state).tested
         start, _, length = (bounds or "").partition(":")
         try:
-            begin = evaluate(start or "0", lambda name: self._number_of(name, state, ()))
-            count = evaluate(length, lambda name: self._number_of(name, state, ())) if length else None
+            begin = evaluate(start or "0", lambda name: self.number_of(name, state))
+            count = evaluate(length, lambda name: self.number_of(name, state)) if length else None
         except NotKnown:
             return [of_unknown(Unknown(part.raw, "its bounds are not known", position))]
-        if part.name in ("@", "*"):  # they count from 1
-            begin = max(0, begin - 1)
+        if part.name in ("@", "*"):  # they count from $0
+            values = [text_value(state.script, position), *values]
+        if any(one.unknown is not None and one.unknown.is_list for one in values):
+            return [of_unknown(Unknown(part.raw, "its elements are not known", position, is_list=True))]
         begin = begin if begin >= 0 else max(0, len(values) + begin)
         return values[begin : None if count is None else begin + max(0, count)]
 
@@ -310,7 +339,10 @@ class Expander:
         pattern = self.pattern(argument, state)
         if pattern is None or operator == "@":
             return of_unknown(Unknown(part.raw, "its pattern is not known", value.position))
-        matches = re.compile(fnmatch.translate(pattern), re.DOTALL).match
+        self.tries += len(text) ** 2
+        if len(text) > MAX_MATCHED or self.tries > MAX_TRIES:
+            return of_unknown(Unknown(part.raw, "it is too long to try a pattern on", value.position))
+        matches = compiled(pattern).match
         if operator in ("#", "##"):
             lengths = range(len(text) + 1) if operator == "#" else range(len(text), -1, -1)
             cut = next((length for length in lengths if matches(text[:length])), None)
@@ -334,12 +366,18 @@ class Expander:
                 (after if is_after else before).append(piece)
         pattern = self.pattern(Word(tuple(before), argument.position), state)
         new = self.one(Word(tuple(after), argument.position), state).tested
-        if not pattern or new is None:
+        is_anchored = part.operator in ("/#", "/%")
+        if pattern is None or new is None or (not pattern and not is_anchored):
             return value if pattern == "" else of_unknown(Unknown(part.raw, "its pattern is not known", value.position))
         plain = re.sub(r"\[([*?[])\]", r"\1", pattern)
         if re.search(r"[*?[]", re.sub(r"\[[*?[]\]", "", pattern)):
             return of_unknown(Unknown(part.raw, "its pattern is not read", value.position))
-        changed = text.replace(plain, new, -1 if part.operator == "//" else 1)
+        if part.operator == "/#":
+            changed = new + text[len(plain) :] if text.startswith(plain) else text
+        elif part.operator == "/%":
+            changed = text[: len(text) - len(plain)] + new if text.endswith(plain) else text
+        else:
+            changed = text.replace(plain, new, -1 if part.operator == "//" else 1)
         if len(changed) > MAX_VALUE:
             raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
         return text_value(changed, value.position)
@@ -352,6 +390,37 @@ class Expander:
         if not text or not re.fullmatch(r"[A-Za-z_]\w*", text):
             return [of_unknown(Unknown(part.raw, f"{part.name} names no variable", position))]
         return [self._with_operator(replace(part, name=text, is_indirect=False), state.scalar(text), state, position)]
+
+
+def _is_star(part: Part) -> bool:
+    """Return True for `$*` and `${A[*]}`, which are one word where they are quoted."""
+    return isinstance(part, Parameter) and "*" in (part.name, part.index.text if part.index else "")
+
+
+def _separator(state: State, part: Part) -> str | Unknown:
+    """What stands between the elements of `"$*"`: the first character of IFS."""
+    given = state.scalar("IFS")
+    text = " " if given is None else given.tested
+    raw = part.raw if isinstance(part, Parameter) else "$*"
+    if text is None:
+        return Unknown(raw, "IFS is not known", given.position if given else (None, None, None))
+    return text[:1]
+
+
+def _joined(values: list[Value], between: str | Unknown) -> list[str | Unknown]:
+    return [piece for at, one in enumerate(values) for piece in ([between] if at else []) + list(one.parts)]
+
+
+def _fields(state: State) -> re.Pattern[str] | None:
+    """What words are split at; None where IFS is not known."""
+    given = state.scalar("IFS")
+    text = " \t\n" if given is None else given.tested
+    if text is None:
+        return None
+    blanks = "".join(one for one in " \t\n" if one in text)
+    others = "".join(re.escape(one) for one in text if one not in " \t\n")
+    found = [f"[{blanks}]*[{others}][{blanks}]*" if blanks else f"[{others}]"] if others else []
+    return re.compile("|".join([*found, *([f"[{blanks}]+"] if blanks else [])]) or r"(?!)")
 
 
 def _merged(parts: list[str | Unknown], position: Position) -> Value:

@@ -5,20 +5,20 @@ Nothing is executed: a command is only recorded, and what it would print or chan
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from roost.config.shell.arithmetic import ASSIGNMENT, NotKnown
+from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Builtins
 from roost.config.shell.conditions import Status, both, condition_status, either, negated
-from roost.config.shell.effects import changes, is_test, place_of, succeeds, variables_of
+from roost.config.shell.effects import changes, is_test, place_of, succeeds, through, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
 from roost.config.shell.outputs import filtered, is_folder_change, known_texts, output_of, piped
 from roost.config.shell.parser import Parser
+from roost.config.shell.patterns import matches_pattern
 from roost.config.shell.reading import Command, Reading
 from roost.config.shell.state import Array, Doubt, State, going_on, join, uncertain
 from roost.config.shell.syntax import (
@@ -40,7 +40,7 @@ from roost.config.shell.syntax import (
     Substitution,
     Word,
 )
-from roost.config.shell.values import Unknown, Value, of_unknown, text_value
+from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
@@ -259,10 +259,10 @@ class Interpreter(Builtins):
                 break
             doubtful += len(self.left) > left
             if doubtful > MAX_DOUBTFUL_ROUNDS:
-                uncertain(state, begun, _endless(position))
+                uncertain(state, begun, Doubt.of_rounds(position))
                 break
         else:
-            uncertain(state, begun, _endless(position))
+            uncertain(state, begun, Doubt.of_rounds(position))
         self._rejoin(state, before, ("break",))
 
     def _round(self, body: Sequence[Statement], state: State) -> bool:
@@ -322,42 +322,37 @@ class Interpreter(Builtins):
         subject = self.expander.one(statement.subject, state).tested
         self._reads(statement.subject)
         possible: list[Callable[[State], object]] = []
-        for patterns, body in statement.clauses:
+        for at, (patterns, _, end) in enumerate(statement.clauses):
             found = [self.expander.pattern(pattern, state) for pattern in patterns]
+            run = partial(self._run_all, through(statement, at))
             if subject is not None and None not in found:
-                if not any(fnmatch.fnmatchcase(subject, pattern) for pattern in found if pattern is not None):
+                if not any(matches_pattern(subject, pattern) for pattern in found if pattern is not None):
                     continue
                 if not possible:
-                    self._run_all(body, state)
-                    return
-                possible.append(partial(self._run_all, body))
+                    run(state)
+                    if end != ";;&" or state.flow:
+                        return
+                    continue
+                possible.append(run)
                 break
-            possible.append(partial(self._run_all, body))
+            possible.append(run)
         if possible:
             names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
             self._in_doubt([*possible, lambda _: True], state, statement.position, names)
 
     def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status:
-        text = self.expander.one(statement.expression, state).tested
-        if text is None:
+        self._reads(statement.expression)
+        try:
+            return self.expander.number(statement.expression, state) != 0
+        except NotKnown:
             return None
-        return self._let(text, state, statement.position)
 
     def _let(self, text: str, state: State, position: Position) -> Status:
-        assigned = ASSIGNMENT.match(text)
-        expression = text
-        if assigned is not None:
-            name, step, operator, right = assigned.groups()
-            expression = f"{name} {step[0]} 1" if step else f"{name} {operator} ({right})" if operator else right
         try:
-            number = self.expander.number(Parser(expression, None)._inner(0, len(expression)), state)
-        except (NotKnown, ShellError):
-            if assigned is not None:
-                state.variables[assigned[1]] = of_unknown(Unknown(text, OUTPUT, position, assigned[1]))
-            return None
-        if assigned is not None:
-            state.variables[assigned[1]] = text_value(str(number), position)
-        return number != 0
+            word = Parser(text, None)._inner(0, len(text))
+        except ShellError:
+            word = Word((), position)
+        return self._arithmetic(ArithmeticCommand(replace(word, position=position), position), state)
 
     # --- simple commands
 
@@ -404,8 +399,15 @@ class Interpreter(Builtins):
         if isinstance(assignment.value, Word):
             value = self._given(name, self.expander.one(assignment.value, state), assignment)
             if assignment.index is not None:
-                key = self.expander.one(assignment.index, state).tested
-                state.variables[name] = {**state.array(name), (key or "0"): value}
+                key = self.expander.key(name, assignment.index, state)
+                array = dict(state.array(name))
+                if key is None:  # any element may be this one
+                    array = {"0": elements(name, assignment.position)}
+                elif assignment.appends and key in array:
+                    array[key] = Value((*array[key].parts, *value.parts), value.position)
+                else:
+                    array[key] = value
+                state.variables[name] = state.in_order(name, array)
                 return
             old = state.scalar(name)
             if assignment.appends and isinstance(state.variables.get(name), dict):
@@ -423,16 +425,22 @@ class Interpreter(Builtins):
                 state.variables[name] = value
             return
         array = dict(state.array(name)) if assignment.appends else {}
+        following = max((int(key) for key in array if key.isdecimal()), default=-1) + 1
         for key_word, word in assignment.value:
             if key_word is not None:
-                key = self.expander.one(key_word, state).tested
-                array[key or "0"] = self.expander.one(word, state)
+                key = self.expander.key(name, key_word, state)
+                value = self.expander.one(word, state)
+                if key is None:
+                    key, value = str(following), elements(name, assignment.position)
+                array[key] = value
+                following = int(key) + 1 if key.isdecimal() else following
                 continue
             for value in self.expander.words(word, state):
-                array[str(len(array))] = value
+                array[str(following)] = value
+                following += 1
         if len(array) > 20_000:
             raise TooMuch("an array is too long")
-        state.variables[name] = array
+        state.variables[name] = state.in_order(name, array)
 
     def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
         """A value whose command the caller answered by setting the variable, or with the variable to set."""
@@ -582,9 +590,4 @@ class Interpreter(Builtins):
             if isinstance(one, Simple):
                 texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
             text = filtered(text, texts) if text is not None and texts is not None else None
-        return None if text is None else Value((text,) if text else ())
-
-
-def _endless(position: Position) -> Doubt:
-    line = f"line {position[1]}" if position[1] else "another line"
-    return Doubt(position, f"it depends on the rounds of the loop in {line}, which only a run tells")
+        return None if text is None else text_value(text.rstrip("\n"))

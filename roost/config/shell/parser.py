@@ -25,7 +25,9 @@ from roost.config.shell.words import END_OF_WORD, RESERVED_WORD, WordParser
 
 _KEYWORD = re.compile(r"(if|for|while|until|case|select|function|\{|\[\[)(?=[\s;(]|$)")
 _REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>&|&>>|&>|>>|>\||<(?!\()|>(?!\())")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[((?:[^\[\]\n'\"$]|\$\{?\w+\}?)*)\])?(\+?)=")
+_ASSIGNMENT = re.compile(
+    r"([A-Za-z_]\w*)(?:\[((?:[^\[\]\n'\"$]|\$\{?\w+\}?|\$\(\([^()\n]*\)\)|\$\([^()\n]*\)|'[^'\n]*'|\"[^\"\n]*\")*)\])?(\+?)="
+)
 _FUNCTION = re.compile(r"([\w.:-]+)[ \t]*\([ \t]*\)")
 _DECLARING = ("declare", "export", "local", "readonly", "typeset")
 
@@ -65,13 +67,13 @@ class Parser(WordParser):
 
     def _statement(self) -> list[Statement]:
         self._enter()
-        if self._peek(";") and not self._peek(";;"):
+        if self._peek(";") and not self._peek(";;") and not self._peek(";&"):
             self.at += 1
             self.depth -= 1
             return []
         found = self._and_or()
         self._skip_blanks()
-        if not self._peek("&&") and not self._take("&") and not self._peek(";;"):
+        if not any(self._peek(one) for one in ("&&", ";;", ";&")) and not self._take("&"):
             self._take(";")
         self.depth -= 1
         return [found]
@@ -217,7 +219,7 @@ class Parser(WordParser):
         self._skip_lines()
         if not self._take("in"):
             raise self._error("case has no in", start)
-        clauses: list[tuple[tuple[Word, ...], tuple[Statement, ...]]] = []
+        clauses: list[tuple[tuple[Word, ...], tuple[Statement, ...], str]] = []
         while True:
             self._skip_lines()
             if RESERVED_WORD.match(self.text, self.at) and self._take("esac"):
@@ -235,9 +237,8 @@ class Parser(WordParser):
             if not self._take(")"):
                 raise self._error("a pattern of case has no )")
             body = self._body(";;", ";&", "esac")
-            clauses.append((tuple(patterns), body))
-            if self._take(";;") or self._take(";&"):
-                self._take("&")
+            end = next((one for one in (";;&", ";;", ";&") if self._take(one)), ";;")
+            clauses.append((tuple(patterns), body, end))
 
     def _condition(self, start: int) -> Condition:
         tokens: list[Word | str] = []
@@ -304,7 +305,7 @@ class Parser(WordParser):
 
     def _assignment(self, match: re.Match[str]) -> Assignment:
         position = self._position()
-        index = self._inner(match.start(2), match.end(2)) if match[2] is not None else None
+        index = self._inner(match.start(2), match.end(2), False) if match[2] is not None else None
         self.at = match.end()
         appends = bool(match[3])
         if self._take("("):
@@ -319,7 +320,7 @@ class Parser(WordParser):
                 key = re.compile(r"\[([^\]\n]*)\]=").match(self.text, self.at)
                 inner = None
                 if key is not None:
-                    inner = self._inner(key.start(1), key.end(1))
+                    inner = self._inner(key.start(1), key.end(1), False)
                     self.at = key.end()
                 before = self.at
                 word = self._word()

@@ -27,6 +27,7 @@ class State:
     exported: frozenset[str] = frozenset()  # names of variables, and of functions with "()"
     exports_all: bool = False  # set -a
     associative: frozenset[str] = frozenset()  # names of arrays with text as keys
+    option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
 
     def copy(self) -> State:
@@ -72,6 +73,12 @@ class State:
         value = self.variables.get(name)
         return value if isinstance(value, dict) else {} if value is None else {"0": value}
 
+    def in_order(self, name: str, array: Array) -> Array:
+        """An array by index, as bash lists it; one with text as keys as it is."""
+        if name in self.associative or not all(key.isdecimal() for key in array):
+            return array
+        return {key: array[key] for key in sorted(array, key=int)}
+
     def scalar(self, name: str) -> Value | None:
         """The value of a variable; the first of an array."""
         value = self.variables.get(name)
@@ -93,6 +100,12 @@ class Doubt:
     position: Position
     reason: str
     variable: str = ""
+
+    @classmethod
+    def of_rounds(cls, position: Position) -> Doubt:
+        """A loop of which nobody knows when it ends."""
+        line = f"line {position[1]}" if position[1] else "another line"
+        return cls(position, f"it depends on the rounds of the loop in {line}, which only a run tells")
 
     def about(self, name: str) -> Unknown:
         return Unknown(f"${name}", self.reason, self.position, self.variable or name)

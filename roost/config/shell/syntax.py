@@ -155,10 +155,10 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`case word in` with patterns and bodies."""
+    """`case word in` with patterns, bodies, and what ends each: `;;`, `;&` or `;;&`."""
 
     subject: Word
-    clauses: tuple[tuple[tuple[Word, ...], tuple[Statement, ...]], ...]
+    clauses: tuple[tuple[tuple[Word, ...], tuple[Statement, ...], str], ...]
     position: Position
 
 

@@ -82,3 +82,8 @@ def text_value(text: str, position: Position = (None, None, None)) -> Value:
 
 def of_unknown(unknown: Unknown) -> Value:
     return Value((unknown,), unknown.position)
+
+
+def elements(name: str, position: Position) -> Value:
+    """Elements of an array after one was set whose index is not known."""
+    return of_unknown(Unknown(f"${{{name}[@]}}", "the index of an element is not known", position, name, is_list=True))

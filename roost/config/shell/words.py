@@ -29,10 +29,17 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a"
 class WordParser(ABC):
     """Parses the words of one text. `first_line` is the line of the file that the text begins on."""
 
-    def __init__(self, text: str, file: str | None, first_line: int = 1, depth: int = 0) -> None:
+    def __init__(
+        self,
+        text: str,
+        file: str | None,
+        first_line: int = 1,
+        depth: int = 0,
+        line_starts: list[int] | None = None,
+    ) -> None:
         self.text, self.file, self.first_line = text, file, first_line
         self.at, self.depth = 0, depth
-        self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.line_starts = line_starts or [0, *(match.end() for match in re.finditer("\n", text))]
         self.here_documents: list[tuple[str, bool]] = []  # whose bodies begin on the next line
 
     @abstractmethod
@@ -135,7 +142,7 @@ class WordParser(ABC):
 
     def _inner(self, start: int, end: int, is_quoted: bool = True) -> Word:
         """The text between two places as one word."""
-        parser = type(self)(self.text[:end], self.file, self.first_line, self.depth)
+        parser = type(self)(self.text[:end], self.file, self.first_line, self.depth, self.line_starts)
         parser.at = start
         parser._enter()
         parts: list[Part] = []
@@ -264,7 +271,7 @@ class WordParser(ABC):
             closed = self._matching(self.at + 1, "]")
             if closed is None:
                 raise self._error("[ is not closed", start)
-            index = self._inner(self.at + 1, closed)
+            index = self._inner(self.at + 1, closed, False)
             self.at = closed + 1
         operator = _OPERATOR.match(self.text, self.at)
         argument = None

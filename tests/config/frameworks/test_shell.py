@@ -67,6 +67,15 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("N=2; nvidia-smi && { N=4; }; show $N", "condition in line 1"),
         ("N=$(nproc) || N=8; show $N", "condition in line 1"),
         ("i=0; while (( i < 5000 )); do ((i++)); done; show $i", "rounds of the loop in line 1"),
+        ("for ((i = $(nproc); i < 4; i++)); do N=1; done; show $N", "condition in line 1"),
+        ("N=1; X=$(nproc); ((N = X + 1)); show $N", "computed from what is not known"),
+        ("N=1; ((N += a.b)); show $N", "computed from what is not known"),
+        ("printf -v N %05d 3; show $N", "format is not read"),
+        ("IFS=$(cat x); L=a,b; show $L", "IFS"),
+        ("A=(a b); A[$(nproc)]=x; show ${A[0]}", "index of an element"),
+        ("declare -A M=([a]=1 [b]=2); if x; then M[b]=3; fi; show ${M[b]}", "condition in line 1"),
+        ("set -- $(cat x); while getopts n: opt; do N=$OPTARG; done; show $N", "condition in line 1"),
+        (f"X={'c' * 5000}; show ${{X%%*c*d}}", "too long"),
         ("read N; show $N", "read while the script runs"),
         ("show $RANDOM", "only where the script runs"),
     ],
@@ -96,6 +105,18 @@ def test_functions_that_nest_too_deep_stop_the_reading(tmp_path):
     reading = read(tmp_path, f"{text}f20() {{ N=3; }}; N=1; f0; show $N")
     assert reading.is_cut
     assert shown(reading) == []
+
+
+def test_keys_that_a_branch_leaves_alone_are_known(tmp_path):
+    text = "declare -A M=([a]=1 [b]=2); if x; then M[b]=3; fi; show ${M[a]}"
+    assert shown(read(tmp_path, text)) == [["1"]]
+
+
+def test_options_of_the_caller_are_followed(tmp_path):
+    text = 'while getopts "n:" opt; do case $opt in n) N=$OPTARG;; esac; done; show $N'
+    reading = read(tmp_path, text, "-n", "4")
+    assert shown(reading) == [["4"]]
+    assert reading.reads_arguments
 
 
 def test_branches_that_agree_are_known(tmp_path):
@@ -146,8 +167,11 @@ def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
         "x=" + "(" * 300 + ")" * 300 + "; show $((x))",
         "show $((9**99999999))",
         "show $((" + "-" * 3000 + "1))",
+        "X=" + "c" * 90_000 + "; show ${X%%*c*d}",
+        "x=$((1+1))\n" * 5_000,
+        "".join(f"if a; then V{at}=1; fi\n" for at in range(1_500)),
     ],
-    ids=range(14),
+    ids=range(17),
 )
 def test_reading_ends(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
