@@ -239,7 +239,7 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
     failures = (OmegaConfBaseException, ValueError, TypeError, KeyError, RecursionError)
     register()
     try:
-        config: Any = OmegaConf.create(values)
+        config: Any = OmegaConf.create(_kept(values), flags={"allow_objects": True})
     except failures as error:
         reason = str(error).splitlines()[0]
         return _map_mapping(values, lambda path, text: Unresolved(text, reason))
@@ -258,11 +258,42 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
             found = config
             for key in path:
                 found = found[key]
-            return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            if isinstance(found, str) and _Kept.MARK in found:
+                return Unresolved(text, "it refers to a value that is not known")
+            return _released(found)
         except failures as error:
             return Unresolved(text, str(error).splitlines()[0])
 
     return _map_mapping(values, look_up)
+
+
+class _Kept:
+    """An `Unresolved` on its way through OmegaConf, which takes other objects apart."""
+
+    MARK = "\0unresolved\0"
+
+    def __init__(self, value: Unresolved) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return self.MARK
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _kept(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kept(inner) for inner in value]
+    return _Kept(value) if isinstance(value, Unresolved) else value
+
+
+def _released(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _released(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_released(inner) for inner in value]
+    return value.value if isinstance(value, _Kept) else value
 
 
 def _has_interpolation(value: Any) -> bool:

@@ -6,6 +6,9 @@ binary, ten megabytes, nested a thousand deep, or an alias bomb. Each of these i
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +64,7 @@ def read_text(
     """The text of a file of some kind; what is wrong with it goes to `findings`, and the answer is then None."""
     here = Where(str(file))
     try:
-        with file.open("rb") as stream:
+        with open(_opened(file), "rb") as stream:
             content = stream.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or str(error)
@@ -77,6 +80,20 @@ def read_text(
         fix = f"save it as UTF-8, or give the path of {kind}"
         findings.error("RST-C003", here, "is not UTF-8 text", f"byte {error.start} is not", fix)
         return None
+
+
+def _opened(file: Path) -> int:
+    """A descriptor of a file; pipes and devices, which may never end, are refused unless the caller opened them."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer blocks otherwise
+    mode = os.fstat(descriptor).st_mode
+    is_given = str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # as of <(command)
+    if not stat.S_ISREG(mode) and not is_given:
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise OSError(errno.EINVAL, "It is not a file, but a pipe or a device")
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None:
@@ -116,7 +133,7 @@ def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None
             "RST-C005",
             Where(file),
             f"holds {shown(values)}, not a mapping of keys to values",
-            fix="write key: value lines",
+            fix="write key: value lines; a shell script is named run.sh or begins with #!/bin/bash",
         )
         return None
     return Source(values, file, builder.positions)

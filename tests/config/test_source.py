@@ -1,5 +1,8 @@
 """YAML with positions, and hostile YAML."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from roost.config.findings import Findings
@@ -119,3 +122,22 @@ def test_byte_order_mark_is_skipped(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_bytes(b"\xef\xbb\xbfa: 1")
     assert read_yaml(file, Findings()).values == {"a": 1}
+
+
+def test_a_pipe_without_a_writer_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "job.yaml")
+    findings = Findings()
+    assert read_yaml(tmp_path / "job.yaml", findings) is None
+    assert [(one.code, one.what) for one in findings.errors] == [
+        ("RST-C001", "cannot be read: It is not a file, but a pipe or a device")
+    ]
+
+
+def test_a_pipe_that_the_caller_opened_is_read():
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"a: 1\n")
+        os.close(writer)
+        assert read_yaml(Path(f"/dev/fd/{reader}"), Findings()).values == {"a": 1}
+    finally:
+        os.close(reader)

@@ -67,6 +67,7 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     certain = [one for one in jobs if one.command.is_certain] or jobs
     job = next((one for one in certain if one.arguments.values or one.arguments.options), certain[0])
     _report_others(jobs, job, findings)
+    _report_rest(reading, job, findings)
     read = job.framework.base(job.arguments, job.command, findings)
     _report_unknown(read, findings)
     launch = Launch(job.framework.notation.value, job.program, job.command.position)
@@ -195,11 +196,27 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
 def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> None:
     others = [one for one in jobs if one is not chosen and one.arguments.values != chosen.arguments.values]
     if others:
-        lines = ", ".join(str(one.command.position[1]) for one in others[:MAX_NAMED])
+        numbers = list(dict.fromkeys(str(one.command.position[1]) for one in others))
+        lines = ", ".join(numbers[:MAX_NAMED])
         findings.warn(
             "RST-C044",
             Where(*chosen.command.position),
             f"this is one of {len(others) + 1} jobs that the script may start; only this one is planned",
             f"others are in line {lines}",
             "give what decides which one is started, or plan a script with one job",
+        )
+
+
+def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:
+    """Arguments that bash takes for a command of their own, mostly after a comment inside a continued command."""
+    commands = list(reading.commands.values())
+    following = next(iter(commands[commands.index(job.command) + 1 :]), None)
+    first = following.words[0].prefix if following is not None else ""
+    if following is not None and re.match(r"(\+\+?|~)?[A-Za-z_]\w*\.[\w.]+=|--[A-Za-z]", first):
+        findings.warn(
+            "RST-C045",
+            Where(*following.position),
+            f"{shown(following.words[0].shown)} is no argument of the job, but a command of its own",
+            "a comment, or a line without \\ at its end, ends the command before it",
+            "move comments out of the command, and end each of its lines but the last with \\",
         )

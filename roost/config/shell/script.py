@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from roost.config.source import read_text
 
 COMMAND_LINE = "command line"
 MAX_SCRIPT_BYTES = 1 << 18
+SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".job")
 
 
 def is_script(file: Path) -> bool:
     """Return True for shell scripts: by their name, or by their first line."""
-    if file.suffix in (".sh", ".bash"):
+    if file.suffix in SUFFIXES:
         return True
     if file.suffix or not file.is_file():
         return False
@@ -28,7 +30,7 @@ def is_script(file: Path) -> bool:
             first = stream.readline(200)
     except OSError:
         return False
-    return first.startswith(b"#!") and first.split(b"#")[1].rstrip().endswith((b"sh", b"bash"))
+    return re.match(rb"#!.*\b(ba|z|da|k)?sh\b", first) is not None
 
 
 def read_script(

@@ -219,3 +219,18 @@ def test_a_program_that_is_only_named_is_no_job(line, tmp_path):
 def test_a_program_is_started_by_its_path_or_a_launcher(launcher, tmp_path):
     plan = plan_of(tmp_path, f"{launcher} algorithm.adv_estimator=grpo trainer.nnodes=4")
     assert processes_of(plan)["actor"] == "32 x 1 on 0-31"
+
+
+def test_other_jobs_are_named_once_by_their_lines(tmp_path):
+    found = codes(tmp_path, f"{VERL}\nfor n in 2 3 4 5; do\n{VERL} trainer.nnodes=$n\ndone")
+    assert found["RST-C044"].why == "others are in line 4"
+
+
+def test_a_reference_to_an_unknown_value_says_what_is_not_known(tmp_path, monkeypatch):
+    monkeypatch.delenv("MY_NODES", raising=False)
+    (tmp_path / "run.sh").write_text(
+        f"{VERL} trainer.nnodes=${{MY_NODES}} trainer.n_gpus_per_node='${{trainer.nnodes}}'"
+    )
+    with pytest.raises(ConfigError) as caught:
+        roost.plan(tmp_path / "run.sh")
+    assert {finding.why for finding in caught.value.findings} == {"MY_NODES is not set"}

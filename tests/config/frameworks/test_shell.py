@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from roost.config.findings import Findings
-from roost.config.shell.script import read_script
+from roost.config.shell.script import is_script, read_script
 from tests.limits import HANG_S
 
 BASH = shutil.which("bash")
@@ -181,3 +181,20 @@ def test_reading_ends(text, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("error")
 def test_an_odd_expression_is_unknown_without_a_warning(tmp_path):
     assert shown(read(tmp_path, "show $((1or 2)) x")) == [[None, "x"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "is_one"),
+    [
+        ("run", "#!/bin/bash -x", True),
+        ("run", "#!/usr/bin/env bash", True),
+        ("run", "#!/usr/bin/python3", False),
+        ("run.slurm", "#SBATCH -N 2", True),
+        ("run.sbatch", "", True),
+        ("run.job", "", True),
+        ("run.yaml", "#!/bin/bash", False),
+    ],
+)
+def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
+    (tmp_path / name).write_text(f"{first}\nx\n")
+    assert is_script(tmp_path / name) == is_one
