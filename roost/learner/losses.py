@@ -369,8 +369,9 @@ def _beyond_clip(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> t
 def _share_without(kept: Tensor, sequence: Tensor, totals: Totals) -> Tensor:
     """Sequences of this part without a kept token, as a share of those of the minibatch."""
     count = int(sequence.max()) + 1 if len(sequence) else 0
-    left = kept.float().new_zeros(count).index_add(0, sequence, kept.float())
-    return (left == 0).sum().float() / max(1, totals.sequences)
+    zeros = kept.float().new_zeros(count)
+    left, whole = (zeros.index_add(0, sequence, each.float()) for each in (kept, torch.ones_like(kept)))
+    return ((left == 0) & (whole > 0)).sum().float() / max(1, totals.sequences)
 
 
 def _needed(found: Tensor | None, setting: str, field: str) -> Tensor:

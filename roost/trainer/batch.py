@@ -57,6 +57,8 @@ class Source:
     tag: str = ""
     is_truncated: bool = False  # a token limit or a full context ended a turn of the episode
     task_tag: str = ""  # of the row or task itself; `tag` may be a domain or the reward that scores it
+    generated: int | None = None  # predicted tokens of a sample that was cut, before it was; None: it was not cut
+    longest_turn: int | None = None  # tokens of the episode's longest turn, if a sample of it was cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +132,14 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest
         tag = group.task.tag
         own = str(group.task.data.get("row_tag", tag))
         source = Source(index, group.number, episode.score, tags.get(tag, tag), episode.is_truncated, own)
+        uncut = [_sample(tokens, None) for tokens in episode.sequences]
+        if any(longest and len(sample) > longest for sample in uncut):
+            source = replace(source, longest_turn=_longest_turn(uncut))
         samples += [_sample(tokens, longest) for tokens in episode.sequences]
-        sources += [source] * len(episode.sequences)
+        sources += [
+            replace(source, generated=_count(sample)) if longest and len(sample) > longest else source
+            for sample in uncut
+        ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
     cut = sum(len(tokens.token_ids) > longest for _, each in episodes for tokens in each.sequences) if longest else 0
     return Batch(tuple(samples), tuple(sources), stops, cut=cut)
@@ -262,7 +270,10 @@ def _filled(sample: Sample, values: Doubles, returns: Doubles | None) -> Sample:
 
 def unmasked(batch: Batch, settings: AdvantageSettings) -> Flags:
     """Mask of the samples that no setting excludes from learning."""
-    counts = [_count(sample) for sample in batch.samples]
+    counts = [
+        _count(sample) if source.generated is None else source.generated
+        for sample, source in zip(batch.samples, batch.sources, strict=True)
+    ]
     are_truncated = [source.is_truncated for source in batch.sources]
     return are_learnt_from(batch.rewards, batch.groups, counts, are_truncated, settings)
 
@@ -309,14 +320,19 @@ def _less_teacher_penalty(batch: Batch, values: Sequence[Doubles]) -> list[Doubl
 
 
 def _longest_turns(batch: Batch) -> list[int]:
-    """Tokens of the longest turn of each sample's episode."""
+    """Tokens of the longest turn of each sample's episode, as it was generated."""
     found = [0] * len(batch)
     for indices in batch.by_episode():
-        turns = np.concatenate([batch.samples[index].turns for index in indices])
-        longest = int(np.bincount(turns[turns != NOT_GENERATED], minlength=1).max())
+        known = batch.sources[indices[0]].longest_turn
+        longest = _longest_turn([batch.samples[index] for index in indices]) if known is None else known
         for index in indices:
             found[index] = longest
     return found
+
+
+def _longest_turn(samples: Sequence[Sample]) -> int:
+    turns = np.concatenate([sample.turns for sample in samples])
+    return int(np.bincount(turns[turns != NOT_GENERATED], minlength=1).max())
 
 
 def _step_returns(batch: Batch, gamma: float, rewards: Doubles) -> Doubles:

@@ -341,8 +341,8 @@ class Loop:
                     totals = totals_of(samples, settings.sampling.max_new_tokens, settings.learner.loss)
                     if not totals.tokens or self.skipped.exceeds(settings):
                         continue
-                    if not totals.kept.tokens:
-                        metrics.append({REJECTED: 1.0})
+                    if not totals.kept.tokens and not self._is_critic_alone:
+                        metrics.append({**await self._critic_step(samples, totals, position + number), REJECTED: 1.0})
                         continue
                     if self._is_stopped_early:
                         metrics.append({DROPPED: 1.0})
@@ -354,15 +354,24 @@ class Loop:
         return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
-        if self.models.critic is None:
-            return await self.models.policy.learn(part, totals, position)
-        if self.state.step < self.settings.critic_warmup_steps:
-            critic = await self.models.critic.learn(part, totals, position)
-            return {f"critic/{name}": value for name, value in critic.items()}
+        if self._is_critic_alone:
+            return await self._critic_step(part, totals, position)
         policy, critic = await asyncio.gather(
-            self.models.policy.learn(part, totals, position), self.models.critic.learn(part, totals, position)
+            self.models.policy.learn(part, totals, position), self._critic_step(part, totals, position)
         )
-        return policy | {f"critic/{name}": value for name, value in critic.items()}
+        return {**policy, **critic}
+
+    @property
+    def _is_critic_alone(self) -> bool:
+        """Return True in the first steps of a run, if the policy does not learn in them."""
+        return self.models.critic is not None and self.state.step < self.settings.critic_warmup_steps
+
+    async def _critic_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
+        """An optimizer step of the critic, if there is one; it learns from tokens that the policy rejects as well."""
+        if self.models.critic is None:
+            return {}
+        metrics = await self.models.critic.learn(part, totals, position)
+        return {f"critic/{name}": value for name, value in metrics.items()}
 
     async def _scored(self, batch: Batch) -> Batch:
         """Add log-probs and values, computed before the first optimizer step on the batch."""

@@ -324,6 +324,13 @@ def test_corrections_for_the_engine(old_logprobs, settings, totals, loss, gradie
         assert described["rejected_sequences"].item() == (lost[0] and lost[1]) / 2
 
 
+def test_sequences_without_tokens_are_not_rejected():
+    some = batch([0.6, 0.4], [0.6, 0.4], [1.0, 1.0], [0, 2], [0, 2], engine_logprobs=logs([0.2, 0.4]))
+    kind = LossSettings(rollout_rejection={"token": [None, 2.0]})
+    totals = Totals(sequences=2, tokens=2, longest=4, kept_sequences=1, kept_tokens=1)
+    assert policy_loss(some, kind, totals)[1]["rejected_sequences"].item() == 0.5
+
+
 def test_without_recomputed_log_probs_the_current_ones_are_compared_with_the_engine():
     some = batch([0.6, 0.2], None, [1.0, 1.0], [0, 0], [0, 0], engine_logprobs=logs([0.2, 0.4]))
     level, rule = ImportanceSamplingLevel.NONE, {"token": [None, 2.0]}

@@ -15,6 +15,7 @@ from roost.trainer.batch import (
     minibatches,
     staleness_of,
     taught_by,
+    unmasked,
     with_advantages,
     with_scores,
     with_teachers,
@@ -198,6 +199,17 @@ def test_overlong_answers_lose_reward(settings, expected):
     shaping = {"overlong_buffer_tokens": 2, "max_new_tokens": 4, **settings}
     selected, _, _ = with_advantages(batch_of([group]), AdvantageSettings(AdvantageEstimator.REWARD, **shaping))
     assert [advantage_of(sample) for sample in selected.samples] == expected
+
+
+def test_lengths_count_before_samples_are_cut():
+    episodes = tuple(example_episode(0.0, (0,) * count) for count in (2, 3, 4))
+    group = replace(example_group(0, []), episodes=episodes)
+    cut = batch_of([group], longest=4)
+    assert [len(sample) for sample in cut.samples] == [4, 4, 4]
+    shaping = AdvantageSettings(AdvantageEstimator.REWARD, overlong_buffer_tokens=2, max_new_tokens=4)
+    selected, _, _ = with_advantages(cut, shaping)
+    assert [advantage_of(sample) for sample in selected.samples] == [0.0, -0.5, -1.0]
+    assert unmasked(cut, AdvantageSettings(max_error_tokens=4)).tolist() == [True, True, False]
 
 
 def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():

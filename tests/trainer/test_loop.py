@@ -562,6 +562,15 @@ def test_a_critic_may_learn_alone_first():
     assert (len(run.critic.learnt), len(run.policy.learnt)) == (3, 1)
 
 
+@pytest.mark.parametrize(("warmup", "rejected"), [(0, 1.0), (1, None)], ids=["both", "critic alone"])
+def test_a_critic_learns_from_tokens_that_the_policy_rejects(warmup, rejected):
+    loss = {"rollout_rejection": {"token": [2.0, 3.0]}}
+    settings = settings_of(critic_warmup_steps=warmup, loss=loss, advantage=AdvantageSettings(AdvantageEstimator.GAE))
+    run = trained(settings, has_critic=True)
+    assert (len(run.critic.learnt), len(run.policy.learnt)) == (1, 0)
+    assert run.recorded[0][1].get("steps/rejected") == rejected
+
+
 def test_a_critic_learns_from_the_same_samples():
     run = trained(settings_of(minibatches=2, advantage=AdvantageSettings(AdvantageEstimator.GAE)), has_critic=True)
     assert "critic values" in run.events
