@@ -4,8 +4,11 @@ import re
 
 import pytest
 
+from roost.config.compose import load
+from roost.config.findings import Findings
 from roost.config.job import TRAINED, Notation
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
+from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
@@ -760,6 +763,13 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         ),
         case(
             ROLL,
+            {"async_generation_ratio": 1, "train_infer_correction": {"is_weight": {"enabled": False}}},
+            rollout_is=ImportanceSamplingLevel.NONE,
+            old_logprobs=OldLogprobs.DECOUPLED,
+            id="stale-without-weights",
+        ),
+        case(
+            ROLL,
             {
                 "train_infer_correction": {
                     "is_weight": {"enabled": True, "weight_type": "geometric", "upper_bound": None},
@@ -1267,3 +1277,33 @@ def test_the_command_that_goes_on_is_named(written, command):
     assert warning.fix == f"remove it, and run: roost train CONFIG {command}"
     _, findings = read(with_all(config_of(ROLL), {"resume_from_checkpoint": True}))
     assert [warning.fix for warning in findings.warnings] == ["remove it, and run: roost train CONFIG --resume"]
+
+
+@pytest.mark.parametrize(("key", "bound"), [("tis_upper_bound", 0.5), ("tis_lower_bound", 1.5)])
+def test_bounds_of_tis_that_no_clip_range_expresses(key, bound):
+    keys = {**PG_WORKER, "actor_train.pg_variant": "tis", f"actor_train.{key}": bound}
+    (error,) = read(with_all(config_of(ROLL), keys))[1].errors
+    assert (error.code, error.where.path) == ("RST-T013", ("actor_train", key))
+
+
+def test_filters_that_contradict_each_other_are_refused_at_their_place():
+    filters = [{"enabled": True, "ratio_high": 1.0}, {"enabled": True, "ratio_low": 1.1, "ratio_high": 2.0}]
+    (error,) = read(with_all(config_of(ROLL), {"train_infer_correction": {"filters": filters}}))[1].errors
+    assert error.code == "RST-T093"
+    assert (error.where.path[:2], error.where.path[-1]) == (("train_infer_correction", "filters"), "ratio_low")
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_noted"),
+    [
+        ({"async_generation_ratio": 1}, True),
+        ({"async_generation_ratio": 0}, False),
+        ({"async_generation_ratio": 1, "train_infer_correction.is_weight.enabled": False}, False),
+        ({"async_generation_ratio": 1, "train.old_logprobs": "decoupled"}, False),
+    ],
+    ids=["left out", "not stale", "turned off", "written"],
+)
+def test_weights_that_roll_does_not_have_are_noted(keys, is_noted):
+    findings = Findings()
+    read_job(load(with_all(config_of(ROLL), keys), (), findings), findings)
+    assert any(note.where.path == ("async_generation_ratio",) for note in findings.notes) == is_noted

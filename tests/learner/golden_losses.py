@@ -11,7 +11,7 @@ import torch
 
 from roost.config.job import Notation
 from roost.config.learning import LossSettings
-from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation
+from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, OldLogprobs
 from roost.learner.corrections import correction
 from roost.learner.losses import (
     PolicyBatch,
@@ -26,7 +26,6 @@ from roost.learner.packing import segment_means
 from tests.config.test_training_read import config_of, merged, read
 
 PG_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
-NOT_KEYS = ("enable_old_logprobs_recompute",)
 ENVIRONMENTS = {"num_env_groups": 8, "group_size": 4}
 
 
@@ -37,7 +36,7 @@ class Decided(Exception):
 def settings_of(case):
     """The loss settings that the keys of a case amount to, and the findings."""
     notation = Notation.RLINF if case["framework"] == "rlinf" else Notation.ROLL
-    keys = {path: value for path, value in case["config"].items() if path not in NOT_KEYS}
+    keys = dict(case["config"])
     if "agentic" in case["id"]:
         keys["train_env_manager"] = ENVIRONMENTS
     if "_pg." in case["id"]:
@@ -110,11 +109,12 @@ class Flat:
             rewards=rewards,
         )
 
-    def totals(self, batch, longest, counts_kept):
+    def totals(self, batch, longest):
         sequences = len(self.sequence.unique())
         whole = Totals(sequences, len(self.sequence), longest)
         places = batch.sequence, batch.turn
         found = correction(batch.old_logprobs, batch.engine_logprobs, *places, self.settings)
+        counts_kept = self.settings.old_logprobs is not OldLogprobs.ROLLOUT  # as totals_of does in a job
         if found.kept is None or not counts_kept:
             return whole
         return replace(whole, kept_sequences=len(self.sequence[found.kept].unique()), kept_tokens=int(found.kept.sum()))
@@ -139,14 +139,14 @@ def _apart(found, expected):
     return float((np.abs(found - expected) / np.maximum(1.0, np.abs(expected) / 10)).max(initial=0.0))
 
 
-def loss_and_gradient(case, rows, settings, longest=1, counts_kept=True):
+def loss_and_gradient(case, rows, settings, longest=1):
     """Roost's loss of some rows as one minibatch, and its gradient in the form of the rows."""
     flat = Flat(case, rows, settings)
     logprobs = flat.take("logprobs").requires_grad_()
     if not len(logprobs):
         return 0.0, np.zeros(flat.mask.shape)
     batch = flat.batch(logprobs)
-    totals = flat.totals(batch, longest, counts_kept)
+    totals = flat.totals(batch, longest)
     gradient = np.zeros(flat.mask.shape)
     if not totals.kept.tokens:
         return 0.0, gradient
@@ -183,7 +183,10 @@ def check_roll_loss(case):
             raise Decided("ROLL's mean ratios leave out rejected tokens")
         if settings.entropy_coef and not found.all() and not is_recomputed:
             raise Decided("rejected tokens have no entropy bonus")
-    loss, gradient = loss_and_gradient(case, rows, settings, longest, counts_kept=is_recomputed)
+        counts_kept = settings.old_logprobs is not OldLogprobs.ROLLOUT
+        if counts_kept != is_recomputed and not found.all():
+            raise Decided("ROLL counts tokens before its filters where it does not recompute log-probs")
+    loss, gradient = loss_and_gradient(case, rows, settings, longest)
     if is_norm:  # ROLL divides by the width alone
         count = int(mask.any(axis=1).sum())
         if settings.rollout_rejection and is_recomputed:

@@ -99,6 +99,18 @@ def _of_variant(learner: Section, variant: str) -> dict[str, Any]:
     found: dict[str, Any] = {"loss_type": VARIANTS.get(variant)}
     if variant == TIS:
         low, high = _given(learner, "tis_lower_bound", 0.0), _given(learner, "tis_upper_bound", 1.0)
+        for key, bound, is_beyond, side in (
+            ("tis_lower_bound", low, low > 1, "at most"),
+            ("tis_upper_bound", high, high < 1, "at least"),
+        ):
+            if is_beyond:
+                learner.error(
+                    "RST-T013",
+                    key,
+                    f"is {bound:g}; it must be {side} 1",
+                    "Roost bounds ratios by 1 - clip_range and 1 + clip_range_high",
+                    f"write {key}: 1, or remove it",
+                )
         return found | {"clip_range": 1 - min(low, 1.0), "clip_range_high": max(high, 1.0) - 1}
     if variant == CISPO:
         ranges = (_given(learner, f"cispo_epsilon_{end}", 0.1) for end in ("low", "high"))
@@ -143,11 +155,29 @@ def _correction(root: Section) -> dict[str, Any]:
         if weight.get("detach") is False:
             what, why = "is false, but weights have no gradient", "ROLL's have one where log-probs are not recomputed"
             weight.findings.warn("RST-T014", weight.where("detach"), what, why, "remove it")
+    elif weight.values.get("enabled") is False:
+        found["rollout_is"] = ImportanceSamplingLevel.NONE
+    else:
+        _note_added_weights(root)
     bounds: Bounds = {}
     for rule in section.mappings("filters", "write filters: [{enabled: true, agg_type: token, ratio_high: 2}]"):
         if rule.flag("enabled"):
             _add_filter(rule, bounds)
     return found | ({"rollout_rejection": bounds} if bounds else {})
+
+
+def _note_added_weights(root: Section) -> None:
+    """Say that stale samples are weighed here, where the config leaves it open."""
+    ratio = root.values.get("async_generation_ratio")
+    is_stale = isinstance(ratio, int | float) and ratio > 0
+    if is_stale and not any(key in root.below("train") for key in ("rollout_is", "old_logprobs", "max_staleness")):
+        root.findings.note(
+            "RST-T048",
+            root.where("async_generation_ratio"),
+            "weighs the loss of stale samples by the ratio of the learner's log-probs to the engine's",
+            f"ROLL has no such weights unless {CORRECTION}.is_weight is enabled",
+            f"write {CORRECTION}: {{is_weight: {{enabled: false}}}} to train without them",
+        )
 
 
 def _add_filter(rule: Section, bounds: Bounds) -> None:
@@ -158,7 +188,17 @@ def _add_filter(rule: Section, bounds: Bounds) -> None:
             continue
         low, high = (_bound(rule, f"{word}_{end}", BOUNDS[kind][side]) for side, end in enumerate(("low", "high")))
         given = bounds.setdefault(level.value, {}).get(kind, [-math.inf, math.inf])
-        bounds[level.value][kind] = [max(low, given[0]), min(high, given[1])]
+        narrowed = [max(low, given[0]), min(high, given[1])]
+        if narrowed[0] < narrowed[1]:
+            bounds[level.value][kind] = narrowed
+            continue
+        rule.error(
+            "RST-T093",
+            f"{word}_low",
+            f"leaves no {word} for agg_type {level.value}: at least {narrowed[0]:g}, at most {narrowed[1]:g}",
+            "filters of one agg_type hold together",
+            "write a lower bound below the upper one, or remove a filter",
+        )
 
 
 def _bound(rule: Section, key: str, default: float) -> float:
