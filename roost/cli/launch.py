@@ -52,6 +52,14 @@ def launch_command(
         str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
     ] = None,
     runs: Annotated[str, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept, on all nodes.")] = "runs",
+    scratch: Annotated[
+        str | None,
+        typer.Option(
+            "--scratch",
+            metavar="FOLDER",
+            help="Where the run is while it trains, if --runs is a URL; runs, if left out. All nodes must see it.",
+        ),
+    ] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="Time limit: 24:00:00, or 1-12:00:00 with days.")
     ] = None,
@@ -139,6 +147,7 @@ def launch_command(
             name=run_name,
             workdir=str((workdir or Path.cwd()).absolute()),
             runs=runs,
+            scratch=scratch,
             command=command,
             train_words=tuple(overrides or ()) + (("--notation", notation.value) if notation else ()),
             time=time,
@@ -154,7 +163,7 @@ def launch_command(
     except (CannotRender, OSError) as error:
         notes.print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
-    for note in (*allocation.notes, *notes_of(scheduler, options)):
+    for note in (*allocation.notes, *notes_of(scheduler, options, allocation.nodes)):
         notes.print(f"note: {note}", soft_wrap=True)
     if out is None and not submits:
         print(text, end="")

@@ -64,6 +64,7 @@ SUFFIXES = {  # of job files
 }
 WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes of a job must be given Ray's token
 TOKEN = "RAY_AUTH_TOKEN"
+SKY_VOLUME = "volumes."  # option that mounts a volume of SkyPilot: volumes./shared=NAME
 AS_YAML = (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK)
 ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}
 
@@ -80,6 +81,7 @@ class JobOptions:
     name: str
     workdir: str
     runs: str = "runs"
+    scratch: str | None = None  # of the live run, if `runs` is a URL
     train_words: tuple[str, ...] = ()  # further words of `roost train`
     command: str | None = None  # instead of `roost train`
     time: str | None = None  # as Slurm writes it: 1-12:00:00
@@ -125,9 +127,10 @@ def template_of(scheduler: Scheduler) -> str:
 
 def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     """The variables and functions of templates."""
-    local = "runs" if "://" in options.runs else options.runs  # with runs on object storage, roost train's --scratch
+    local = options.scratch or "runs" if "://" in options.runs else options.runs
     run = f"{local.rstrip('/')}/{options.name}"
     words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
+    words += ["--scratch", options.scratch] if options.scratch is not None else []
     words.append("--auto-resume")  # the scheduler may start the job again
     # bash replaces itself by a simple command, which so gets the signals.
     train = shlex.join(words if options.command is None else ["bash", "-c", options.command])
@@ -316,6 +319,8 @@ def sbatch_quote(text: str) -> str:
 
 
 def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) -> None:
+    if options.scratch is not None and "://" not in options.runs:
+        raise CannotRender(f"--scratch is for runs at a URL, and --runs is {options.runs}; leave it out")
     kinds = len(allocation.requests)
     if scheduler in ONE_KIND and kinds > 1:
         groups = ", ".join(f"{request.label} (nodes {request.ranks})" for request in allocation.requests)
@@ -347,19 +352,32 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
         )
 
 
-def notes_of(scheduler: Scheduler, options: JobOptions) -> list[str]:
+def notes_of(scheduler: Scheduler, options: JobOptions, nodes: int = 1) -> list[str]:
     """Notes on a job file: checkpoints that are lost with the machines, Roost that is not there, limits not set."""
     notes = unknown_slurm_options(options.options) if scheduler is Scheduler.SLURM else []
     if scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK) and not options.image and not options.setup:
         notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
     if options.time is not None and scheduler in (Scheduler.SKYPILOT, Scheduler.SSH):
         notes.append(f"{scheduler} has no time limit for a job: --time {options.time} is not used")
-    if scheduler not in AS_YAML or "://" in options.runs:
+    is_remote = "://" in options.runs
+    local = options.scratch or "runs" if is_remote else options.runs
+    if scheduler not in AS_YAML or (is_remote and nodes == 1):
         return notes  # machines that stay, or runs on object storage
-    if scheduler is Scheduler.KUBERAY and not options.runs.startswith("/"):
+    if scheduler is Scheduler.KUBERAY and not local.startswith("/"):
         return notes  # below the working folder, which is mounted
     kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]
-    if not _is_mounted(options.runs, kept):
+    if is_remote:
+        volumes = [option for option in options.options if option.startswith(SKY_VOLUME)]
+        kept += [f"volume:{option.removeprefix(SKY_VOLUME).partition('=')[0]}" for option in volumes]
+        if not _is_mounted(local, kept):
+            mount = (
+                f"--option {SKY_VOLUME}/shared=VOLUME" if scheduler is Scheduler.SKYPILOT else "--mount VOLUME:/shared"
+            )
+            notes.append(
+                f"the live run is in {local}, which is below no mount, and all {nodes} nodes must see it: give {mount} "
+                "with a volume that nodes can share, and --scratch /shared/runs"
+            )
+    elif not _is_mounted(options.runs, kept):
         source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
         notes.append(
             f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts "

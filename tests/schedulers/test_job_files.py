@@ -266,6 +266,38 @@ def test_checkpoints_that_would_be_lost_are_noted(scheduler, mounts, runs, count
     assert [note.partition(" is ")[0] for note in notes] == [f"--runs {runs}"] * count
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "more", "nodes", "fix"),
+    [
+        (Scheduler.DSTACK, {}, 2, "--mount VOLUME:/shared"),
+        (Scheduler.DSTACK, {}, 1, None),
+        (Scheduler.DSTACK, {"mounts": ("disk:/data",)}, 2, "--mount VOLUME:/shared"),
+        (Scheduler.DSTACK, {"mounts": ("disk:/data",), "scratch": "/data/runs"}, 2, None),
+        (Scheduler.SKYPILOT, {"mounts": ("./here:/data",), "scratch": "/data/runs"}, 2, "--option volumes./shared"),
+        (Scheduler.SKYPILOT, {"options": ("volumes./data=disk",), "scratch": "/data/runs"}, 2, None),
+        (Scheduler.KUBERAY, {"mounts": ("claim:/shared",)}, 2, None),
+        (Scheduler.KUBERAY, {"mounts": ("claim:/shared",), "scratch": "/tmp/runs"}, 2, "--mount VOLUME:/shared"),
+        (Scheduler.SLURM, {}, 2, None),
+    ],
+)
+def test_a_live_run_that_nodes_do_not_share_is_noted(scheduler, more, nodes, fix):
+    chosen = options(runs="s3://bucket/runs", image="some/image", time=None, **more)
+    notes = notes_of(scheduler, chosen, nodes)
+    assert len(notes) == (fix is not None)
+    assert all(
+        f"all {nodes} nodes must see it: give {fix}" in note and "--scratch /shared/runs" in note for note in notes
+    )
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.SKYPILOT, Scheduler.DSTACK, Scheduler.SLURM])
+def test_the_folder_of_the_live_run_is_in_the_command(scheduler):
+    text = render(scheduler, uniform(), options(runs="s3://bucket/runs", scratch="/shared/runs"))
+    assert "--runs s3://bucket/runs --scratch /shared/runs --auto-resume" in text
+    assert scheduler is not Scheduler.SLURM or "\nrun=/shared/runs/math\n" in text
+    with pytest.raises(CannotRender, match="--scratch is for runs at a URL, and --runs is runs"):
+        render(scheduler, uniform(), options(scratch="/shared/runs"))
+
+
 def test_what_a_job_file_does_not_do_is_noted():
     chosen = options(mounts=("s3://b:/data",), runs="/data/runs", image=None, setup=(), time="60")
     missing, unlimited = notes_of(Scheduler.SKYPILOT, chosen)
