@@ -27,7 +27,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
 _BINARY = {name: function for level in _LEVELS for name, function in level.items()}
 _ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
 _ASSIGNED = re.compile(
-    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+    r"([A-Za-z_]\w*)(\[[^\]]*\])?\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)(\[)?"
 )
 
 
@@ -35,9 +35,9 @@ class NotKnown(ValueError):
     """The result depends on something that is not known."""
 
 
-def assigned_names(expression: str) -> list[str]:
-    """Names that an expression may assign to."""
-    return [match[1] or match[2] for match in _ASSIGNED.finditer(expression)]
+def assigned_names(expression: str) -> list[tuple[str, bool]]:
+    """Names that an expression may assign to; True for an element of an array."""
+    return [(match[1] or match[3], bool(match[2] or match[4])) for match in _ASSIGNED.finditer(expression)]
 
 
 def evaluate(expression: str, number_of: Callable[[str], int], assign: Callable[[str, int], None] | None = None) -> int:

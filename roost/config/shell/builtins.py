@@ -27,6 +27,7 @@ class Builtins(ABC):
     expander: Expander
     reading: Reading
     depth: int
+    loops: int  # around this place, within its function
     doubts: int  # conditions around this place that are not known
     conditions: list[tuple[str, ...]]  # variables of the conditions that are true here
 
@@ -65,6 +66,8 @@ class Builtins(ABC):
             if state.locals is not None:
                 for name in plain:
                     state.variables.pop(name, None)
+        if "i" in options:
+            state.integers = state.integers.union(plain, given, names)
         if "A" in options:
             state.associative = state.associative.union(plain, given, names)
         if command == "export" or "x" in options:
@@ -181,11 +184,16 @@ class Builtins(ABC):
         return {"0": True, None: None}.get(arguments[0].known, False) if arguments else None
 
     def _do_break(self, arguments: list[Value], position: Position, state: State) -> Status:
-        state.flow = "break"
-        return True
+        return self._leave("break", arguments, state)
 
     def _do_continue(self, arguments: list[Value], position: Position, state: State) -> Status:
-        state.flow = "continue"
+        return self._leave("continue", arguments, state)
+
+    def _leave(self, flow: str, arguments: list[Value], state: State) -> Status:
+        count = arguments[0].known if arguments else "1"
+        levels = int(count) if count is not None and re.fullmatch(r"[1-9]\d{0,3}", count) else 1
+        if self.loops:
+            state.flow, state.levels = flow, min(levels, self.loops)
         return True
 
     def _do_test(self, arguments: list[Value], position: Position, state: State) -> Status:

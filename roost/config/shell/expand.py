@@ -12,7 +12,7 @@ from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.patterns import compiled, with_classes
 from roost.config.shell.state import State
 from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word
-from roost.config.shell.values import Unknown, Value, of_unknown, text_value
+from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
@@ -86,7 +86,10 @@ class Expander:
             return evaluate(text, lambda name: self.number_of(name, state), partial(self._set_number, state, word))
         except NotKnown:
             names = [one.variable for one in value.parts if isinstance(one, Unknown) and one.variable]
-            for name in assigned_names(value.shown):
+            for name, is_element in assigned_names(value.shown):
+                if is_element:
+                    state.variables[name] = {"0": elements(name, word.position)}
+                    continue
                 reason = "it is computed from what is not known"
                 unknown = value.unknown or Unknown(value.shown, reason, word.position)
                 self._assign(state, name, of_unknown(replace(unknown, variable=(names or [name])[0])))

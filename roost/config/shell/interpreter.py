@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Builtins
+from roost.config.shell.assignments import Assignments
+from roost.config.shell.builtins import BUILTINS, MAX_NESTED
 from roost.config.shell.conditions import Status, both, condition_status, either, negated
 from roost.config.shell.effects import changes, is_test, place_of, succeeds, through, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
@@ -24,7 +25,6 @@ from roost.config.shell.state import Array, Doubt, State, going_on, join, uncert
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
-    Assignment,
     Case,
     Condition,
     For,
@@ -40,7 +40,7 @@ from roost.config.shell.syntax import (
     Substitution,
     Word,
 )
-from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
+from roost.config.shell.values import Unknown, Value, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
@@ -71,14 +71,14 @@ class _Stop(Exception):
     """A limit was reached."""
 
 
-class Interpreter(Builtins):
+class Interpreter(Assignments):
     """Reads statements in a state; `environ` is what the caller gave."""
 
     def __init__(self, environ: Mapping[str, str], read_text: Callable[[Path], str | None]) -> None:
         self.environ, self.read_text = environ, read_text
         self.expander = Expander(self._output)
         self.reading = Reading()
-        self.steps, self.depth, self.doubts = 0, 0, 0
+        self.steps, self.depth, self.doubts, self.loops = 0, 0, 0, 0
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         # Shells that left a function or loop under a condition that is not known; they go on after its end.
         self.left: list[tuple[State, Doubt]] = []
@@ -190,8 +190,9 @@ class Interpreter(Builtins):
 
     def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
         """Join the shells that left since `before` with one of `flows`; False where there is none."""
-        ended = [one for one in self.left[before:] if one[0].flow in flows]
-        self.left[before:] = [one for one in self.left[before:] if one[0].flow not in flows]
+        left = self.left[before:]
+        ended = [one for one in left if one[0].flow in flows and one[0].levels == 1]
+        self.left[before:] = [one for one in left if one[0].flow not in flows or one[0].levels > 1]
         for one, _ in ended:
             one.flow = ""
         if ended:
@@ -247,6 +248,7 @@ class Interpreter(Builtins):
     ) -> None:
         """Run a loop: `is_over` runs before each round."""
         before, begun, doubtful = len(self.left), state.copy(), 0
+        self.loops += 1
         for _ in range(MAX_ROUNDS):
             over = is_over(state)
             if over is True or state.flow:
@@ -263,18 +265,24 @@ class Interpreter(Builtins):
                 break
         else:
             uncertain(state, begun, Doubt.of_rounds(position))
+        self.loops -= 1
         self._rejoin(state, before, ("break",))
+        for one, _ in self.left[before:]:
+            one.levels = max(1, one.levels - 1)
 
     def _round(self, body: Sequence[Statement], state: State) -> bool:
         """Run the body of a loop once; True where the loop is left."""
         before = len(self.left)
         self._run_all(body, state)
-        if state.flow == "continue":
+        is_outer = state.levels > 1  # an outer loop is meant
+        if state.flow == "continue" and not is_outer:
             state.flow = ""
         self._rejoin(state, before, ("continue",))
         is_left = bool(state.flow)
-        if state.flow == "break":
+        if state.flow == "break" and state.levels == 1:
             state.flow = ""
+        elif state.flow in ("break", "continue"):
+            state.levels -= 1
         return is_left
 
     def _for(self, statement: For, state: State) -> None:
@@ -392,68 +400,6 @@ class Interpreter(Builtins):
         is_output = any(value is not None and value.unknown and value.unknown.reason == OUTPUT for value in values)
         return None if is_output else True  # the status is that of the command
 
-    def _assign(self, assignment: Assignment, state: State) -> None:
-        name = assignment.name
-        if state.exports_all:
-            state.exported = state.exported.union((name,))
-        if isinstance(assignment.value, Word):
-            value = self._given(name, self.expander.one(assignment.value, state), assignment)
-            if assignment.index is not None:
-                key = self.expander.key(name, assignment.index, state)
-                array = dict(state.array(name))
-                if key is None:  # any element may be this one
-                    array = {"0": elements(name, assignment.position)}
-                elif assignment.appends and key in array:
-                    array[key] = Value((*array[key].parts, *value.parts), value.position)
-                else:
-                    array[key] = value
-                state.variables[name] = state.in_order(name, array)
-                return
-            old = state.scalar(name)
-            if assignment.appends and isinstance(state.variables.get(name), dict):
-                array = state.array(name)
-                state.variables[name] = {
-                    **array,
-                    "0": Value((*array.get("0", Value()).parts, *value.parts), value.position),
-                }
-            elif assignment.appends and old is not None:
-                parts = (*old.parts, *value.parts)
-                if sum(len(part) for part in parts if isinstance(part, str)) > 100_000:
-                    raise TooMuch("a value is too long")
-                state.variables[name] = Value(parts, old.position)
-            else:
-                state.variables[name] = value
-            return
-        array = dict(state.array(name)) if assignment.appends else {}
-        following = max((int(key) for key in array if key.isdecimal()), default=-1) + 1
-        for key_word, word in assignment.value:
-            if key_word is not None:
-                key = self.expander.key(name, key_word, state)
-                value = self.expander.one(word, state)
-                if key is None:
-                    key, value = str(following), elements(name, assignment.position)
-                array[key] = value
-                following = int(key) + 1 if key.isdecimal() else following
-                continue
-            for value in self.expander.words(word, state):
-                array[str(following)] = value
-                following += 1
-        if len(array) > 20_000:
-            raise TooMuch("an array is too long")
-        state.variables[name] = state.in_order(name, array)
-
-    def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
-        """A value whose command the caller answered by setting the variable, or with the variable to set."""
-        unknown = value.unknown
-        if unknown is None or value.tested is not None:
-            return value
-        if name in self.environ:
-            self.reading.given[name] = (unknown, self.environ[name])
-            return text_value(self.environ[name], assignment.position)
-        if len(value.parts) == 1 and not unknown.is_unset:
-            return Value((replace(unknown, variable=unknown.variable or name),), value.position)
-        return value
-
     def _call(
         self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str] = ()
     ) -> Status:
@@ -471,7 +417,11 @@ class Interpreter(Builtins):
             return self._call(arguments, position, state, inner, names)
         builtin = getattr(self, f"_do_{BUILTINS[name]}", None) if name in BUILTINS else None
         if builtin is not None:
+            outer = {one: state.variables.get(one) for one in names}
+            state.variables |= {one: inner.variables[one] for one in names}
             found: Status = builtin(arguments, position, state)
+            for one, value in outer.items():
+                state.put(one, value)
             return found
         if name in _SHELLS or any(word.known in _SHELLS for word in words[1:]):
             self._shell(words, position, inner)
@@ -492,6 +442,7 @@ class Interpreter(Builtins):
         """Run a function; `given` are the assignments before its name, which hold only inside."""
         self.depth += 1
         before, outer, outer_locals = len(self.left), state.arguments, state.locals
+        loops, self.loops = self.loops, 0
         state.arguments, state.locals = tuple(arguments), {}
         exported = state.exported
         state.exported = exported.union(given)
@@ -506,7 +457,7 @@ class Interpreter(Builtins):
             one.arguments, one.locals, one.exported = outer, outer_locals, one.exported - (set(given) - exported)
         if self._rejoin(state, before, ("return", "break", "continue")):
             status = None
-        self.depth -= 1
+        self.depth, self.loops = self.depth - 1, loops
         return status
 
     def _shell(self, words: list[Value], position: Position, state: State) -> None:

@@ -24,9 +24,11 @@ class State:
     script: str = ""  # $0
     file: str = ""  # BASH_SOURCE
     flow: str = ""  # exit, return, break or continue, where one of them was reached
+    levels: int = 1  # of loops that break or continue leaves
     exported: frozenset[str] = frozenset()  # names of variables, and of functions with "()"
     exports_all: bool = False  # set -a
     associative: frozenset[str] = frozenset()  # names of arrays with text as keys
+    integers: frozenset[str] = frozenset()  # names of declare -i
     option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
 
@@ -126,6 +128,7 @@ def join(states: list[State], doubt: Doubt) -> State:
     first, *others = states
     result = first.copy()
     result.associative = first.associative.union(*(state.associative for state in others))
+    result.integers = first.integers.union(*(state.integers for state in others))
     result.exported = first.exported.union(*(state.exported for state in others))
     names = dict.fromkeys(name for state in states for name in state.variables)
     for name in names:

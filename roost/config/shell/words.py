@@ -277,7 +277,8 @@ class WordParser(ABC):
         argument = None
         if operator is not None:
             self.at = operator.end()
-            argument = self._argument(is_quoted, start)
+            is_pattern = operator[0][0] in "#%/^,"  # whose signs are those of a pattern inside quotes too
+            argument = self._argument(is_quoted and not is_pattern, start)
         if not self._take("}"):
             raise self._error("${ is not closed", start)
         self.depth -= 1

@@ -71,6 +71,8 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("N=1; X=$(nproc); ((N = X + 1)); show $N", "computed from what is not known"),
         ("N=1; ((N += a.b)); show $N", "computed from what is not known"),
         ("printf -v N %05d 3; show $N", "format is not read"),
+        ("a=(1 2); ((a[1] += 5)); show ${a[1]}", "index of an element"),
+        ("for x in 1 2; do for y in 1 2; do a && N=1 && break 2; N=2; done; done; show $N", "condition in line 1"),
         ("IFS=$(cat x); L=a,b; show $L", "IFS"),
         ("A=(a b); A[$(nproc)]=x; show ${A[0]}", "index of an element"),
         ("declare -A M=([a]=1 [b]=2); if x; then M[b]=3; fi; show ${M[b]}", "condition in line 1"),
