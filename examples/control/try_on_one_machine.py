@@ -42,7 +42,7 @@ def simulated_machines(accelerators: Sequence[int]) -> Iterator[str]:
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides of arm.yaml: key=value.")] = None,
     name: str = "arm-on-one-machine",
-    runs: Path = Path("runs"),
+    runs: str = "runs",
 ) -> None:
     """Train a few small steps, each process on the node where the plan puts it."""
     machines = inventory_from_file(HERE / "machines.yaml")
