@@ -110,7 +110,7 @@ class Doubt:
         return cls(position, f"it depends on the rounds of the loop in {line}, which only a run tells")
 
     def about(self, name: str) -> Unknown:
-        return Unknown(f"${name}", self.reason, self.position, self.variable or name)
+        return Unknown(f"${name}", self.reason, self.position, self.variable)  # giving `name` itself decides nothing
 
 
 def going_on(states: list[State]) -> tuple[list[State], list[State]]:

@@ -234,3 +234,9 @@ def test_a_reference_to_an_unknown_value_says_what_is_not_known(tmp_path, monkey
     with pytest.raises(ConfigError) as caught:
         roost.plan(tmp_path / "run.sh")
     assert {finding.why for finding in caught.value.findings} == {"MY_NODES is not set"}
+
+
+def test_a_value_in_doubt_is_not_to_be_given_by_its_own_name(tmp_path):
+    found = codes(tmp_path, f"grep -q H200 gpus && NNODES=4\n{VERL} trainer.nnodes=$NNODES")
+    assert "condition in line 2" in found["RST-C022"].why
+    assert found["RST-C022"].fix.startswith("write the value in the script")
