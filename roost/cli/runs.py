@@ -20,7 +20,7 @@ from roost.cli.console import open_console
 from roost.config.findings import did_you_mean
 from roost.learner.checksums import Damaged
 from roost.procs.files import holder_of
-from roost.procs.logs import LogTail, log_name
+from roost.procs.logs import LogTail
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState, RunStatus, runs_in, status_of
@@ -130,19 +130,27 @@ def logs_command(
 
 
 def matches(name: str, process: str | None) -> bool:
-    """Return True if a log, such as actor/rank_0.log, belongs to a process or component.
+    """Return True if a log belongs to a process or component: actor/rank_0.log, or a server's, rollout/rollout-0-1.log.
 
     >>> matches("actor/rank_0.log", "actor:0"), matches("actor/rank_10.log", "actor"), matches("actor/rank_1.log", "a")
     (True, True, False)
+    >>> [matches("rollout-2/rollout-2-1.log", each) for each in ("rollout:2", "rollout", "rollout:1", "rollout-2")]
+    [True, True, False, True]
     """
     if process is None:
         return True
-    if re.fullmatch(rf"{re.escape(process)}-\d+", Path(name).parent.name):
-        return True  # an engine that joined later
-    component, colon, rank = process.rpartition(":")
-    if colon and rank.isdigit():
-        return name == log_name(component, int(rank)) or name.endswith(f"/{log_name(component, int(rank))}")
-    return Path(name).parent.name == process
+    component, _, rank = process.partition(":")
+    folder, log = Path(name).parent.name, Path(name).stem
+    added = re.fullmatch(rf"{re.escape(component)}-(\d+)", folder)  # an engine that `roost scale` started
+    if folder != component and added is None:
+        return False
+    if not rank:
+        return True
+    if added is not None:
+        return rank in (added[1], log)
+    return (
+        log in (f"rank_{rank}", rank) or re.fullmatch(rf"{re.escape(component)}-{re.escape(rank)}-\d+", log) is not None
+    )
 
 
 def stop_command(
