@@ -110,7 +110,7 @@ def test_a_run_is_continued_on_a_machine_that_has_nothing_of_it(store, url, tmp_
 
 def test_requests_to_scale_stay_on_the_machine_that_got_them(store, url, tmp_path):
     run = train(tmp_path / "one", 2)
-    name = ScaleRequests(run.path).ask([Change("rollout", 2, False)])
+    name = ScaleRequests(run.path).ask([Change("rollout", 2, False)], HANG_S)
     uploaded(url, run.path)
     RemoteRun.open(url).upload(run.path, [f"scale/{name}.request.json"])  # as earlier versions did
     assert ScaleRequests(fetch(url, tmp_path / "two").path).take() is None
