@@ -237,6 +237,12 @@ def task_place(settings: TrainSettings, job: Job) -> Where:
     return setting_location("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
 
 
+def settings_in_train(job: Job) -> frozenset[str]:
+    """Names of the settings that the section `train` has."""
+    own = job.source.values.get("train")
+    return frozenset(name for name in SETTINGS if isinstance(own, Mapping) and own.get(name) is not None)
+
+
 def setting_location(name: str, job: Job) -> Where:
     """Location of a setting in the config: in `train`, or under the notation's own key if only that has it.
 

@@ -18,13 +18,14 @@ from roost.config.model_files import bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.config.train import TrainSettings
-from roost.config.train_read import setting_location
+from roost.config.train_read import setting_location, settings_in_train
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.rules.engines import check_engines
+from roost.placement.rules.idle import check_idle
 from roost.placement.rules.training import check_training
 from roost.placement.strategies import inventory_of
 
@@ -113,6 +114,7 @@ def try_plan(
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
         check_training(job.training, components, lambda name: setting_location(name, job), findings)
+        check_idle(job.training, settings_in_train(job), lambda name: setting_location(name, job), findings)
         check_engines(job.training, components, lambda name: setting_location(name, job), findings, trains)
     if findings.has_errors:
         return None

@@ -417,3 +417,40 @@ def test_a_job_without_training_has_no_such_rules():
     config = rlinf({"rollout": "0-7"})
     del config["train"]
     assert found(config) == ()
+
+
+IDLE = [
+    *((name, {"loss_type": kind}) for kind in ("sapo", "topr", "kimi15") for name in ("clip_range", "dual_clip")),
+    ("clip_range_high", {"loss_type": "topr"}),
+    ("dual_clip", {"loss_type": "cispo"}),
+    ("clip_range", {"importance_sampling_level": "none"}),
+    ("dual_clip", {"importance_sampling_level": "none"}),
+    ("importance_sampling_level", {"loss_type": "kimi15"}),
+    ("importance_weight_cap", {}),
+    ("old_logprobs", {"rollout_is": "none"}),
+    ("step_reward_weight", {}),
+    ("kl_penalty_target", {}),
+    ("value_huber_delta", {}),
+]
+WRITTEN = {"importance_sampling_level": "sequence", "old_logprobs": "decoupled", "dual_clip": 3.0}
+
+
+@pytest.mark.parametrize(("name", "beside"), IDLE, ids=lambda value: value if isinstance(value, str) else str(value))
+def test_a_setting_that_another_leaves_without_effect(name, beside):
+    (finding,) = found(rlinf(**beside, **{name: WRITTEN.get(name, 0.5)}))
+    assert (finding.code, finding.severity, finding.where.path) == ("RST-T094", Severity.WARNING, ("train", name))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        rlinf(loss_type="cispo", clip_range=0.1),
+        rlinf(old_logprobs="decoupled", importance_weight_cap=3.0),
+        rlinf(loss_type="kimi15", importance_sampling_level="turn"),  # the mean of a sample is over its turns
+        rlinf(loss_type="sapo") | {"algorithm": {"clip_ratio_high": 0.3, "clip_ratio_low": 0.2}},
+        gae(value_huber_delta=1.0),
+    ],
+    ids=["cispo clips", "capped weights", "turns", "keys of the notation", "critic"],
+)
+def test_settings_with_an_effect_are_not_reported(config):
+    assert "RST-T094" not in {finding.code for finding in found(config)}

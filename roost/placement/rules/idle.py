@@ -1,0 +1,111 @@
+"""Settings of the loss and of advantages that another setting leaves without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from roost.config.findings import Findings, Where
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    LossAggregation,
+    OldLogprobs,
+    PolicyLoss,
+    TrainSettings,
+)
+
+CLIPS = ("clip_range", "clip_range_high", "dual_clip")
+OF_GIGPO = ("episode_reward_weight", "step_reward_weight", "state_normalization")
+REMOVE = "remove it"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Settings that have no effect where `holds`."""
+
+    names: tuple[str, ...]
+    holds: Callable[[TrainSettings], bool]
+    why: str
+    fix: str = REMOVE
+
+
+def _is_loss(kind: PolicyLoss) -> Callable[[TrainSettings], bool]:
+    return lambda settings: settings.learner.loss.loss_type is kind
+
+
+def _has_no_ratio(settings: TrainSettings) -> bool:
+    loss = settings.learner.loss
+    return loss.loss_type is PolicyLoss.PPO and loss.importance_sampling_level is ImportanceSamplingLevel.NONE
+
+
+def _has_no_weights(settings: TrainSettings) -> bool:
+    return settings.learner.loss.weight_level is ImportanceSamplingLevel.NONE
+
+
+def _is_level_unused(settings: TrainSettings) -> bool:
+    """Return True for kimi15, unless the level is that of weights, of a limit, or of the mean over turns."""
+    loss = settings.learner.loss
+    is_of_weights = loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is None
+    is_of_turns = loss.importance_sampling_level is ImportanceSamplingLevel.TURN
+    is_of_mean = is_of_turns and loss.loss_aggregation is LossAggregation.SEQ_MEAN
+    return loss.loss_type is PolicyLoss.KIMI15 and not (is_of_weights or loss.max_mean_ratio or is_of_mean)
+
+
+def _is_only_recomputed(settings: TrainSettings) -> bool:
+    loss = settings.learner.loss
+    return loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is ImportanceSamplingLevel.NONE
+
+
+def _is_not(estimator: AdvantageEstimator) -> Callable[[TrainSettings], bool]:
+    return lambda settings: settings.advantage.advantage_estimator is not estimator
+
+
+IDLE = (
+    Idle(CLIPS, _is_loss(PolicyLoss.SAPO), "loss_type is sapo, which has a sigmoid instead of clips"),
+    Idle(CLIPS, _is_loss(PolicyLoss.TOPR), "loss_type is topr, which clips ratios to 0 and 1"),
+    Idle(CLIPS, _is_loss(PolicyLoss.KIMI15), "loss_type is kimi15, which has no importance ratio"),
+    Idle(("dual_clip",), _is_loss(PolicyLoss.CISPO), "loss_type is cispo, which bounds every ratio by the clip range"),
+    Idle(CLIPS, _has_no_ratio, "importance_sampling_level is none: the loss is -A log p"),
+    Idle(("importance_sampling_level",), _is_level_unused, "loss_type is kimi15, which has no importance ratio"),
+    Idle(
+        ("importance_weight_cap",),
+        _has_no_weights,
+        "there are no weights to cap",
+        "write rollout_is: token, or remove it",
+    ),
+    Idle(
+        ("old_logprobs",),
+        _is_only_recomputed,
+        "rollout_is is none: decoupled has no weights, and is the same as recompute",
+        "remove rollout_is, or old_logprobs",
+    ),
+    Idle(
+        OF_GIGPO,
+        _is_not(AdvantageEstimator.GIGPO),
+        "advantage_estimator is not gigpo",
+        "write advantage_estimator: gigpo, or remove it",
+    ),
+    Idle(
+        ("kl_penalty_target", "kl_penalty_horizon"),
+        lambda settings: settings.advantage.kl_penalty_coef == 0,
+        "kl_penalty_coef is 0: there is no KL penalty",
+        "write kl_penalty_coef, or remove it",
+    ),
+    Idle(
+        ("value_huber_delta",),
+        _is_not(AdvantageEstimator.GAE),
+        "there is no critic",
+        "write advantage_estimator: gae, or remove it",
+    ),
+)
+
+
+def check_idle(
+    settings: TrainSettings, written: Collection[str], at: Callable[[str], Where], findings: Findings
+) -> None:
+    """Warn about settings that the user wrote into `train` and that have no effect; a notation's own keys need not."""
+    for rule in IDLE:
+        for name in rule.names:
+            if name in written and rule.holds(settings):
+                findings.warn("RST-T094", at(name), "has no effect", rule.why, rule.fix)
