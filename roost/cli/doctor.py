@@ -20,7 +20,7 @@ from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job
 from roost.config.notations.notation import read_job
-from roost.doctor.judge import Check, Level, Measured, failures, judge, judge_bandwidth, judge_job
+from roost.doctor.judge import Check, Level, Measured, NodeHealth, failures, judge, judge_bandwidth, judge_job
 from roost.doctor.probe import probe_node
 from roost.placement.planner import try_plan
 from roost.trainer.preflight import input_paths
@@ -66,7 +66,7 @@ def doctor_command(
     else:
         try:
             here = probe_node("this machine", folders, paths, None, os.environ)
-            checks = judge([here]) + (() if job is None else (judge_job(_accelerators_of(job), [here]),))
+            checks = judge([here]) + (() if job is None else (_check_job(job, [here]),))
         except ImportError as error:
             open_console(stderr=True).print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
             raise typer.Exit(1) from None
@@ -89,14 +89,15 @@ def _job(config: Path | None, overrides: Sequence[str] | None, notation: Notatio
     return job
 
 
-def _accelerators_of(job: Job) -> int:
-    """Number of accelerators that a job's plan uses."""
+def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
+    """Compare the accelerators that a job's plan uses with those of the nodes; errors of the plan hide no check."""
     findings = Findings()
     plan = try_plan(job, findings)
     if plan is None:
         print_findings(findings.found, open_console(stderr=True))
-        raise typer.Exit(1)
-    return len({device for part in plan.components for process in part.table for device in process.devices})
+        return Check("job", Level.FAILED, "cannot be planned", "correct the errors above")
+    used = {device for part in plan.components for process in part.table for device in process.devices}
+    return judge_job(len(used), nodes, is_cluster)
 
 
 def _of_cluster(
@@ -125,7 +126,7 @@ def _of_cluster(
             if job is not None and job.accelerators_per_node is None:
                 say("accelerators are not compared: the config does not say how many a node has")
             elif job is not None:
-                checks += (judge_job(_accelerators_of(job), healths, is_cluster=True),)
+                checks += (_check_job(job, healths, is_cluster=True),)
             measured = None
             if not quick:
                 say(f"measuring bandwidth over {len(nodes)} nodes" if len(nodes) > 1 else "measuring bandwidth")
