@@ -121,7 +121,7 @@ def test_train_prints_what_plan_warns_of(tmp_path):
 class TestConvert:
     def test_what_is_printed_plans_the_same(self, tmp_path):
         result = run("convert", EXAMPLES / "placements/loop.yaml", "--to", "roll")
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 1, "lora_rank is lost"
         written = tmp_path / "roll.yaml"
         written.write_text(result.stdout)
         differences = run("diff", EXAMPLES / "placements/loop.yaml", written, width=200).stdout.splitlines()
@@ -131,6 +131,11 @@ class TestConvert:
         )
         assert yaml.safe_load(result.stdout)["actor_train"]["device_mapping"] == "list(range(0,6))"
         assert "lora_rank" in result.stderr, "what is lost on the way is named"
+
+    def test_a_conversion_without_loss_succeeds(self, tmp_path):
+        cluster = {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": "0-1"}}
+        result = run("convert", write(tmp_path, yaml.safe_dump({"cluster": cluster})), "--to", "rlinf")
+        assert result.exit_code == 0, result.output
 
     def test_what_cannot_be_said_is_named(self):
         result = run("convert", EXAMPLES / "heterogeneous/cluster.yaml", "--to", "roll", "--gpus-per-node", "8")
