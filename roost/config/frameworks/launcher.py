@@ -29,7 +29,7 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """How a framework is recognised, and how its arguments are read."""
+    """A framework: the programs that start its jobs, and the reader of their arguments."""
 
     notation: Notation
     program: re.Pattern[str]  # of the module or file that is started
@@ -135,14 +135,14 @@ def _recognised(command: Command, program: str, rest: Sequence[Value]) -> Found 
 
 
 def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequence[str], findings: Findings) -> None:
-    """What of the script could not be followed."""
+    """Report the parts of the script that could not be followed."""
     report = findings.warn if jobs else findings.error
     for error in reading.errors[:MAX_NAMED]:
         report(
             "RST-C037",
             Where(*error.position),
             f"cannot be read as a shell script: {error.what}",
-            "what stands after it is not read",
+            "the script is read up to this point only",
             "check it with bash -n",
         )
     if reading.is_cut:

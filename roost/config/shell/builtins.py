@@ -54,7 +54,7 @@ class Builtins(ABC):
         return None
 
     def _declare(self, command: str, words: Sequence[Value], names: Sequence[str], state: State) -> None:
-        """What `export`, `local`, `declare` and their like say of names, before they are assigned."""
+        """Apply the attributes that `export`, `local`, `declare` and their like give to names, before assigning."""
         texts = [word.prefix for word in words]
         options = "".join(text[1:] for text in texts if text.startswith(("-", "+")))
         is_unset = any(text.startswith("+") for text in texts)

@@ -1,4 +1,4 @@
-"""What a statement may do, as far as its text tells: test, succeed, or change the shell."""
+"""Possible effects of a statement, from its text: whether it tests, succeeds, or changes the shell."""
 
 from __future__ import annotations
 

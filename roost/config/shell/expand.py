@@ -401,7 +401,7 @@ def _is_star(part: Part) -> bool:
 
 
 def _separator(state: State, part: Part) -> str | Unknown:
-    """What stands between the elements of `"$*"`: the first character of IFS."""
+    """Separator of the elements of `"$*"`: the first character of IFS."""
     given = state.scalar("IFS")
     text = " " if given is None else given.tested
     raw = part.raw if isinstance(part, Parameter) else "$*"
@@ -415,7 +415,7 @@ def _joined(values: list[Value], between: str | Unknown) -> list[str | Unknown]:
 
 
 def _fields(state: State) -> re.Pattern[str] | None:
-    """What words are split at; None where IFS is not known."""
+    """Characters that split words; None where IFS is not known."""
     given = state.scalar("IFS")
     text = " \t\n" if given is None else given.tested
     if text is None:

@@ -1,4 +1,4 @@
-"""What was found in a script."""
+"""Result of reading a script: its commands and the values that are not known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Command:
 
 @dataclass(slots=True)
 class Reading:
-    """All that was found in a script."""
+    """Commands, missing files, errors and unknown values of a script."""
 
     commands: dict[tuple[object, ...], Command] = field(default_factory=dict)
     missing: list[tuple[str, Position]] = field(default_factory=list)  # sourced files that are not here

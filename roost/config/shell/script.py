@@ -36,7 +36,7 @@ def is_script(file: Path) -> bool:
 def read_script(
     file: Path, arguments: Sequence[str], findings: Findings, environ: Mapping[str, str] = os.environ
 ) -> Reading | None:
-    """What a script would start; what is wrong with the file goes to `findings`, and the answer is then None."""
+    """Read the commands that a script would start; None, with findings, if the file cannot be read."""
     text = _text_of(file, findings)
     if text is None:
         return None

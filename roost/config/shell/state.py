@@ -1,4 +1,4 @@
-"""What is known of a shell while a script is read: variables, arguments, functions, and the folder it is in."""
+"""Known state of a shell while a script is read: variables, arguments, functions and working folder."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def going_on(states: list[State]) -> tuple[list[State], list[State]]:
 
 
 def join(states: list[State], doubt: Doubt) -> State:
-    """What holds after one of several branches, of which nobody knows which is taken."""
+    """Join the states of several branches, of which one is taken; values that differ become unknown."""
     first, *others = states
     result = first.copy()
     result.associative = first.associative.union(*(state.associative for state in others))
