@@ -29,11 +29,11 @@ class EngineTraits:
     update_route: str  # HTTP route that begins an update by sent weights
     reload_route: str  # HTTP route that reads weights from disk
     takes_packed: bool  # device handles of a sharded learner
-    takes_both: bool  # handles and broadcasts, whichever it was started for
-    reads_key: bool  # from the environment; others start through `keyed_server`
+    takes_any_transfer: bool  # handles and broadcasts; else only the one it was started for
+    reads_key_from_env: bool  # others start through `keyed_server`
     can_hold: bool  # requests while weights change: it can forget what the old ones cached
-    holds_by_default: bool  # it reports the policy version of each token
-    is_free_to_tell: bool  # log-probs and seeds of requests cost next to nothing
+    reports_token_versions: bool  # of held requests, which `hold` needs
+    has_cheap_logprobs: bool  # and seeds; else they are requested only where they are used
 
 
 TRAITS = {
@@ -41,31 +41,31 @@ TRAITS = {
         update_route="/start_weight_update",
         reload_route="/collective_rpc",
         takes_packed=True,
-        takes_both=True,
-        reads_key=True,
+        takes_any_transfer=True,
+        reads_key_from_env=True,
         can_hold=True,
-        holds_by_default=True,
-        is_free_to_tell=True,
+        reports_token_versions=True,
+        has_cheap_logprobs=True,
     ),
     EngineKind.VLLM: EngineTraits(
         update_route="/start_weight_update",
         reload_route="/collective_rpc",
         takes_packed=True,
-        takes_both=False,
-        reads_key=False,
+        takes_any_transfer=False,
+        reads_key_from_env=False,
         can_hold=True,
-        holds_by_default=False,
-        is_free_to_tell=False,
+        reports_token_versions=False,
+        has_cheap_logprobs=False,
     ),
     EngineKind.SGLANG: EngineTraits(
         update_route="/begin_weight_update",
         reload_route="/update_weights_from_disk",
         takes_packed=False,
-        takes_both=True,
-        reads_key=False,
+        takes_any_transfer=True,
+        reads_key_from_env=False,
         can_hold=False,
-        holds_by_default=False,
-        is_free_to_tell=False,
+        reports_token_versions=False,
+        has_cheap_logprobs=False,
     ),
 }
 
@@ -130,7 +130,7 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
             module, options = "sglang.launch_server", _sglang(spec, port)
         case _:
             assert_never(spec.kind)
-    is_plain = spec.api_key is None or TRAITS[spec.kind].reads_key
+    is_plain = spec.api_key is None or TRAITS[spec.kind].reads_key_from_env
     program = ("-m", module) if is_plain else (keyed_server.__file__, module)
     key = {} if spec.api_key is None else {KEY_VARIABLE: spec.api_key}
     return ServerCommand((python, *program, *_written(options), *spec.args), {**QUIET, **env, **spec.env, **key})

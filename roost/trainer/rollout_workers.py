@@ -269,7 +269,7 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
         top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
     )
     is_seeded = settings.rollout.request_seeds
-    is_free = TRAITS[EngineKind(settings.engine)].is_free_to_tell
+    is_free = TRAITS[EngineKind(settings.engine)].has_cheap_logprobs
     seed = settings.seed if is_seeded or (is_seeded is None and is_free) else None
     every = logprob_interval(settings, scenario)
     joint = joint_generations(settings, scenario)
@@ -290,7 +290,7 @@ def logprob_interval(settings: TrainSettings, scenario: Scenario) -> int:
         loss = settings.learner.loss
         are_used = loss.uses_engine_logprobs or loss.max_logprob_mismatch > 0
         are_seen = not getattr(scenario, "single_turn", False)  # agents may read them
-        is_free = TRAITS[EngineKind(settings.engine)].is_free_to_tell
+        is_free = TRAITS[EngineKind(settings.engine)].has_cheap_logprobs
         wanted = RolloutLogprobs.ALL if are_used or are_seen or is_free else RolloutLogprobs.SOME
     if wanted is RolloutLogprobs.ALL:
         return 1

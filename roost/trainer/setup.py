@@ -151,7 +151,7 @@ def in_flight_of(settings: TrainSettings) -> InFlight:
     """Return how a weight sync treats requests in flight: by default hold or drop with staleness, else drain."""
     if settings.in_flight is not None:
         return InFlight(settings.in_flight)
-    can_hold = TRAITS[EngineKind(settings.engine)].holds_by_default
+    can_hold = TRAITS[EngineKind(settings.engine)].reports_token_versions
     if settings.max_staleness > 0 and can_hold and settings.learner.adapter is None:
         return InFlight.HOLD
     return InFlight.DROP if settings.max_staleness else InFlight.DRAIN

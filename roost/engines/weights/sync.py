@@ -209,7 +209,7 @@ def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> boo
         return False
     if route is WeightRoute.SHARED_MEMORY:
         return abilities.takes_shared_memory
-    return TRAITS[spec.kind].takes_both or spec.weight_transfer == BACKENDS[route]
+    return TRAITS[spec.kind].takes_any_transfer or spec.weight_transfer == BACKENDS[route]
 
 
 class WeightSync:
