@@ -10,7 +10,8 @@ from pathlib import Path
 from roost.config.findings import Findings, Where, counted, shown
 from roost.config.frameworks import slime, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
-from roost.config.job import Notation
+from roost.config.job import Job, Notation
+from roost.config.section import Section
 from roost.config.shell.reading import Command, Reading
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.values import Value
@@ -29,19 +30,21 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework: the programs that start its jobs, and the reader of their arguments."""
+    """A framework: the programs that start its jobs, the reader of their arguments, and that of the job they give."""
 
     notation: Notation
     program: re.Pattern[str]  # of the module or file that is started
     read: Callable[[Sequence[Value]], Arguments]
+    read_job: Callable[[Section, Notation], Job]
+    placing: Sequence[str]  # patterns of the keys that count for placing
     accepts: Callable[[Command, str, Arguments], bool] = lambda command, program, arguments: True
     base: Callable[[Arguments, Command, Findings], Arguments] = lambda arguments, command, findings: arguments
 
 
 FRAMEWORKS = (
-    Framework(Notation.VERL, verl.PROGRAM, read_overrides, base=verl.with_config_file),
-    Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.is_miles),
-    Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.is_slime),
+    Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
+    Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
+    Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
 )
 
 

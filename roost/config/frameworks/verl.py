@@ -123,7 +123,7 @@ def _merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any
     return merged
 
 
-def read_verl(root: Section) -> Job:
+def read_verl(root: Section, notation: Notation) -> Job:
     """Read the config of a verl job."""
     return _Verl(root).job()
 

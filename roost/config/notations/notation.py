@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -88,19 +88,16 @@ def read_job(
 def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
     """A job of another framework, which is planned only."""
     # Only now: other configs do not wait for them.
-    from roost.config.frameworks import slime, verl
+    from roost.config.frameworks.launcher import FRAMEWORKS
 
     if trains:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
         fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
-    placing: Sequence[str]
-    if notation is Notation.VERL:
-        job, placing = verl.read_verl(root), verl.PLACING
-    else:
-        job, placing = slime.read_slime(root, notation), slime.PLACING
-    uses = framework_keys(root, notation, placing) if needs_components else ()
+    framework = next(one for one in FRAMEWORKS if one.notation is notation)
+    job = framework.read_job(root, notation)
+    uses = framework_keys(root, notation, framework.placing) if needs_components else ()
     report_framework_keys(uses, root, notation)
     return replace(job, keys=uses, warnings=root.findings.warnings, notes=root.findings.notes)
 
