@@ -14,7 +14,7 @@ import roost
 from roost.engines.protocol import InFlight, Part
 from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.payload import TensorInfo, announced
-from roost.engines.weights.probe import fingerprint
+from roost.engines.weights.probe import Fingerprints
 from roost.net.errors import Refused, error_response, refusing
 from roost.torch_engine.engine import TorchEngine
 from roost.torch_engine.in_flight import Served, engine_lost
@@ -240,7 +240,10 @@ class UpdateDesk:
         self.finish(str(self._engine.version))
 
     def checksums(self) -> dict[str, str]:
-        return {name: fingerprint(weight) for name, weight in self._engine.named_weights().items()}
+        found = Fingerprints()
+        for name, weight in self._engine.named_weights().items():
+            found.add(name, weight)
+        return found.read()
 
     def _open(self) -> WeightUpdate:
         update = self._engine.open_update

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -28,14 +29,50 @@ def fingerprint(tensor: torch.Tensor) -> str:
     >>> fingerprint(torch.tensor([1.0, 2.0])) == fingerprint(torch.tensor([2.0, 1.0]))
     False
     """
+    found = Fingerprints()
+    found.add("", tensor)
+    return found.read()[""]
+
+
+class Fingerprints:
+    """Fingerprints of many tensors, read together, because each read waits for the device."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, torch.Tensor] = {}
+        self._kinds: dict[str, tuple[str, int]] = {}  # dtype, and checksum of the shape
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Hash a tensor; it may change once the device has done what was asked of it so far."""
+        self._totals[name] = _total(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self._kinds[name] = dtype, zlib.crc32(repr(tuple(tensor.shape)).encode())
+
+    def read(self) -> dict[str, str]:
+        """Fingerprints by name."""
+        by_device: dict[torch.device, list[str]] = {}
+        for name, total in self._totals.items():
+            by_device.setdefault(total.device, []).append(name)
+        values: dict[str, int] = {}
+        for names in by_device.values():
+            values |= zip(names, torch.stack([self._totals[name] for name in names]).tolist(), strict=True)
+        return {name: f"{dtype}:{(values[name] ^ shape) % 2**64:016x}" for name, (dtype, shape) in self._kinds.items()}
+
+
+def _total(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of the hashes of a tensor's words, on its device."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for start in range(0, flat.numel(), CHUNK * 8):
-        words = _words(flat[start : start + CHUNK * 8])
-        places = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
+    start = 0
+    if tensor.is_cuda and find_spec("triton") and flat.data_ptr() % 8 == 0:
+        from roost.engines.weights.hash_kernel import add_hashes
+
+        start = flat.numel() // 8 * 8
+        add_hashes(flat[:start].view(torch.int64), total)
+    for begin in range(start, flat.numel(), CHUNK * 8):
+        words = _words(flat[begin : begin + CHUNK * 8])
+        places = torch.arange(begin // 8 + 1, begin // 8 + 1 + words.numel(), device=tensor.device)
         total += _hashed(words ^ (places * SPREAD)).sum()
-    shape = zlib.crc32(repr(tuple(tensor.shape)).encode())
-    return f"{str(tensor.dtype).removeprefix('torch.')}:{(int(total) ^ shape) % 2**64:016x}"
+    return total
 
 
 def _hashed(words: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from roost.engines.weights.payload import (
     cut,
     size_of,
 )
-from roost.engines.weights.probe import Probe, fingerprint
+from roost.engines.weights.probe import Fingerprints, Probe
 from roost.engines.weights.source import WeightSource
 from roost.placement.routes import WeightRoute
 
@@ -55,7 +55,7 @@ async def send(
     source fails, all of them restore. At most two buckets exist at a time besides the weights.
     """
     manifest = Manifest(version, source.tensors, carrier.is_packed)
-    noted: dict[str, str] = {}
+    noted = Fingerprints()
     stream = _noted(source, noted) if with_fingerprints else source.stream()
     buckets = list(cut(manifest.tensors, bucket_bytes))
     taking = _Taking(engines)
@@ -72,7 +72,7 @@ async def send(
         raise
     finally:
         carrier.close()
-    return Sent(sum(map(size_of, manifest.tensors)), len(buckets), noted, taking.failed)
+    return Sent(sum(map(size_of, manifest.tensors)), len(buckets), noted.read(), taking.failed)
 
 
 async def _send_buckets(
@@ -154,9 +154,9 @@ def _use_device(device: int | None) -> None:
         torch.cuda.set_device(device)
 
 
-def _noted(source: WeightSource, noted: dict[str, str]) -> Iterator[torch.Tensor]:
+def _noted(source: WeightSource, noted: Fingerprints) -> Iterator[torch.Tensor]:
     for info, tensor in zip(source.tensors, source.stream(), strict=True):
-        noted[info.name] = fingerprint(tensor)
+        noted.add(info.name, tensor)
         yield tensor
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import roost.engines.weights.probe as module
-from roost.engines.weights.probe import fingerprint
+from roost.engines.weights.probe import Fingerprints, fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.int64, torch.bool)
 CHUNK = 64  # words, instead of millions
@@ -69,3 +69,22 @@ def test_strides_and_offsets_do_not_matter():
 
 def test_an_empty_tensor_has_one():
     assert fingerprint(torch.empty(0)).startswith("float32:")
+
+
+def test_many_are_read_together():
+    tensors = {str(dtype): tensor_of(dtype, 1000) for dtype in DTYPES}
+    found = Fingerprints()
+    for name, tensor in tensors.items():
+        found.add(name, tensor)
+    assert found.read() == {name: fingerprint(tensor) for name, tensor in tensors.items()}
+    assert Fingerprints().read() == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", (*SIZES, 1 << 20), ids=str)
+def test_the_device_computes_the_same(dtype, size):
+    tensor = tensor_of(dtype, size)
+    assert fingerprint(tensor.cuda()) == fingerprint(tensor)
+    assert fingerprint(tensor.cuda()[1:]) == fingerprint(tensor[1:])
