@@ -59,6 +59,7 @@ class Source:
     task_tag: str = ""  # of the row or task itself; `tag` may be a domain or the reward that scores it
     generated: int | None = None  # predicted tokens of a sample that was cut, before it was; None: it was not cut
     longest_turn: int | None = None  # tokens of the episode's longest turn, if a sample of it was cut
+    versions: Ints | None = field(default=None, compare=False, repr=False)  # policy version of each token
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +138,12 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest
             source = replace(source, longest_turn=_longest_turn(uncut))
         samples += [_sample(tokens, longest) for tokens in episode.sequences]
         sources += [
-            replace(source, generated=_count(sample)) if longest and len(sample) > longest else source
-            for sample in uncut
+            replace(
+                source,
+                generated=_count(sample) if longest and len(sample) > longest else None,
+                versions=tokens.versions[:longest],
+            )
+            for sample, tokens in zip(uncut, episode.sequences, strict=True)
         ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
     cut = sum(len(tokens.token_ids) > longest for _, each in episodes for tokens in each.sequences) if longest else 0

@@ -17,7 +17,7 @@ from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, raise_fatal
 from roost.rollout.order import order_of
 from roost.rollout.rewards.math_answer import Find, as_number, found_answer, last_boxed
-from roost.trainer.metrics import length_metrics, reward_metrics
+from roost.trainer.metrics import FULL, length_metrics, reward_metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,6 @@ class Evaluation:
         }
 
 
-FULL = 1.0 - 1e-6  # the reward of a correct answer
 NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 

@@ -43,7 +43,17 @@ from roost.trainer.batch import (
 from roost.trainer.feed import Feed
 from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_mismatch, check_skipped, explained
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
-from roost.trainer.metrics import Learnt, group_metrics, learnt_metrics, mismatch_metrics, reward_metrics, time_metrics
+from roost.trainer.metrics import (
+    Learnt,
+    TokenRatio,
+    compared_tokens,
+    group_metrics,
+    largest_ratios,
+    learnt_metrics,
+    mismatch_metrics,
+    reward_metrics,
+    time_metrics,
+)
 from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
@@ -105,7 +115,13 @@ class Watcher(Protocol):
     """Receives the phase and the metrics of each step."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
-    def step_done(self, state: TrainerState, metrics: Mapping[str, float], groups: Sequence[Group]) -> None: ...
+    def step_done(
+        self,
+        state: TrainerState,
+        metrics: Mapping[str, float],
+        groups: Sequence[Group],
+        tokens: Sequence[TokenRatio] = (),
+    ) -> None: ...
 
 
 @dataclass
@@ -144,7 +160,8 @@ class Loop:
         groups, learnt, kl_coef = await self._learn_all(version)
         metrics = group_metrics(groups, version, self.feed.pop_tally()) | reward_metrics(groups, self.settings.rewards)
         are_same_weights = metrics["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
-        metrics |= learnt_metrics(learnt, are_same_weights)
+        metrics |= learnt_metrics(learnt, are_same_weights, version)
+        tokens = largest_ratios(compared_tokens(learnt, version))
         metrics |= {} if kl_coef is None else {"loss/kl_penalty_coef": kl_coef}
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position, kl_coef)
         try:
@@ -154,13 +171,13 @@ class Loop:
                 await self._sync(version + 1)
         except Diverged as error:
             metrics |= time_metrics(self._seconds, time.perf_counter() - began, metrics["tokens/generated"])
-            self.watcher.step_done(state, metrics, groups)  # record the failed step; a resumed run repeats it
+            self.watcher.step_done(state, metrics, groups, tokens)  # record the failed step; a resumed run repeats it
             raise explained(error, self.settings, state.step, metrics) from None
         self.state = state
         metrics |= time_metrics(self._seconds, time.perf_counter() - began, metrics["tokens/generated"])
         metrics |= self.feed.data_metrics
         metrics |= await self.more_metrics()
-        self.watcher.step_done(self.state, metrics, groups)
+        self.watcher.step_done(self.state, metrics, groups, tokens)
         await self.after_step(self.state)
 
     async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt], float | None]:
@@ -351,7 +368,7 @@ class Loop:
                     self.skipped = self.skipped.after(metrics[-1], self.state.step)
                     self._is_stopped_early = bool(metrics[-1].get(OVER_KL))
         counts = batch.cut, ready.down_sampled
-        return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts)
+        return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts, batch.sources)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
         if self._is_critic_alone:

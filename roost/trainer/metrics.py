@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from roost.learner.advantages import Selection
 from roost.learner.packing import predicted
-from roost.learner.sample import Floats, Sample
+from roost.learner.sample import Floats, Ints, Sample
 from roost.rollout.episode import Episode, Group
-from roost.trainer.batch import staleness_of
+from roost.trainer.batch import Source, staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
 LARGEST_LOG_RATIO = 20.0
 MOST = 700.0  # beyond it exp is infinite
+NO_REWARDS: Mapping[str, Any] = {}
 
 
 def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]) -> dict[str, float]:
@@ -87,7 +89,43 @@ def group_metrics(groups: Sequence[Group], version: int, tally: Tally) -> dict[s
         "groups/discarded": float(tally.discarded_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
         **length_metrics(episodes),
+        **pass_metrics(groups),
     }
+
+
+FULL = 1.0 - 1e-6  # the reward of a correct answer
+MOST_KINDS = 32  # tags or difficulties with metrics of their own
+DIFFICULTY = ("difficulty", "level")  # columns of a row that say how hard it is
+
+
+def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of samples with a reward of 1 or more: of all, by tag and by difficulty; and groups solved always or never.
+
+    A sample counts by its task's tag, and by the column `difficulty` or `level` of its row, where there are any.
+    """
+    known = [group for group in groups if group.episodes]
+    if not known:
+        return {}
+    passed = [[reward >= FULL for reward in group.rewards] for group in known]
+    by_kind: dict[str, list[bool]] = {}
+    for group, each in zip(known, passed, strict=True):
+        for kind in _kinds(group):
+            by_kind.setdefault(kind, []).extend(each)
+    kinds = sorted(by_kind, key=lambda kind: (-len(by_kind[kind]), kind))[:MOST_KINDS]
+    return {
+        "pass_rate/mean": float(np.mean([one for each in passed for one in each])),
+        "groups/solve_none": float(np.mean([not any(each) for each in passed])),
+        "groups/solve_all": float(np.mean([all(each) for each in passed])),
+        **{f"pass_rate/{kind}": float(np.mean(by_kind[kind])) for kind in sorted(kinds)},
+    }
+
+
+def _kinds(group: Group) -> list[str]:
+    """Names of the tag and the difficulty of a group's task, as far as it has them."""
+    data = group.task.data
+    tag = str(data.get("row_tag") or group.task.tag)
+    hard = next((data[name] for name in DIFFICULTY if isinstance(data.get(name), str | int | float)), "")
+    return [f"{what}/{name}" for what, name in (("tag", tag), ("difficulty", hard)) if name != ""]
 
 
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -116,14 +154,45 @@ def memory_metrics(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, 
     return {f"memory/{who}/{name}": max(rank.get(name, 0.0) for rank in ranks) / 2**30 for name in names}
 
 
-def reward_metrics(groups: Sequence[Group], rewards: Iterable[str] = ()) -> dict[str, float]:
-    """Mean of each reward and the number of answers it scored; 0 scored for names in `rewards` that scored none."""
+def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWARDS) -> dict[str, float]:
+    """Mean of each reward and the number of answers it scored; 0 scored for names in `rewards` that scored none.
+
+    Where several rewards are summed, `share` is how much of the variance within groups comes from each.
+    """
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
         for name, score in episode.score.parts.items():
             given.setdefault(name, []).append(score)
     means = {f"reward/{name}/mean": float(np.mean(scores)) for name, scores in given.items() if scores}
-    return means | {f"reward/{name}/scored": float(len(scores)) for name, scores in given.items()}
+    counts = {f"reward/{name}/scored": float(len(scores)) for name, scores in given.items()}
+    return means | counts | _reward_shares(groups, rewards)
+
+
+def _reward_shares(groups: Sequence[Group], rewards: Mapping[str, Any]) -> dict[str, float]:
+    """Covariance of each weighted reward with the total, over the variance of the total; both within groups."""
+    names = [name for name in rewards if any(name in one.score.parts for group in groups for one in group.episodes)]
+    if len(names) < 2:
+        return {}
+    weights = {name: _weight(rewards[name]) for name in names}
+    rows = []
+    for group in groups:
+        each = [
+            [one.score.reward, *(weights[name] * one.score.parts.get(name, 0.0) for name in names)]
+            for one in group.episodes
+        ]
+        rows += list(np.array(each) - np.mean(each, axis=0)) if each else []
+    apart = np.array(rows)
+    variance = float((apart[:, 0] ** 2).mean())
+    if not variance > 0:
+        return {}
+    return {
+        f"reward/{name}/share": float((apart[:, 0] * apart[:, at + 1]).mean() / variance)
+        for at, name in enumerate(names)
+    }
+
+
+def _weight(reward: Any) -> float:
+    return float(reward.get("weight", 1.0)) if isinstance(reward, Mapping) else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +206,16 @@ class Learnt:
     teacher_kl: Mapping[str, Floats] = field(default_factory=dict)
     cut: int = 0
     down_sampled: int = 0
+    sources: Sequence[Source] = ()  # of the samples
 
 
-def learnt_metrics(parts: Sequence[Learnt], are_same_weights: bool = True) -> dict[str, float]:
-    """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift."""
+def learnt_metrics(
+    parts: Sequence[Learnt], are_same_weights: bool = True, version: int | None = None
+) -> dict[str, float]:
+    """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift.
+
+    `version` is the learner's, by which tokens have a staleness.
+    """
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
         "samples/left_out": float(sum(part.selection.dropped for part in parts)),
@@ -149,11 +224,14 @@ def learnt_metrics(parts: Sequence[Learnt], are_same_weights: bool = True) -> di
         "samples/down_sampled": float(sum(part.down_sampled for part in parts)),
     }
     samples = [sample for part in parts for sample in part.samples]
-    apart = mismatch_metrics(samples, MISMATCH if are_same_weights else DRIFT)
+    reason = MISMATCH if are_same_weights else DRIFT
+    apart = mismatch_metrics(samples, reason)
+    where = {f"{reason}/{name}": value for name, value in mismatch_by_place(compared_tokens(parts, version)).items()}
     return (
         optimizer_metrics([metrics for part in parts for metrics in part.metrics])
         | counts
         | apart
+        | where
         | teacher_metrics(parts)
     )
 
@@ -185,6 +263,95 @@ def mismatch_metrics(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 
+POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)  # first token of each bucket, counted in a sample's generated tokens
+MOST_LAG = 16  # larger ones count as this
+SHOWN_TOKENS = 4  # of a step, with the largest ratios
+BEFORE = 24  # tokens shown before each
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComparedTokens:
+    """Log-probs of one sample's generated tokens, by engine and learner."""
+
+    sample: Sample
+    engine: npt.NDArray[np.floating]
+    learner: npt.NDArray[np.floating]
+    lag: Ints | None  # staleness of each token, if known
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRatio:
+    """A token about which engine and learner differ most."""
+
+    ratio: float  # the learner's probability over the engine's
+    engine_logprob: float
+    learner_logprob: float
+    position: int  # among the sample's generated tokens
+    token_id: int
+    before: tuple[int, ...]  # tokens before it
+    lag: int | None
+    group: int | None
+
+
+def compared_tokens(parts: Sequence[Learnt], version: int | None = None) -> list[ComparedTokens]:
+    """Tokens of the samples whose log-probs both engine and learner computed."""
+    found = []
+    for part in parts:
+        for index, sample in enumerate(part.samples):
+            where = predicted(sample)
+            if sample.old_logprobs is None or np.isnan(sample.logprobs[where]).any():  # not requested
+                continue
+            source = part.sources[index] if part.sources else None
+            versions = None if source is None else source.versions
+            lag = None if version is None or versions is None else version - versions[where]
+            found.append(ComparedTokens(sample, sample.logprobs[where], sample.old_logprobs[where], lag, source))
+    return found
+
+
+def mismatch_by_place(tokens: Sequence[ComparedTokens]) -> dict[str, float]:
+    """Mean absolute difference of log-probs by position in the completion, and by lag if tokens are stale.
+
+    `position/16` is that of tokens 16 to 63: from one of POSITIONS to the next.
+    """
+    if not any(len(one.engine) for one in tokens):
+        return {}
+    apart = np.concatenate([np.abs(one.engine - one.learner) for one in tokens])
+    places = np.concatenate([np.arange(len(one.engine)) for one in tokens])
+    bucket = np.searchsorted(POSITIONS, places, side="right") - 1
+    found = {f"position/{POSITIONS[at]}": float(apart[bucket == at].mean()) for at in np.unique(bucket)}
+    if all(one.lag is not None for one in tokens):
+        lag = np.minimum(np.concatenate([one.lag for one in tokens if one.lag is not None]), MOST_LAG)
+        if lag.max(initial=0) > 0:
+            found |= {f"lag/{at}": float(apart[lag == at].mean()) for at in np.unique(lag)}
+    return found
+
+
+def largest_ratios(tokens: Sequence[ComparedTokens], count: int = SHOWN_TOKENS) -> list[TokenRatio]:
+    """Tokens whose ratio is farthest from 1, at most one of each sample, the farthest first."""
+    ends = []
+    for number, one in enumerate(tokens):
+        apart = np.abs(one.learner - one.engine)
+        if len(apart) and np.isfinite(apart).any() and apart[at := int(np.nanargmax(apart))] > 0:
+            ends.append((-float(apart[at]), number, at))
+    return [_token_ratio(tokens[number], at) for _, number, at in sorted(ends)[:count]]
+
+
+def _token_ratio(one: ComparedTokens, at: int) -> TokenRatio:
+    place = int(np.flatnonzero(predicted(one.sample))[at])
+    engine, learner = float(one.engine[at]), float(one.learner[at])
+    return TokenRatio(
+        float(np.exp(np.clip(learner - engine, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))),
+        engine,
+        learner,
+        at,
+        int(one.sample.token_ids[place]),
+        tuple(int(token) for token in one.sample.token_ids[max(0, place - BEFORE) : place]),
+        None if one.lag is None else int(one.lag[at]),
+        None if one.source is None else one.source.group,
+    )
+
+
 def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`."""
     found: dict[str, float] = {}
@@ -199,7 +366,14 @@ def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float
         else:
             key = RENAMED.get(name, name if "/" in name or name == "entropy" else f"loss/{name}")
             found[key] = float(np.mean(values))
-    return found
+    return found | _gradient_noise([part["grad/norm"] for part in metrics if part.get("grad/norm")])
+
+
+def _gradient_noise(norms: Sequence[float]) -> dict[str, float]:
+    """Standard deviation of the minibatches' gradient norms over their mean; nothing for a single minibatch."""
+    if len(norms) < 2 or not np.isfinite(norms).all():
+        return {}
+    return {"grad/noise": float(np.std(norms, ddof=1) / np.mean(norms))}
 
 
 def time_metrics(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:

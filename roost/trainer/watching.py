@@ -16,10 +16,11 @@ from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
 from roost.trainer.evaluation import Evaluation
+from roost.trainer.metrics import TokenRatio
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.records.fan_out import FanOut
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.samples import samples_of
+from roost.trainer.records.samples import samples_of, token_record
 from roost.trainer.report.live_view import LiveView
 
 MOST_REASONS = 50  # files in the folder
@@ -134,12 +135,19 @@ class Watching:
     def note(self, text: str) -> None:
         self._live.note(text)
 
-    def step_done(self, state: TrainerState, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+    def step_done(
+        self,
+        state: TrainerState,
+        metrics: Mapping[str, float],
+        groups: Sequence[Group],
+        tokens: Sequence[TokenRatio] = (),
+    ) -> None:
         stats = {"step": state.step, "version": state.version, **metrics, **self._busy(metrics)}
         self._sinks.write(state.step, stats)
         self._live.step(stats)
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self.decode))
+        self._run.add_tokens({"step": state.step, **token_record(token, self.decode)} for token in tokens)
         if self._routing is not None and not any(group.failed for group in groups):  # failures go unscored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:

@@ -192,7 +192,7 @@ class Run:
     def phase(self, name, total=None):
         self.events.append(f"{name} {total}" if total is not None else name)
 
-    def step_done(self, state, metrics, groups):
+    def step_done(self, state, metrics, groups, tokens=()):
         self.recorded.append((state, dict(metrics), [group.number for group in groups]))
 
 

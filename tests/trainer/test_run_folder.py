@@ -120,12 +120,14 @@ def test_resuming_cuts_back(run, step):
     for done in range(1, 4):
         run.add_step({"step": done})
         run.add_samples([{"step": done, "task": name} for name in "ab"])
+        run.add_tokens([{"step": done, "ratio": 2.0}])
     run.add_evaluation({"step": 2, "reward/mean": 0.5})
     with run.metrics.path.open("ab") as file:
         file.write(BROKEN)
     again = RunFolder.resume(run.path, step)
     kept = list(range(1, min(step, 3) + 1))
     assert [record["step"] for record in written(again.metrics)] == kept
+    assert [record["step"] for record in written(again.token_lines)] == kept
     assert [record["step"] for record in written(again.sample_lines)] == [done for done in kept for _ in "ab"]
     assert [record["step"] for record in written(again.evaluation_lines)] == [2][: step // 2]
     again.add_step({"step": step + 1})

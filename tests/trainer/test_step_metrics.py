@@ -5,17 +5,20 @@ import numpy as np
 import pytest
 
 from roost.learner.advantages import Selection
-from roost.rollout.episode import Part
+from roost.rollout.episode import Part, Task
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally
 from roost.trainer.metrics import (
     Learnt,
+    compared_tokens,
     group_metrics,
+    largest_ratios,
     learnt_metrics,
     length_metrics,
     memory_metrics,
     mismatch_metrics,
     optimizer_metrics,
+    pass_metrics,
     reward_metrics,
     time_metrics,
 )
@@ -51,6 +54,9 @@ def test_what_was_collected():
         "length/completion/max": 2.0,
         **{f"length/prompt/{name}": 2.0 for name in ("p50", "p90", "p99", "max")},
         "length/truncated": 0.0,
+        "pass_rate/mean": 0.25,
+        "groups/solve_none": 0.5,
+        "groups/solve_all": 0.0,
     }
 
 
@@ -81,7 +87,7 @@ def test_what_each_reward_gave():
         replace(episode, score=replace(episode.score, parts=parts))
         for episode, parts in zip(first.episodes, given, strict=True)
     ]
-    assert reward_metrics([replace(first, episodes=tuple(episodes)), second], ["exact", "polite"]) == {
+    assert reward_metrics([replace(first, episodes=tuple(episodes)), second], {"exact": {}, "polite": {}}) == {
         "reward/exact/mean": 0.5,
         "reward/exact/scored": 2.0,
         "reward/polite/scored": 0.0,
@@ -89,6 +95,81 @@ def test_what_each_reward_gave():
         "reward/scenario/scored": 1.0,
     }
     assert reward_metrics([second]) == {}
+
+
+def parted(group, parts):
+    """The group, with these parts of its episodes' rewards."""
+    scores = [replace(one.score, parts=part) for one, part in zip(group.episodes, parts, strict=True)]
+    return replace(
+        group,
+        episodes=tuple(replace(one, score=score) for one, score in zip(group.episodes, scores, strict=True)),
+    )
+
+
+def test_the_share_of_each_reward_is_that_of_the_variance_within_groups():
+    rewards = {"format": {"weight": 4.0}, "right": {}}
+    group = parted(example_group(0, [5.0, 0.0]), [{"format": 1.0, "right": 1.0}, {"format": 0.0, "right": 0.0}])
+    easier = parted(example_group(1, [1.0, 1.0]), [{"format": 0.0, "right": 1.0}] * 2)  # no variance within
+    found = reward_metrics([group, easier], rewards)
+    assert (found["reward/format/share"], found["reward/right/share"]) == (pytest.approx(0.8), pytest.approx(0.2))
+    assert not any(name.endswith("/share") for name in reward_metrics([easier], rewards)), "nothing is compared"
+
+
+def test_pass_rates_by_tag_and_by_difficulty():
+    tasks = [Task("a", {"level": 3}, "math"), Task("b", {"row_tag": "code", "difficulty": "hard"}, "other"), Task("c")]
+    groups = [
+        replace(example_group(number, rewards), task=task)
+        for number, (task, rewards) in enumerate(zip(tasks, ([1.0, 1.0], [1.0, 0.5], [0.0, 0.0]), strict=True))
+    ]
+    assert pass_metrics(groups) == {
+        "pass_rate/mean": 0.5,
+        "groups/solve_none": pytest.approx(1 / 3),
+        "groups/solve_all": pytest.approx(1 / 3),
+        "pass_rate/tag/math": 1.0,
+        "pass_rate/tag/code": 0.5,
+        "pass_rate/difficulty/3": 1.0,
+        "pass_rate/difficulty/hard": 0.5,
+    }
+    assert pass_metrics([]) == {}
+
+
+def learnt_at(versions, apart, number=0):
+    """A part of a step, whose learner's log-probs are this much above the engine's."""
+    batch = batch_of([example_group(number, [1.0], versions=versions)])
+    old = [sample.logprobs + np.concatenate([[0, 0], apart]).astype(np.float32) for sample in batch.samples]
+    scored = with_scores(batch, old=old)
+    return Learnt(scored.samples, Selection(np.arange(1), 0, 0), 0, [], sources=scored.sources)
+
+
+def test_mismatch_by_position_and_by_lag():
+    early, late = [0.1] * 16, [0.5, 0.7]
+    part = learnt_at((3,) * 16 + (4, 4), early + late)
+    found = learnt_metrics([part], are_same_weights=False, version=4)
+    assert {name: found[name] for name in found if name.startswith(("drift/position", "drift/lag"))} == {
+        "drift/position/0": pytest.approx(0.1, rel=1e-3),
+        "drift/position/16": pytest.approx(0.6, rel=1e-3),
+        "drift/lag/0": pytest.approx(0.6, rel=1e-3),
+        "drift/lag/1": pytest.approx(0.1, rel=1e-3),
+    }
+    fresh = learnt_metrics([learnt_at((4, 4), [0.1, 0.1])], version=4)
+    assert not any("/lag/" in name for name in fresh), "all tokens have the same"
+
+
+def test_tokens_with_the_largest_ratio_are_named():
+    parts = [learnt_at((0, 0, 1), [0.1, -2.0, 0.3], number=0), learnt_at((1, 1), [0.0, 0.5], number=1)]
+    first, second = largest_ratios(compared_tokens(parts, version=1))
+    assert first.ratio == pytest.approx(np.exp(-2.0)) and (first.position, first.lag, first.group) == (1, 1, 0)
+    assert (first.token_id, first.before) == (101, (1, 2, 100))
+    assert (second.position, second.group) == (1, 1)
+    assert largest_ratios(compared_tokens([learnt_at((0,), [0.0])])) == [], "they agree about every token"
+
+
+def test_gradient_noise_is_the_spread_of_norms_over_minibatches():
+    assert optimizer_metrics([{"grad/norm": 1.0}, {"grad/norm": 3.0}]) == {
+        "grad/norm": 2.0,
+        "grad/noise": pytest.approx(2**0.5 / 2),
+    }
+    assert "grad/noise" not in optimizer_metrics([{"grad/norm": 1.0}])
 
 
 def test_nothing_collected_is_told_without_an_error():

@@ -9,6 +9,7 @@ from rich.console import Console
 from roost.rollout.episode import Task
 from roost.rollout.rewards.config import Route, Routing
 from roost.trainer.evaluation import Evaluation
+from roost.trainer.metrics import TokenRatio
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.fan_out import open_metrics
 from roost.trainer.records.run_folder import RunFolder
@@ -52,6 +53,18 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
     assert notes == [
         "reward exact scores nothing in this step: its tags are maths, and the tasks have math (1), no tag (1)"
     ]
+
+
+def test_tokens_with_the_largest_ratio_are_recorded_with_their_text(watched):
+    watched.watching.decode = lambda ids, with_special: " ".join(f"t{token}" for token in ids)
+    token = TokenRatio(2.0, -3.0, -2.3, 5, 7, (1, 2), 1, 4)
+    watched.watching.step_done(TrainerState(1, 1), {"time/step": 1.0}, [], [token])
+    assert list(watched.run.token_lines) == [
+        {
+            "step": 1, "token": "t7", "before": "t1 t2", "ratio": 2.0, "engine_logprob": -3.0, "learner_logprob": -2.3,
+            "position": 5, "staleness": 1, "group": 4,
+        }
+    ]  # fmt: skip
 
 
 def test_a_step_says_how_many_failed(watched):

@@ -130,6 +130,7 @@ class RunFolder:
         self.evaluation_lines = JsonLines(self.path / "evaluations.jsonl")
         self.sample_lines = JsonLines(self.path / "samples.jsonl")
         self.learnt_lines = JsonLines(self.path / "learnt.jsonl")
+        self.token_lines = JsonLines(self.path / "tokens.jsonl")
 
     @classmethod
     def create(cls, path: str | Path, config: str, plan: str) -> RunFolder:
@@ -159,7 +160,7 @@ class RunFolder:
         """Open the folder of a run to continue after `step`; records of later steps are removed."""
         run = cls.open(path)
         run.finished_file.unlink(missing_ok=True)
-        for lines in (run.metrics, run.evaluation_lines, run.sample_lines, run.learnt_lines):
+        for lines in (run.metrics, run.evaluation_lines, run.sample_lines, run.learnt_lines, run.token_lines):
             lines.cut_back(step)
         return run
 
@@ -254,6 +255,10 @@ class RunFolder:
     def add_samples(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Append samples, each with its `step`, `kind`, `task`, `completion` and `reward`."""
         self.sample_lines.append(samples)
+
+    def add_tokens(self, tokens: Iterable[Mapping[str, Any]]) -> None:
+        """Append tokens about which engine and learner differ most, each with its `step`."""
+        self.token_lines.append(tokens)
 
     def add_learnt(self, step: int, groups: Sequence[int]) -> None:
         """Append the groups that a step learnt from, to verify that none was used twice or lost."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from roost.rollout.conversation import Decode, Message, messages_of
 from roost.rollout.episode import Episode, Group
+from roost.trainer.metrics import TokenRatio
 
 SHOWN_SAMPLES = 4  # of each training step
 MOST_MESSAGES = 100  # of a sample; the first and the last ones are kept
@@ -54,6 +55,20 @@ def sample_record(group: Group, episode: Episode, version: int, decode: Decode) 
         "tokens": episode.completion_tokens,
         "prompt_tokens": episode.prompt_tokens,
         "messages": messages,
+    }
+
+
+def token_record(token: TokenRatio, decode: Decode) -> dict[str, Any]:
+    """Record of a token about which engine and learner differ, with its text and the text before it."""
+    return {
+        "token": decode([token.token_id], False),
+        "before": decode(token.before, False),
+        "ratio": token.ratio,
+        "engine_logprob": token.engine_logprob,
+        "learner_logprob": token.learner_logprob,
+        "position": token.position,
+        "staleness": token.lag,
+        "group": token.group,
     }
 
 

@@ -24,6 +24,7 @@ FILES = {
     "evaluations.jsonl": "text/plain",
     "samples.jsonl": "text/plain",
     "learnt.jsonl": "text/plain",
+    "tokens.jsonl": "text/plain",
     "reward.png": "image/png",
     "timing.png": "image/png",
 }
