@@ -14,6 +14,7 @@ from uuid import uuid4
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.config.findings import counted
 from roost.doctor.bandwidth import LIMIT_S, Meter, Participant, measured_of
 from roost.doctor.judge import Measured, NodeHealth
 from roost.doctor.probe import probe_node
@@ -41,7 +42,12 @@ def joined(address: str | None, say: Callable[[str], None]) -> Iterator[list[dic
     connection = connect(address, say)
     try:
         driver = ray.get_runtime_context().get_node_id()
-        yield sorted(alive_nodes(), key=lambda node: (node["NodeID"] != driver, node["NodeManagerAddress"]))
+        nodes = sorted(alive_nodes(), key=lambda node: (node["NodeID"] != driver, node["NodeManagerAddress"]))
+        if connection.local is None:
+            say(f"joined the Ray at {connection.address}: {counted(len(nodes), 'node')}")
+        else:
+            say("no Ray is named or found: this machine alone is checked; name one with --address HOST:PORT")
+        yield nodes
     finally:
         connection.close()
 

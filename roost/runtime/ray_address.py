@@ -1,7 +1,7 @@
-"""The address file that `ray start` leaves on this machine, read only if this user can trust it.
+"""Addresses of Ray clusters: the file that `ray start` leaves on this machine, and whether anything answers.
 
-Ray keeps it in a folder that every user of the machine can write to. A user who plants an address there would receive
-the job's code, data and environment.
+Ray keeps the file in a folder that every user of the machine can write to. A user who plants an address there would
+receive the job's code, data and environment, so it is read only if this user can trust it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ import os
 import pwd
 import socket
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = 0
 LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 LONGEST = 1 << 10
+ANSWER_LIMIT_S = 12.0  # for a head that is being started; Ray itself would wait for minutes without a word
+LOOK_EVERY_S = 0.5
+CLIENT = "ray://"
+# A gRPC server answers the first line of HTTP/2 with a SETTINGS frame; one with TLS, or a busy one, may answer nothing.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS, TLS_ALERT = 4, 0x15
 
 
 def running_here(say: Callable[[str], None]) -> str | None:
@@ -102,8 +109,53 @@ def _is_here(host: str) -> bool:
 
 
 def _answers(host: str, port: str) -> bool:
+    return not _refusal([host], int(port), 1.0)
+
+
+def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
+    """Wait until a server answers at an address; return why there is none that may be Ray, else nothing.
+
+    >>> wait_for_answer("10.0.0.1")
+    'it has no port; write HOST:PORT, such as 10.0.0.1:6379'
+    """
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        return f"it has no port; write HOST:PORT, such as {host or port}:6379"
+    deadline = time.monotonic() + limit_s
+    while True:
+        refusal = _refusal(_reached_by(host.strip("[]")), int(port), max(1.0, deadline - time.monotonic()))
+        if not refusal or time.monotonic() + LOOK_EVERY_S >= deadline:
+            return refusal
+        time.sleep(LOOK_EVERY_S)
+
+
+def _reached_by(host: str) -> list[str]:
+    """Hosts to try: Ray goes to the node's own address where loopback is named."""
+    if host not in ("localhost", "127.0.0.1"):
+        return [host]
+    from ray.util import get_node_ip_address
+
+    return [host, get_node_ip_address()]  # type: ignore[no-untyped-call]
+
+
+def _refusal(hosts: list[str], port: int, limit_s: float) -> str:
+    """Why there is no Ray at a port of these hosts; empty if there may be one."""
+    reason = ""
+    for host in hosts:
+        try:
+            with socket.create_connection((host, port), timeout=limit_s) as made:
+                return "" if _may_be_ray(made) else "what listens there is not Ray (its port is 6379 by default)"
+        except OSError as error:
+            reason = reason or str(error.strerror or error)
+    return reason
+
+
+def _may_be_ray(made: socket.socket) -> bool:
+    """Return False if a server answers what no gRPC server does."""
+    made.settimeout(1.0)
     try:
-        socket.create_connection((host, int(port)), timeout=1).close()
+        made.sendall(GREETING)
+        reply = made.recv(9)
     except OSError:
-        return False
-    return True
+        return True
+    return len(reply) < 4 or reply[3] == SETTINGS or reply[0] == TLS_ALERT

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from roost.procs import reaper
 from roost.procs.files import ScratchFolder, private_files
 from roost.procs.signals import preserve_sigterm
 from roost.runtime.control_watch import local_control_service
-from roost.runtime.ray_address import running_here
+from roost.runtime.ray_address import running_here, wait_for_answer
 
 NAMESPACE = "roost"
 LOCAL = "local"
@@ -80,7 +81,7 @@ def connect(address: str | None, say: Callable[[str], None] = print) -> Connecti
     found = running_here(say) if address in (None, AUTO) else address
     if found is None and address == AUTO:
         raise ConnectionError("no Ray cluster of yours runs on this machine; start one with `ray start --head`")
-    connection = _start_local() if found in (None, LOCAL) else _attach(str(found))
+    connection = _start_local() if found in (None, LOCAL) else _attach(str(found), say)
     _open.append(connection)
     return connection
 
@@ -110,26 +111,40 @@ def _join_open(address: str | None) -> Connection:
     return shared
 
 
-def _attach(address: str) -> Connection:
+SLOW_S = 10.0
+
+
+def _attach(address: str, say: Callable[[str], None]) -> Connection:
     import ray
 
+    say(f"joining the Ray at {address}")
+    refusal = wait_for_answer(address)
+    if refusal:
+        raise _no_answer(address, refusal)
+    slow = threading.Timer(
+        SLOW_S, say, [f"{address} accepts connections, but no Ray has answered yet; still waiting (Ctrl-C ends)"]
+    )
+    slow.daemon = True
+    slow.start()
     try:
-        _init(address=address)
-    except ConnectionError:
-        if not _offer_token():
-            raise _no_answer(address) from None
         try:
             _init(address=address)
         except ConnectionError:
-            raise _no_answer(address) from None
+            if not _offer_token():
+                raise
+            _init(address=address)
+    except ConnectionError:
+        raise _no_answer(address, "connections are accepted there, but no Ray answers") from None
+    finally:
+        slow.cancel()
     return Connection(ray.get_runtime_context().gcs_address)
 
 
-def _no_answer(address: str) -> ConnectionError:
+def _no_answer(address: str, reason: str) -> ConnectionError:
     return ConnectionError(
-        f"no Ray cluster answers at {address}; start one with `ray start --head`, or leave the address out to run on "
-        "this machine alone. If one runs there, it may ask for a token: put it into ~/.ray/auth_token and export "
-        "RAY_AUTH_MODE=token"
+        f"no Ray cluster answers at {address}: {reason}. Start one with `ray start --head`, or leave the address out "
+        "to run on this machine alone. If one runs there, it may ask for a token: put it into ~/.ray/auth_token and "
+        "export RAY_AUTH_MODE=token"
     )
 
 

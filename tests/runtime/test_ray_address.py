@@ -1,13 +1,17 @@
 """An address in Ray's shared folder is used only if this user, or root, wrote it and serves it."""
 
+import http.server
 import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from roost.runtime.ray_address import check_listener, listening_users, running_here, trusted_text
+from roost.runtime import ray_connection
+from roost.runtime.ray_address import check_listener, listening_users, running_here, trusted_text, wait_for_answer
+from tests.limits import HANG_S
 
 NOBODY = 65534
 LISTENS = """
@@ -106,3 +110,37 @@ def test_a_listener_elsewhere_cannot_be_looked_at():
 def test_a_folder_is_no_address(tmp_path):
     with pytest.raises(OSError, match=r"regular file|Is a directory"):
         trusted_text(tmp_path)
+
+
+def test_what_answers_is_waited_for_no_longer(listening):
+    assert wait_for_answer(f"127.0.0.1:{listening}") == ""
+    assert wait_for_answer(f"ray://localhost:{listening}") == ""
+
+
+def test_a_head_that_is_being_started_is_waited_for():
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", 0))
+        port = later.getsockname()[1]
+        threading.Timer(1.0, later.listen).start()
+        assert wait_for_answer(f"127.0.0.1:{port}", limit_s=HANG_S) == ""
+
+
+def test_a_wrong_address_is_an_error_with_its_reason(monkeypatch):
+    monkeypatch.setattr(ray_connection, "wait_for_answer", lambda address: wait_for_answer(address, limit_s=0.0))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        reported = []
+        with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}: Connection refused"):
+            ray_connection.connect(address, reported.append)
+    assert reported == [f"joining the Ray at {address}"]
+    with pytest.raises(ConnectionError, match=r"write HOST:PORT, such as 192\.0\.2\.1:6379"):
+        ray_connection.connect("192.0.2.1", reported.append)
+
+
+def test_a_server_of_another_kind_is_no_ray():
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert "is not Ray" in wait_for_answer(f"127.0.0.1:{server.server_port}", limit_s=0.0)
+        server.shutdown()

@@ -29,8 +29,12 @@ def ray_here():
 
 
 def test_nodes_of_a_ray_cluster_are_probed(ray_here, tmp_path):
-    with joined(None, print) as nodes:
+    reported = []
+    with joined(None, reported.append) as nodes:
         (health,) = probe_nodes(nodes, [tmp_path], [str(tmp_path)], tmp_path)
+        assert reported == [
+            "no Ray is named or found: this machine alone is checked; name one with --address HOST:PORT"
+        ]
         assert health.versions["roost"] == roost.__version__ and abs(health.clock_offset_s) < HANG_S
     assert all(check.name for check in judge([health]))
     assert list(tmp_path.iterdir()) == []
@@ -82,6 +86,7 @@ def test_a_model_that_one_node_lacks_is_named(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
     assert f"{model} failed missing on " in said and " not seen by " in said, said
+    assert f"joining the Ray at 127.0.0.1:{port}" in done.stderr and f":{port}: 2 nodes" in done.stderr
     assert "3 of" in said and "job failed cannot be planned" in said and "has no config.json" in done.stderr
 
 
