@@ -17,13 +17,13 @@ import typer
 from rich.table import Table
 
 from roost.cli.console import open_console
-from roost.config.findings import did_you_mean
+from roost.config.findings import counted, did_you_mean
 from roost.learner.checksums import Damaged
 from roost.procs.files import holder_of
 from roost.procs.logs import LogTail
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.running import RunState, RunStatus, runs_in, status_of
+from roost.trainer.records.running import ACTIVE, RunStatus, is_run, runs_in, status_of
 from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.view.plain import plain_line
 
@@ -34,6 +34,8 @@ Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, such 
 def opened(run: Path) -> RunFolder:
     """The folder of a run; exit with 2 if there is none."""
     refuse_url(run)
+    if holder_of(run) is not None:
+        return RunFolder(run)  # one that is starting may have no config yet
     try:
         return RunFolder.open(run)
     except FileNotFoundError as error:
@@ -58,23 +60,21 @@ def status_command(
     all_of_them: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show jobs that run or wait for their requeue: plan, step, reward, phase, and the process that runs them.
+    """Show jobs that start, run or wait for their requeue: plan, step, reward, phase, and the process that runs them.
 
-    On a shared file system, runs of other hosts are listed too.
+    Runs that have ended are shown with --all, or if named themselves: finished, stopped, failed (with the reason) or
+    killed. On a shared file system, runs of other hosts are listed too.
     """
     refuse_url(runs)
     found = [status_of(run) for run in runs_in(runs)]
-    shown = [
-        status
-        for status in found
-        if all_of_them or status.state in (RunState.RUNNING, RunState.PREEMPTED) or len(found) == 1
-    ]
+    all_of_them = all_of_them or is_run(runs)  # named itself
+    shown = [status for status in found if all_of_them or status.state in ACTIVE]
     if as_json:
         print(json.dumps([asdict(status) for status in shown], indent=2))
         return
     console = open_console()
     if not shown:
-        ended = f"; {len(found)} have ended (--all shows them)" if found else ""
+        ended = f"; {counted(len(found), 'run')} ended before (--all shows)" if found else ""
         console.print(f"no run is active in {runs}{ended}", soft_wrap=True)
         return
     console.print(table_of(shown))
@@ -92,7 +92,7 @@ def table_of(shown: Sequence[RunStatus]) -> Table:
             status.state,
             f"{status.step}/{status.steps}" if status.steps else str(status.step),
             "-" if status.reward is None else f"{status.reward:.3f}",
-            "-" if status.phase is None else f"{status.phase}, {status.idle_s or 0:.0f} s ago",
+            status.reason or "-" if status.phase is None else f"{status.phase}, {status.idle_s or 0:.0f} s ago",
             f"{status.mode}: {', '.join(status.components)}" if status.components else status.mode,
             "-" if holder is None else f"{holder.pid} on {holder.host}",
         )

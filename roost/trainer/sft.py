@@ -183,7 +183,7 @@ class SftTrainer(Stoppable):
 
     def launch(self) -> None:
         """Start the learner. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
-        self._watching.phase("start")
+        self._watching.phase("launch")
         self._began, on_gpu = time.perf_counter(), has_gpus(self._plan)
         learner = resolved_learner(self._settings.learner, on_gpu)
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
@@ -201,6 +201,7 @@ class SftTrainer(Stoppable):
 
     async def train(self) -> None:
         """Train with the processes of `launch` until the run ends or is stopped."""
+        self._watching.phase("load")
         with first_signal(partial(self.stop, asyncio.current_task())):
             await asyncio.gather(*(each.ready() for each in (self._learners, self._teacher) if each is not None))
             if self.state.step:

@@ -54,11 +54,13 @@ from roost.trainer.records.resuming import (
     locked,
     newest_state,
     out_of_room,
+    recorded_end,
     resumed_state,
     resumes_by_itself,
     unmarked_by_failures,
 )
 from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.running import RunState
 from roost.trainer.records.saving import Saver
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
@@ -182,6 +184,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             if options.resumes:
                 RunFolder.open(run.path)
                 held.enter_context(locked(run.path, say))
+                held.enter_context(recorded_end(run, EndedAtStart))
                 state = resumed_state(run, job, settings, options.from_step, say, may_start_over=is_automatic)
                 if is_finished(run, settings, state):
                     return _finished(run, state, job, settings, say)
@@ -200,11 +203,14 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             else:
                 run.make_folder()
                 held.enter_context(locked(run.path, say))
+                held.enter_context(recorded_end(run, EndedAtStart))
                 run.check_free()  # again, under the lock: another run may have just ended here
             launch = Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show)
             with unmarked_by_failures(run, EndedAtStart, ConfigError):
                 outcome = attempts(launch, state)
             run.mark_preempted(outcome.state.step if outcome.was_preempted else None)
+            if outcome.was_stopped:
+                run.mark_ended(RunState.STOPPED)
             return outcome
     except Exception as error:
         if is_disk_full(error, run.path):
@@ -364,7 +370,7 @@ class Trainer(Stoppable):
 
     def launch(self) -> None:
         """Start the processes. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
-        self._watching.phase("start")
+        self._watching.phase("launch")
         self._began = time.perf_counter()
         self._engines = EngineGroup.of(self._setup.engines, self._cluster)
         learners = learner_groups(self._plan, self._settings, self._setup)
@@ -393,6 +399,7 @@ class Trainer(Stoppable):
             self._cluster, fleet, self._plan, self._engines, groups[ROLLOUT], routes, self._setup, self._settings,
             self._run, watching.note,
         )  # fmt: skip
+        self._watching.phase("load")
         with first_signal(partial(self.stop, asyncio.current_task())):
             await self._prepare_learner(models)
             async with fleet:

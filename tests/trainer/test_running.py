@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from roost.procs.files import holder_of
+from roost.trainer.endings import EndedAtStart
 from roost.trainer.records.fan_out import MetricSettings, free_name, open_metrics
+from roost.trainer.records.resuming import recorded_end
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState, runs_in, status_of
 from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
@@ -73,18 +75,56 @@ def test_a_held_folder_is_a_running_run(made, held):
     assert json.loads(run("status", made.path, "--json").stdout)[0]["holder"]["pid"] == held.pid
 
 
+def test_a_run_that_is_starting_is_shown(made, held):
+    """Before its config is written, and after a resume, when the status is still that of the earlier process."""
+    made.status_file.write_text('{"phase": "learn", "step": 2}')
+    os.utime(made.status_file, (1, 1))
+    assert (status_of(made).state, status_of(made).phase) == (RunState.RUNNING, "start")
+    for file in (made.config_file, made.plan_file, made.metrics.path):
+        file.unlink()
+    done = run("status", made.path.parent, width=200)
+    assert re.search(rf"sums +running +0 .*start, \d+ s ago .*{held.pid} on ", done.stdout), done.stdout
+    assert run("stop", made.path, "--wait", HANG_S).exit_code == 0
+    assert run("status", made.path).stdout.startswith("no run is active")
+
+
+ENDS = [
+    pytest.param(None, "killed", "", id="killed"),
+    pytest.param(KeyboardInterrupt(), "stopped", "", id="interrupted"),
+    pytest.param(EndedAtStart(signal.SIGTERM, 3), "stopped", "", id="ended-at-start"),
+    pytest.param(RuntimeError("rollout:0 died\nlog"), "failed", "rollout:0 died", id="failed"),
+]
+
+
+@pytest.mark.parametrize(("error", "state", "reason"), ENDS)
+def test_a_run_that_ended_says_how(made, error, state, reason):
+    if error is not None:
+        with pytest.raises(type(error)), recorded_end(made, EndedAtStart):
+            raise error
+    status = status_of(made)
+    assert (status.state, status.reason, status.phase, status.holder) == (state, reason, None, None)
+    alone, with_all = run("status", made.path, width=200).stdout, run("status", made.path.parent, "--all", width=200)
+    assert re.search(rf"sums +{state} +3.*{reason}", alone) and alone == with_all.stdout
+    hidden = run("status", made.path.parent).stdout
+    assert "1 run ended before (--all shows)" in " ".join(hidden.split())
+    with recorded_end(made):
+        assert not made.ended_file.exists()  # it goes on
+    made.finish(3)
+    assert status_of(made).state is RunState.FINISHED
+
+
 def test_a_folder_that_nobody_holds_has_ended(made):
     assert holder_of(made.path) is None
-    assert status_of(made).state is RunState.ENDED
+    assert status_of(made).state is RunState.KILLED
     made.status_file.write_text('{"phase": "generate"}')  # left by a run that was killed
     assert status_of(made).phase is None
     assert "no run is active" in run("status", made.path.parent.parent / "none").stdout
     make_run(made.path.parent, "other", steps=2)
     done = run("status", made.path.parent)
-    assert "2 have ended" in done.stdout
+    assert "2 runs ended before" in done.stdout
     made.finish(3)
     done = run("status", made.path.parent, "--all", width=200)
-    assert "finished" in done.stdout and "ended" in done.stdout
+    assert "finished" in done.stdout and "killed" in done.stdout
     assert [one.name for one in runs_in(made.path.parent)] == ["other", "sums"]
 
 

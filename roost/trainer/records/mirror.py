@@ -370,7 +370,7 @@ class Mirror:
         return [one for one in self._checkpoints.found() if one.step not in self._steps]
 
     def _upload_records(self, is_last: bool = False) -> None:
-        marks = (self._run.finished_file.name, self._run.preempted_file.name)
+        marks = [file.name for file in self._run.marks]
         files: dict[str, tuple[int, int]] = {}
         for file in self._run.path.rglob("*"):
             name = file.relative_to(self._run.path).as_posix()
@@ -399,7 +399,7 @@ class Mirror:
 
     def _upload_marks(self, is_last: bool) -> None:
         """Upload or remove the files that say how the run ended, after all that they speak of."""
-        for file in (self._run.finished_file, self._run.preempted_file):
+        for file in self._run.marks:
             if file == self._run.finished_file and file.exists() and not is_last:
                 continue  # it speaks of the policy, which is uploaded last
             now = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else (-1, -1)

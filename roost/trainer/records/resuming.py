@@ -15,6 +15,7 @@ from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
 from roost.trainer.records.checkpoints import ANEW, Checkpoints, TrainerState
 from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.running import RunState
 
 Say = Callable[[str], None]
 
@@ -125,6 +126,21 @@ def unmarked_by_failures(run: RunFolder, *kept: type[Exception]) -> Iterator[Non
     except Exception:
         with contextlib.suppress(OSError):  # the error that ended the run says more
             run.mark_preempted(None)
+        raise
+
+
+@contextlib.contextmanager
+def recorded_end(run: RunFolder, *stops: type[BaseException]) -> Iterator[None]:
+    """Record for `roost status` that the run failed, or was stopped by an error of the types `stops`."""
+    with contextlib.suppress(OSError):
+        run.mark_ended(None)
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the error that ended the run says more
+            if run.has_run:
+                is_stop = isinstance(error, (KeyboardInterrupt, SystemExit, *stops))
+                run.mark_ended(RunState.STOPPED if is_stop else RunState.FAILED, str(error).strip().partition("\n")[0])
         raise
 
 

@@ -241,6 +241,16 @@ class RunFolder:
         return self.path / "preempted.json"
 
     @property
+    def ended_file(self) -> Path:
+        """How the run ended, if it was stopped or failed; a killed one leaves none."""
+        return self.path / "ended.json"
+
+    @property
+    def marks(self) -> tuple[Path, ...]:
+        """Files that say how the run ended."""
+        return self.finished_file, self.preempted_file, self.ended_file
+
+    @property
     def policy(self) -> Path:
         return self.path / "policy"
 
@@ -278,6 +288,13 @@ class RunFolder:
             self.preempted_file.unlink(missing_ok=True)
         else:
             write_whole(self.preempted_file, [json.dumps({"step": step}).encode()])
+
+    def mark_ended(self, state: str | None, reason: str = "") -> None:
+        """Record how the run ended before its last step; None: it goes on."""
+        if state is None:
+            self.ended_file.unlink(missing_ok=True)
+        else:
+            write_whole(self.ended_file, [json.dumps({"state": state, "reason": reason}).encode()])
 
     def finished_at(self) -> int | None:
         """The step at which the run finished; None if it did not."""

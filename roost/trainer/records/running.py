@@ -1,4 +1,4 @@
-"""State of runs as their folders show it: running, finished, preempted or ended, at which step and in which phase."""
+"""State of runs as their folders show it: running or how they ended, at which step and in which phase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from roost.procs.files import Holder, holder_of
+from roost.procs.files import LOCK_FILE, Holder, holder_of
 from roost.trainer.records.run_folder import Record, RunFolder, number_of
 
 
@@ -19,7 +19,13 @@ class RunState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     PREEMPTED = "preempted"  # waits to be started again: the same command continues it
-    ENDED = "ended"  # stopped, failed or killed
+    STOPPED = "stopped"  # by Ctrl-C or `roost stop`
+    FAILED = "failed"
+    KILLED = "killed"  # left no word: SIGKILL, or the machine went down
+
+
+ACTIVE = (RunState.RUNNING, RunState.PREEMPTED)
+STARTING = "start"  # phase of a run that has yet to launch its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class RunStatus:
     reward: float | None = None
     phase: str | None = None  # with its progress: generate 120/256
     idle_s: float | None = None  # since the status was last written
+    reason: str = ""  # of a failure
     mode: str = ""
     components: tuple[str, ...] = ()  # actor 2 on node 0, ...
     holder: Holder | None = None
@@ -40,17 +47,23 @@ class RunStatus:
 
 def runs_in(folder: Path) -> Iterator[RunFolder]:
     """Runs below a folder, or the folder itself if it is a run."""
-    if RunFolder(folder).has_run:
+    if is_run(folder):
         yield RunFolder(folder)
     elif folder.is_dir():
-        yield from (RunFolder(inner) for inner in sorted(folder.iterdir()) if RunFolder(inner).has_run)
+        yield from (RunFolder(inner) for inner in sorted(folder.iterdir()) if is_run(inner))
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder holds a run, or is held by one that has yet to write its config and plan."""
+    return RunFolder(folder).has_run or holder_of(folder) is not None
 
 
 def status_of(run: RunFolder, now: float | None = None) -> RunStatus:
     """Read the state of a run from its folder."""
     holder = holder_of(run.path)
+    state = _state(run, holder)
     steps = run.steps()
-    live = _read(run.status_file) if holder is not None else {}
+    live = _live(run) if holder is not None else {}
     plan = _read(run.plan_file)
     last: Record = steps[-1] if steps else {}
     written = number_of(live, "time")
@@ -58,12 +71,13 @@ def status_of(run: RunFolder, now: float | None = None) -> RunStatus:
     done = [number_of(live, "step"), number_of(last, "step"), run.finished_at()]
     return RunStatus(
         run.name,
-        _state(run, holder),
+        state,
         int(max(step for step in (*done, 0) if step is not None)),
         None if total is None else int(total),
         number_of(last, "reward/mean"),
         _phase(live),
         None if written is None else max(0.0, (time.time() if now is None else now) - written),
+        str(_read(run.ended_file).get("reason", "")) if state is RunState.FAILED else "",
         str(plan.get("mode", "")),
         tuple(_placed(plan)),
         holder,
@@ -75,7 +89,23 @@ def _state(run: RunFolder, holder: Holder | None) -> RunState:
         return RunState.RUNNING
     if run.finished_at() is not None:
         return RunState.FINISHED
-    return RunState.PREEMPTED if run.preempted_file.exists() else RunState.ENDED
+    if run.preempted_file.exists():
+        return RunState.PREEMPTED
+    recorded = _read(run.ended_file).get("state")
+    return RunState(recorded) if recorded in (RunState.STOPPED, RunState.FAILED) else RunState.KILLED
+
+
+def _live(run: RunFolder) -> Record:
+    """Status of a held run; one that is older than the lock is of an earlier process, and the run is starting."""
+    held, written = _changed(run.path / LOCK_FILE), _changed(run.status_file)
+    return _read(run.status_file) if written >= held else {"phase": STARTING, "time": held}
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _phase(live: Record) -> str | None:
