@@ -53,11 +53,12 @@ class Notation(StrEnum):
     VERL = "verl"
     SLIME = "slime"
     MILES = "miles"
+    OPENRLHF = "openrlhf"
 
     @property
     def program(self) -> str:
         """The program whose notation it is."""
-        return {"rlinf": "RLinf", "roll": "ROLL", "loop": "ml-loop"}.get(self, self.value)
+        return _PROGRAMS.get(self, self.value)
 
     @property
     def is_trained(self) -> bool:
@@ -75,12 +76,19 @@ class Notation(StrEnum):
         return _MACHINE_KEYS.get(self, (("num_nodes",), ("num_gpus_per_node",)))[1]
 
 
+_PROGRAMS = {
+    Notation.RLINF: "RLinf",
+    Notation.ROLL: "ROLL",
+    Notation.LOOP: "ml-loop",
+    Notation.OPENRLHF: "OpenRLHF",
+}
 TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
 _MACHINE_KEYS = {
     Notation.RLINF: (("cluster", "num_nodes"), ("cluster", "num_gpus_per_node")),
     Notation.VERL: (("trainer", "nnodes"), ("trainer", "n_gpus_per_node")),
     Notation.SLIME: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
+    Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
 }
 
 

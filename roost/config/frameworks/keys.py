@@ -25,9 +25,9 @@ def framework_keys(root: Section, notation: Notation, placing: Sequence[str]) ->
     for path in _leaves(root.values, ()):
         written = ".".join(path)
         places = any(fnmatchcase(written, pattern) for pattern in placing)
-        parent = written.rpartition(".")[0]
+        parent, _, name = written.rpartition(".")
         siblings = [one.rpartition(".")[2] for one in placing if one.rpartition(".")[0] == parent and "*" not in one]
-        hint = "" if places else did_you_mean(path[-1], siblings, NEAR_MISS)
+        hint = "" if places else did_you_mean(name, siblings, NEAR_MISS)
         uses.append(KeyUse(root.where(*path), PLACING if places else unread, places, hint=hint))
     return tuple(uses)
 

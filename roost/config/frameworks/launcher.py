@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import slime, verl
+from roost.config.frameworks import openrlhf, slime, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -45,6 +45,7 @@ FRAMEWORKS = (
     Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
     Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
     Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
+    Framework(Notation.OPENRLHF, openrlhf.PROGRAM, openrlhf.read_arguments, openrlhf.read_openrlhf, openrlhf.PLACING),
 )
 
 
@@ -192,7 +193,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             Where(str(file)),
             "starts no job that Roost knows",
             started if starts else "it starts nothing",
-            "give the script that starts verl.trainer.main_ppo, or train.py of slime or miles",
+            f"give the script that starts a job of {', '.join(one.notation.program for one in FRAMEWORKS)}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Jobs that verl, slime and miles ship become the processes that their own layout gives."""
+"""Jobs that the frameworks ship become the processes that their own layout gives."""
 
 import shlex
 from pathlib import Path
@@ -11,7 +11,12 @@ from roost.config.findings import ConfigError
 from roost.config.ranks import spell_ranks
 
 JOBS = yaml.safe_load((Path(__file__).parent / "jobs.yaml").read_text())
-PROGRAMS = {"verl": "verl.trainer.main_ppo", "slime": "train.py", "miles": "train.py"}
+PROGRAMS = {
+    "verl": "verl.trainer.main_ppo",
+    "slime": "train.py",
+    "miles": "train.py",
+    "openrlhf": "openrlhf.cli.train_ppo_ray",
+}
 CASES = [pytest.param(name, job, id=f"{name}-{job['source']}") for name, jobs in JOBS.items() for job in jobs]
 
 

@@ -40,6 +40,15 @@ EOF
 ray job submit --runtime-env-json="${JSON}" -- python3 train.py --actor-num-nodes $NODES \\
    --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 ${MODEL_ARGS[@]}
 """,
+    """#!/bin/bash
+GPUS=$(nvidia-smi -L | wc -l)
+read -r -d '' TRAIN <<EOF
+openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4
+EOF
+ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes ${NODES:-2} --ref.num_nodes 2 \\
+   --vllm.num_engines $((GPUS / 2)) --vllm.tensor_parallel_size 2 --train.colocate_all --algo.kl.init_coef 1e-3 \\
+   --reward.remote_url "$URL" --vllm.enable_sleep --critic.num_gpus_per_node 8
+""",
 )
 # Each would leave a file if it were executed.
 HARM = (
