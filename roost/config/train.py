@@ -40,6 +40,7 @@ from roost.config.train_choices import Whitening as Whitening
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("torch", "vllm", "sglang")
+LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,17 @@ class SamplingSettings:
         maximum=1,
         loop="llm.vllm_class.min_p",
     )
+    sampling_mask_replay: bool = setting(
+        False,
+        "With top_p, top_k or min_p: have the engine return the tokens that it sampled from, and compute the learner's "
+        "log-probs over them.",
+    )
+
+    @property
+    def truncated_by(self) -> tuple[str, ...]:
+        """Settings that leave tokens out of the distribution."""
+        cuts = {"top_p": self.top_p < 1, "top_k": 0 < self.top_k < LARGEST_VOCABULARY, "min_p": self.min_p > 0}
+        return tuple(name for name, is_cut in cuts.items() if is_cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +359,7 @@ NOT_IN_SFT = frozenset(
         *("critic_lr_warmup_steps", "critic_warmup_steps"),
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
-        *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds"),
+        *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds", "sampling_mask_replay"),
     )
 )
 

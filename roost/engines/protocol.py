@@ -67,6 +67,7 @@ class Sampling:
     stop: tuple[str, ...] = ()  # strings that end a completion; the token in which one ends is its last
     json_schema: str | None = None  # guided decoding: the completion is JSON of this schema
     logprobs: bool = True  # return the log-prob of each token
+    return_sampling_mask: bool = False  # return the token ids that top-k, top-p and min-p kept
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -88,6 +89,12 @@ class Sampling:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def wants_mask(self) -> bool:
+        """True if the sampling mask was requested and there is one: neither greedy nor the whole distribution."""
+        is_truncated = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+        return self.return_sampling_mask and is_truncated and not self.is_greedy
+
 
 class Finish(StrEnum):
     """Finish reason of a completion."""
@@ -108,16 +115,28 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Generated tokens, each with its log-prob under the distribution it was sampled from."""
+    """Generated tokens, each with its log-prob under the distribution it was sampled from.
+
+    `sampling_mask` has the token ids that each token was sampled from, () where they were too many to return. None: it
+    was not requested, or nothing was truncated.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # NaN if they were not requested
     finish: Finish
     versions: tuple[VersionSpan, ...]
+    sampling_mask: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens came with {len(self.logprobs)} log-probabilities")
+        if self.sampling_mask is None:
+            return
+        if len(self.sampling_mask) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens came with sampling masks of {len(self.sampling_mask)}")
+        for token_id, kept in zip(self.token_ids, self.sampling_mask, strict=True):
+            if kept and token_id not in kept:
+                raise ValueError(f"token {token_id} is not among the {len(kept)} ids of its sampling mask")
 
 
 def unknown_logprobs(count: int) -> tuple[float, ...]:
@@ -159,6 +178,7 @@ class Continuation:
         self._sampling = sampling
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._masks: list[tuple[int, ...]] = []
         self._spans: list[VersionSpan] = []
         self._finish = Finish.ABORT
 
@@ -188,14 +208,16 @@ class Continuation:
 
     @property
     def completion(self) -> Completion:
-        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, joined_spans(tuple(self._spans)))
+        spans, masks = joined_spans(tuple(self._spans)), tuple(self._masks) if self._sampling.wants_mask else None
+        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, spans, masks)
 
     def add(self, piece: Completion) -> None:
         start = len(self._generated_ids)
         if not start:
-            self._tokens, self._logprobs, self._spans = [], [], []
+            self._tokens, self._logprobs, self._masks, self._spans = [], [], [], []
         self._tokens += piece.token_ids
         self._logprobs += piece.logprobs
+        self._masks += piece.sampling_mask or ()
         self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
         self._finish = piece.finish
 

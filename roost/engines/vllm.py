@@ -116,7 +116,7 @@ def request_names(request_id: str) -> tuple[str, ...]:
 
 
 def completion(
-    choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None, has_logprobs: bool = True
+    choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None, sampling: Sampling = Sampling()
 ) -> Completion:
     """Parse a choice of either route; `unknown` are the version spans if the server does not report them."""
     token_ids = tuple(choice["token_ids"] or ())
@@ -124,10 +124,15 @@ def completion(
     found = logprobs.get("token_logprobs")
     if found is None:
         found = [entry["logprob"] for entry in logprobs.get("content") or ()]
-    if not has_logprobs:
+    if not sampling.logprobs:
         found = unknown_logprobs(len(token_ids))
     spans = unknown if unknown is not None else version_spans(choice.get("weight_versions") or ())
-    return Completion(token_ids, tuple(found), finish(choice["finish_reason"]), spans)
+    masks = None
+    if sampling.wants_mask:
+        if (given := choice.get("sampling_mask")) is None:
+            raise EngineError(NO_MASK)
+        masks = tuple(map(tuple, given))
+    return Completion(token_ids, tuple(found), finish(choice["finish_reason"]), spans, masks)
 
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -198,6 +203,10 @@ CORE_ROUTE = "/is_sleeping"  # answered by the engine core process, between two 
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
+NO_MASK = (
+    "the server returned no sampling mask, which sampling_mask_replay needs: vLLM has it from 0.28 on, with "
+    "--return-sampling-mask, on its route for token ids; use a later one, or the built-in engine (engine: torch)"
+)
 NO_GUIDANCE = (
     "the built-in engine has no guided decoding, so it cannot hold a turn to JSON; ask for JSON in a message, or use "
     "vllm or sglang as train.engine"
@@ -267,10 +276,10 @@ class VllmEngine(ServerClient):
             if len(choices) != n:
                 raise EngineError(f"{self.url}: {n} completions were requested, {len(choices)} came back")
             if known.tells_spans:
-                return tuple(completion(choice, has_logprobs=sampling.logprobs) for choice in choices)
+                return tuple(completion(choice, sampling=sampling) for choice in choices)
             counts = [len(choice["token_ids"] or ()) for choice in choices]
             return tuple(
-                completion(choice, self._versions.spans(ticket, count), sampling.logprobs)
+                completion(choice, self._versions.spans(ticket, count), sampling)
                 for choice, count in zip(choices, counts, strict=True)
             )
 
@@ -294,6 +303,8 @@ class VllmEngine(ServerClient):
             raise EngineRefused(NO_GUIDANCE)
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
+            if sampling.wants_mask and known.takes_manifest:  # vLLM is told when it is started
+                body["return_sampling_mask"] = True
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from roost.config.teacher import Distillation
 from roost.learner.attention import ARGUMENT, Segments
 from roost.learner.losses import distillation_losses
-from roost.learner.packing import Packed
+from roost.learner.packing import PAD, Packed
 from roost.learner.sample import Sample
 
 
@@ -32,6 +32,7 @@ class Rows:
     targets: Tensor
     teacher_logits: Tensor | None = None  # of each row
     teacher_ids: Tensor | None = None
+    masks: Tensor | None = None  # ids that each target was sampled from, padded
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device, samples: Sequence[Sample] = ()) -> Rows:
@@ -43,8 +44,12 @@ class Rows:
             [each.logits for each in taught],
             [each.token_ids for each in taught if each.token_ids is not None],
         )
-        teacher = [torch.from_numpy(np.concatenate(each)).to(device) if each else None for each in (logits, ids)]
-        return cls(token_ids, positions, Segments.of(packed.borders, device), rows, targets, *teacher)
+        teacher, teacher_ids = (
+            torch.from_numpy(np.concatenate(each)).to(device) if each else None for each in (logits, ids)
+        )
+        masks = None if packed.masks is None else torch.from_numpy(packed.masks).to(device)
+        segments = Segments.of(packed.borders, device)
+        return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks)
 
 
 class Outputs(nn.Module):
@@ -76,7 +81,8 @@ class Outputs(nn.Module):
 class PolicyOutputs(Outputs):
     """Log-probs of the targets at a temperature, and the entropy of their distribution.
 
-    For rows with a teacher's distribution, the divergence from it as well.
+    For rows with a teacher's distribution, the divergence from it as well. Log-probs of rows with a sampling mask are
+    normalised over its ids; the entropy is always that of the whole distribution.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class PolicyOutputs(Outputs):
         self._most_likely: tuple[int, int] | None = None  # k, and the size of the vocabulary
 
     def forward(self, batch: Rows) -> tuple[Tensor, ...]:
-        columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids)
+        columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids, batch.masks)
         of_chunk = self._of_chunk if self._most_likely is None else self._top
         # Run even without rows, so that every weight gets a gradient on every rank.
         chunks = zip(*(repeat(None) if each is None else each.split(self._chunk) for each in columns), strict=False)
@@ -134,23 +140,47 @@ class PolicyOutputs(Outputs):
         return highest, token_ids.int()
 
     def _of_chunk(
-        self, hidden: Tensor, targets: Tensor, teacher: Tensor | None, teacher_ids: Tensor | None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        teacher: Tensor | None,
+        teacher_ids: Tensor | None,
+        masks: Tensor | None,
     ) -> tuple[Tensor, ...]:
         logits = self._parts[1](hidden)
         # Not a view of all targets: compiled code would be compiled again for other sizes of its base.
-        outputs = self._of_logits(logits, targets.clone(), self._temperature, self._learns_entropy)
+        masks = None if masks is None else masks.clone()
+        outputs = self._of_logits(logits, targets.clone(), self._temperature, self._learns_entropy, masks)
         if teacher is None:
             return outputs
         own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())
         return (*outputs, distillation_losses(own.float(), teacher, self._distillation))
 
 
-def _of_logits(logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool) -> tuple[Tensor, Tensor]:
+def _of_logits(
+    logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool, masks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets, and the entropy, which has a gradient only if it is learnt from."""
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     seen = logprobs if learns_entropy else logprobs.detach()
     entropy = -(seen.exp() * seen).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+    chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
+    return chosen if masks is None else chosen - masked_logsumexp(logprobs, masks), entropy
+
+
+def masked_logsumexp(logprobs: Tensor, masks: Tensor) -> Tensor:
+    """Log of the probability of each row's ids; 0 for a row without any.
+
+    >>> logprobs = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]]).log()
+    >>> masked_logsumexp(logprobs, torch.tensor([[0, 2], [-1, -1]])).exp().tolist()
+    [0.75, 1.0]
+    """
+    is_id = masks != PAD
+    has_ids = is_id.any(-1, keepdim=True)
+    # Rows without ids get 0 in place of -inf, whose sum would have no gradient but NaN.
+    padding = torch.where(has_ids, float("-inf"), 0.0)
+    found = torch.where(is_id, logprobs.gather(-1, masks.clamp(min=0).long()), padding)
+    return torch.where(has_ids.squeeze(-1), found.logsumexp(-1), 0.0)
 
 
 class ValueOutputs(Outputs):

@@ -12,6 +12,8 @@ from torch import Tensor
 from roost.config.train import ImportanceSamplingLevel
 from roost.learner.sample import Floats, Ints, Sample
 
+PAD = -1  # in place of a token id
+
 
 def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
     """Sum over each token's segment, with one entry per token. Gradients flow to all tokens of the segment.
@@ -63,6 +65,7 @@ class Packed:
     targets: Ints  # the token after each row
     sequence: Ints  # of each row, from 0
     turn: Ints  # of each target, numbered across all sequences
+    masks: npt.NDArray[np.int32] | None = None  # ids that each target was sampled from, [rows, most], padded with PAD
 
 
 def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
@@ -133,7 +136,26 @@ def pack(samples: Sequence[Sample]) -> Packed:
         targets=token_ids[ends],
         sequence=sequence,
         turn=turn,
+        masks=_masks(samples),
     )
+
+
+def _masks(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
+    """Sampling masks of the predicted tokens; None if no sample has one."""
+    if all(sample.mask_sizes is None for sample in samples):
+        return None
+    sizes, ids = [], []
+    for sample in samples:
+        where = predicted(sample)
+        if sample.mask_sizes is None or sample.mask_ids is None:
+            sizes.append(np.zeros(int(where.sum()), np.int32))
+        else:
+            sizes.append(sample.mask_sizes[where])
+            ids.append(sample.mask_ids[np.repeat(where, sample.mask_sizes)])
+    each = np.concatenate(sizes)
+    masks = np.full((len(each), each.max(initial=1)), PAD, np.int32)
+    masks[np.arange(masks.shape[1]) < each[:, None]] = np.concatenate(ids)  # row by row
+    return masks
 
 
 def picked(samples: Sequence[Sample], arrays: Sequence[Floats]) -> Floats:

@@ -40,6 +40,8 @@ class Sample:
     values: Floats | None = None  # the critic's values
     reward: float | None = None  # of its episode
     distribution: Distribution | None = None  # the teacher's, in supervised training
+    mask_ids: npt.NDArray[np.int32] | None = None  # ids that tokens were sampled from, one token after the other
+    mask_sizes: npt.NDArray[np.int32] | None = None  # how many of them each token has; 0: the whole vocabulary
 
     def __post_init__(self) -> None:
         sizes = {len(array) for array in self._arrays()}
@@ -69,4 +71,4 @@ class Sample:
     def _arrays(self) -> list[npt.NDArray[np.generic]]:
         optional = (self.old_logprobs, self.reference_logprobs, self.teacher_penalty, self.returns, self.values)
         needed = (self.token_ids, self.turns, self.logprobs, self.advantages)
-        return [*needed, *(array for array in optional if array is not None)]
+        return [*needed, *(array for array in (*optional, self.mask_sizes) if array is not None)]

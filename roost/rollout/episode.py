@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +100,9 @@ class Transcript:
         self._turns: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._masks: list[tuple[int, ...]] = []  # ids that each token was sampled from; () if not known
         self._parts: list[Part] = []
+        self._has_masks = False
         self.finish: Finish | None = None  # of the last turn
         if _first is None:
             self._branches: list[Transcript] = [self]
@@ -143,7 +146,8 @@ class Transcript:
             raise
         if len(self._token_ids) != len(shown):
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
-        self._add(completion.token_ids, completion.logprobs, token_versions(completion), turn, completion.finish)
+        versions, masks = token_versions(completion), completion.sampling_mask
+        self._add(completion.token_ids, completion.logprobs, versions, turn, completion.finish, masks=masks)
         self.finish = completion.finish
         return completion.token_ids
 
@@ -171,10 +175,11 @@ class Transcript:
         self._turns[start:end] = [NOT_GENERATED] * count
         self._logprobs[start:end] = [0.0] * count
         self._versions[start:end] = [NOT_GENERATED] * count
+        self._masks[start:end] = [()] * count
 
     def take_back(self, start: int) -> None:
         """Remove the last turn, which begins at `start` and was not delivered; it may be sampled again."""
-        for tokens in (self._token_ids, self._turns, self._logprobs, self._versions):
+        for tokens in (self._token_ids, self._turns, self._logprobs, self._versions, self._masks):
             del tokens[start:]
         self._parts = [part for part in self._parts if part.start < start]
 
@@ -212,6 +217,8 @@ class Transcript:
             np.array(self._logprobs, np.float32),
             np.array(self._versions, np.int64),
             tuple(self._parts),
+            np.array(list(chain.from_iterable(self._masks)), np.int32) if self._has_masks else None,
+            np.array([len(mask) for mask in self._masks], np.int32) if self._has_masks else None,
         )
 
     def _add(
@@ -222,6 +229,7 @@ class Transcript:
         turn: int,
         finish: str = "",
         messages: tuple[tuple[str, str], ...] = (),
+        masks: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         self._first._newest = self
         start = len(self._token_ids)
@@ -230,6 +238,8 @@ class Transcript:
         self._turns += [turn] * len(token_ids)
         self._logprobs += logprobs
         self._versions += versions
+        self._masks += [()] * len(token_ids) if masks is None else masks
+        self._has_masks = self._has_masks or masks is not None
 
 
 def token_versions(completion: Completion) -> list[int]:
@@ -273,6 +283,8 @@ class Tokens:
     logprobs: npt.NDArray[np.float32]
     versions: Ints
     parts: tuple[Part, ...] = ()  # in order; for reports and metrics, not for learning
+    mask_ids: npt.NDArray[np.int32] | None = None  # sampling masks of all tokens, one after the other, if requested
+    mask_sizes: npt.NDArray[np.int32] | None = None  # ids of each token; 0: none, or too many to return
 
     @property
     def completion_versions(self) -> Ints:

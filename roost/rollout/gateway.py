@@ -133,8 +133,9 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
 
     >>> from dataclasses import replace
     >>> done = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
-    >>> completion_of(encode_completion(done)) == done
-    True
+    >>> masked = replace(done, sampling_mask=((5, 7),))
+    >>> completion_of(encode_completion(done)) == done, completion_of(encode_completion(masked)) == masked
+    (True, True)
     >>> json.dumps(encode_completion(replace(done, logprobs=unknown_logprobs(1))), allow_nan=False)
     '{"token_ids": [5], "logprobs": null, "finish": "stop", "versions": [[3, 0, 1]]}'
     """
@@ -145,6 +146,7 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
         "logprobs": logprobs,
         "finish": completion.finish.value,
         "versions": spans,
+        **({} if completion.sampling_mask is None else {"sampling_mask": completion.sampling_mask}),
     }
 
 
@@ -153,7 +155,8 @@ def completion_of(reply: Mapping[str, Any]) -> Completion:
     spans = tuple(VersionSpan(*span) for span in reply["versions"])
     token_ids, found = tuple(reply["token_ids"]), reply["logprobs"]
     logprobs = unknown_logprobs(len(token_ids)) if found is None else tuple(found)
-    return Completion(token_ids, logprobs, Finish(reply["finish"]), spans)
+    masks = tuple(map(tuple, reply["sampling_mask"])) if "sampling_mask" in reply else None
+    return Completion(token_ids, logprobs, Finish(reply["finish"]), spans, masks)
 
 
 async def _body(receive: Receive) -> bytes:

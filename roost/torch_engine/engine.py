@@ -361,8 +361,8 @@ class TorchEngine:
         """Append tokens to their sequences, and deliver them last, as a listener may submit again."""
         ended: list[Tracked] = []
         ready: list[tuple[Tracked, Progress]] = []
-        for tracked, token_id, logprob in tokens:
-            finish = tracked.add(token_id, logprob)
+        for tracked, token_id, logprob, mask in tokens:
+            finish = tracked.add(token_id, logprob, mask)
             request = tracked.request
             if finish is not None:
                 ended.append(tracked)

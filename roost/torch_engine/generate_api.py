@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -49,6 +50,7 @@ class GenerateBody(StrictBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None  # of the prompt; those of the completion always come
     output_mode: Literal["tokens", "text"] = "tokens"
+    return_sampling_mask: bool = False  # vLLM has it as an option of the server
 
 
 class GenerateForm:
@@ -92,6 +94,8 @@ class GenerateForm:
             "stop_reason": piece.stop_reason,
             "weight_versions": weight_versions(sample) if piece.finish is not None else None,
         }
+        if self._requested.samplings[0].wants_mask:
+            choice["sampling_mask"] = piece.masks
         return {**choice, "text": piece.text} if self._body.output_mode == "text" else choice
 
     def _logprobs(self, piece: Piece) -> Json | None:
@@ -127,10 +131,11 @@ def parse_request(served: Served, body: GenerateBody, request: Request) -> Gener
     room = room_for_completion(len(prompt), served.engine.max_context)
     if body.stream and fields.prompt_logprobs is not None:
         raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
+    sampling = fields.sampling(room if fields.max_tokens is None else fields.max_tokens)
     return GenerateRequest(
         request_id=f"generate-tokens-{request_id_of(request, body.request_id)}",
         prompts=(prompt,),
-        samplings=(fields.sampling(room if fields.max_tokens is None else fields.max_tokens),),
+        samplings=(replace(sampling, return_sampling_mask=body.return_sampling_mask),),
         samples=fields.samples,
         adapter=served.names.adapter(body.model),
         wants_prompt_logprobs=fields.prompt_logprobs is not None,

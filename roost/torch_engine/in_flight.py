@@ -88,6 +88,7 @@ def merged(deliveries: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Pr
                     run[-1].finish,
                     next((step.prompt_logprobs for step in run if step.prompt_logprobs is not None), None),
                     max(step.cached_tokens for step in run),
+                    tuple(chain.from_iterable(step.masks for step in run)),
                 ),
             )
 

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from roost.torch_engine.scheduler import Batch, Chunk, Tracked, flatten
 from roost.torch_engine.update import Adapters
 
 NEVER = float("-inf")
+LARGEST_MASK = 1024  # token ids returned for one token; a larger set is not, as it would be most of a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[float]
+    masks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by row; () if larger than LARGEST_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class SamplingBatch:
     temperatures: Tensor | None
     min_p: tuple[Tensor, Tensor] | None  # rows, and the log of their min-p
     top: TopFilter | None
+    masked: Tensor | None  # rows that return what they were sampled from
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], device: torch.device) -> SamplingBatch:
@@ -53,6 +57,8 @@ class SamplingBatch:
         top = {
             row: each for row, each in enumerate(samplings) if not greedy[row] and (each.top_k > 0 or each.top_p < 1.0)
         }
+
+        masked = [row for row, each in enumerate(samplings) if each.wants_mask]
 
         def tensor(values: Iterable[float], dtype: torch.dtype | None = None) -> Tensor:
             return torch.tensor(list(values), dtype=dtype, device=device)
@@ -72,6 +78,7 @@ class SamplingBatch:
                 if any(each.top_p < 1.0 for each in top.values())
                 else None,
             ),
+            masked=tensor(masked) if masked else None,
         )
 
 
@@ -96,7 +103,8 @@ def sample(logits: Tensor, batch: SamplingBatch, uniforms: NDArray[np.float64]) 
     tokens = _inverse(logits, torch.from_numpy(uniforms).to(logits.device))
     if batch.is_greedy is not None:
         tokens = torch.where(batch.is_greedy, logits.argmax(-1), tokens)
-    return _with_logprobs(logits, tokens)
+    sampled = _with_logprobs(logits, tokens)
+    return sampled if batch.masked is None else replace(sampled, masks=_masks(logits, batch.masked))
 
 
 def chosen_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -107,6 +115,15 @@ def chosen_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def _with_logprobs(logits: Tensor, tokens: Tensor) -> SampledTokens:
     return SampledTokens(tokens.tolist(), chosen_logprobs(logits, tokens).tolist())
+
+
+def _masks(logits: Tensor, rows: Tensor) -> dict[int, tuple[int, ...]]:
+    """Token ids that the filters left, by row."""
+    is_kept = logits[rows] > NEVER
+    is_kept &= is_kept.sum(-1, keepdim=True) <= LARGEST_MASK
+    sizes = is_kept.sum(-1).tolist()
+    ids = iter(is_kept.nonzero()[:, 1].tolist())
+    return {row: tuple(islice(ids, size)) for row, size in zip(rows.tolist(), sizes, strict=True)}
 
 
 def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
@@ -239,7 +256,8 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
             chunk.tracked.gathered = Gathered()
 
 
-NewToken: TypeAlias = tuple[Tracked, int, float]  # a sequence, its next token and the token's log-prob
+# A sequence, its next token, the token's log-prob and its sampling mask, which may be None.
+NewToken: TypeAlias = tuple[Tracked, int, float, tuple[int, ...] | None]
 
 
 class Sampler:
@@ -273,7 +291,8 @@ class Sampler:
             self._keys = seed_keys([each.seed for each in sequences])
         numbers = uniforms(self._keys, [len(each.logprobs) for each in sequences])
         sampled = sample(logits if len(rows) == len(logits) else logits[rows], self._batch, numbers)
-        return zip(sequences, sampled.token_ids, sampled.logprobs, strict=True)
+        masks = map(sampled.masks.get, range(len(sequences)))
+        return zip(sequences, sampled.token_ids, sampled.logprobs, masks, strict=True)
 
 
 def _score(chunk: Chunk, logits: Tensor) -> None:

@@ -96,6 +96,7 @@ class Progress:
     finish: Finish | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    masks: tuple[tuple[int, ...], ...] = ()  # ids that each token was sampled from, if requested
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +118,7 @@ class Tracked:
     gathered: Gathered | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
+    masks: list[tuple[int, ...]] = field(default_factory=list)  # of the generated tokens, if requested
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.token_ids)
@@ -126,10 +128,12 @@ class Tracked:
         """True if log-probs of its prompt are still to be computed."""
         return self.request.wants_prompt_logprobs and not self.logprobs
 
-    def add(self, token_id: int, logprob: float) -> Finish | None:
+    def add(self, token_id: int, logprob: float, mask: tuple[int, ...] | None = None) -> Finish | None:
         """Append a generated token; return the finish reason, or None if the sequence continues."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
+        if mask is not None:
+            self.masks.append(mask)
         if token_id in self.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
@@ -145,6 +149,7 @@ class Tracked:
             finish=finish,
             prompt_logprobs=tuple(self.prompt_logprobs) if is_first and self.request.wants_prompt_logprobs else None,
             cached_tokens=self.cached_tokens if is_first else 0,
+            masks=tuple(self.masks[before:]),
         )
 
 

@@ -214,6 +214,7 @@ class Piece:
     text: str
     finish: Finish | None
     stop_reason: int | str | None  # the stop token or string; None where the model ended by itself
+    masks: tuple[tuple[int, ...], ...] = ()  # ids that each token was sampled from, if requested
 
 
 class Sample:
@@ -224,6 +225,7 @@ class Sample:
         self.prompt = prompt
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.masks: list[tuple[int, ...]] = []
         self.text = ""
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None
@@ -248,9 +250,8 @@ class Sample:
     @property
     def whole(self) -> Piece:
         """The completion as one piece."""
-        return Piece(
-            self.index, 0, tuple(self.token_ids), tuple(self.logprobs), self.text, self.finish, self.stop_reason
-        )
+        tokens, logprobs, masks = tuple(self.token_ids), tuple(self.logprobs), tuple(self.masks)
+        return Piece(self.index, 0, tokens, logprobs, self.text, self.finish, self.stop_reason, masks)
 
     def take(self, progress: Progress) -> Piece:
         start = len(self.token_ids)
@@ -260,6 +261,7 @@ class Sample:
         text, kept = self._written(progress)
         self.token_ids.extend(progress.token_ids[:kept])
         self.logprobs.extend(progress.logprobs[:kept])
+        self.masks.extend(progress.masks[:kept])
         self._spans.append(VersionSpan(progress.version, start, len(self.token_ids)))
         if self.cut_short:
             self.finish = Finish.STOP
@@ -269,9 +271,8 @@ class Sample:
             if self.finish is Finish.STOP and self.token_ids[-1] in self._stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
         self.text += text
-        return Piece(
-            self.index, start, progress.token_ids[:kept], progress.logprobs[:kept], text, self.finish, self.stop_reason
-        )
+        tokens, logprobs, masks = progress.token_ids[:kept], progress.logprobs[:kept], progress.masks[:kept]
+        return Piece(self.index, start, tokens, logprobs, text, self.finish, self.stop_reason, masks)
 
     def _written(self, progress: Progress) -> tuple[str, int]:
         """The text of new tokens, and how many of them there are up to the end of a stop string."""

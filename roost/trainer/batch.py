@@ -499,7 +499,11 @@ def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]
 
 def _sample(tokens: Tokens, longest: int | None) -> Sample:
     arrays = (tokens.token_ids[:longest], tokens.turns[:longest], tokens.logprobs[:longest])
-    return Sample(*arrays, np.zeros(len(arrays[0]), np.float32))
+    sample = Sample(*arrays, np.zeros(len(arrays[0]), np.float32))
+    if tokens.mask_ids is None or tokens.mask_sizes is None:
+        return sample
+    sizes = tokens.mask_sizes[:longest]
+    return replace(sample, mask_sizes=sizes, mask_ids=tokens.mask_ids[: int(sizes.sum())])
 
 
 def _from_critic(batch: Batch, rewards: Sequence[Doubles], settings: AdvantageSettings) -> list[TokenAdvantages]:

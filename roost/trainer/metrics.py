@@ -232,6 +232,7 @@ def learnt_metrics(
         | counts
         | apart
         | where
+        | mask_metrics(samples)
         | teacher_metrics(parts)
     )
 
@@ -350,6 +351,16 @@ def _token_ratio(one: ComparedTokens, at: int) -> TokenRatio:
         None if one.lag is None else int(one.lag[at]),
         None if one.source is None else one.source.group,
     )
+
+
+def mask_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean size of the sampling masks, and the fraction of tokens whose mask was too large for the engine to return."""
+    sizes = [sample.mask_sizes[predicted(sample)] for sample in samples if sample.mask_sizes is not None]
+    each = np.concatenate([np.zeros(0, np.int32), *sizes])
+    if not len(each):
+        return {}
+    found = {"sampling_mask/missing": float((each == 0).mean())}
+    return found | ({"sampling_mask/size": float(each[each > 0].mean())} if each.any() else {})
 
 
 def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

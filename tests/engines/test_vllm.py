@@ -4,12 +4,14 @@ import asyncio
 import base64
 import pickle
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
 from roost.engines.http_calls import TimeLimits
 from roost.engines.protocol import (
     Completion,
+    Continuation,
     EngineError,
     Finish,
     InFlight,
@@ -93,6 +95,49 @@ def test_tokens_go_to_the_route_for_tokens_with_every_choice_spelled_out():
         assert body["model"] == "tiny" and "seed" not in body["sampling_params"] and "request_id" not in body
 
     on_standin(scenario)
+
+
+MASKED = Sampling(max_tokens=2, top_k=4, return_sampling_mask=True)
+
+
+@pytest.mark.parametrize(("routes", "field"), [(NEW, None), (BUILT_IN, True)], ids=["vllm", "built-in"])
+def test_sampling_masks_are_read_as_vllm_writes_them(routes, field):
+    async def scenario(engine, state):
+        await engine.generate([1], Sampling())
+        choice = {"index": 0, "token_ids": [5, 6], "finish_reason": "length", "sampling_mask": [[5, 9], []]}
+        content = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.25}]
+        span = {"version": "0", "start": 0, "end": 2}
+        given = {**choice, "logprobs": {"content": content}, "weight_versions": [span]}
+        state.answers["/inference/v1/generate"] = deque([{"choices": [given]}])
+        assert (await engine.generate([1, 2], MASKED)).sampling_mask == ((5, 9), ())
+        assert state.bodies_of("/inference/v1/generate")[-1].get("return_sampling_mask") is field
+
+    on_standin(scenario, routes)
+
+
+def test_a_server_without_sampling_masks_is_told_from_one_that_truncates_nothing():
+    async def scenario(engine, state):
+        assert (await engine.generate([1, 2], replace(MASKED, top_k=0))).sampling_mask is None
+        with pytest.raises(EngineError, match=r"vLLM has it from 0\.28 on, with --return-sampling-mask"):
+            await engine.generate([1, 2], MASKED)
+
+    on_standin(scenario)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [(((5,),), "2 tokens came with sampling masks of 1"), (((5,), (7, 8)), "token 6 is not among the 2 ids")],
+)
+def test_masks_that_do_not_fit_their_tokens_are_refused(masks, message):
+    with pytest.raises(ValueError, match=message):
+        replace(COMPLETED, sampling_mask=masks)
+
+
+def test_a_continued_completion_keeps_its_masks():
+    continuation = Continuation([1], replace(MASKED, max_tokens=3))
+    continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), ((5, 6),)))
+    continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), ((),)))
+    assert continuation.completion.sampling_mask == ((5, 6), ())
 
 
 def test_where_the_route_for_tokens_is_closed_completions_do():

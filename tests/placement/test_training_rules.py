@@ -165,6 +165,16 @@ BROKEN = {
         "train.keep_generations",
         "is 1, but leave_one_out compares samples of one prompt",
     ),
+    "masks-of-sglang": (
+        rlinf(top_p=0.9, sampling_mask_replay=True, engine="sglang"),
+        "train.sampling_mask_replay",
+        "needs an engine whose sampling masks Roost reads",
+    ),
+    "masks-of-vllm-without-a-bound": (
+        rlinf(top_p=0.9, sampling_mask_replay=True, engine="vllm"),
+        "train.sampling_mask_replay",
+        "needs top_k with this engine",
+    ),
     "more-kept-than-there-is-room": (
         rlinf(keep_generations=4, keep_positive=3, keep_others=2),
         "train.keep_generations",
@@ -196,6 +206,8 @@ KEPT = {
     "groups-of-one": rlinf(num_generations=1, advantage_estimator="reinforce++"),
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
     "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout"),
+    "replayed": rlinf(top_p=0.9, sampling_mask_replay=True),
+    "replayed-by-vllm": rlinf(top_p=0.9, top_k=512, sampling_mask_replay=True, engine="vllm"),
     "engine-of-the-notation": roll(WIDE),
     "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
     "lag": rlinf(max_staleness=1),
@@ -255,6 +267,7 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
             "makes 200 optimizer steps of warm-up, but the run has 200",
         ),
         (rlinf(keep_positive=1), "keep_positive", "has no effect"),
+        (rlinf(sampling_mask_replay=True), "sampling_mask_replay", "has no effect"),
         (rlinf(keep_others=1), "keep_others", "has no effect"),
         (rlinf(keep_by_tool_errors=True), "keep_by_tool_errors", "has no effect"),
     ],

@@ -72,6 +72,20 @@ def test_the_same_numbers_draw_the_same():
     assert seeds[0] == seeds[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (SamplingSettings(top_p=0.9, sampling_mask_replay=True), True),
+        (SamplingSettings(top_p=0.9), False),
+        (SamplingSettings(top_k=1_000_000, sampling_mask_replay=True), False),  # all tokens
+    ],
+)
+def test_masks_are_requested_to_be_replayed(settings, expected):
+    fleet = NotingFleet()
+    ran(FleetSamplers(fleet, settings, seed=3).open(12, 1, 0)([1], 2, None))
+    assert fleet.asked[0][1].return_sampling_mask is expected
+
+
 class GroupFleet(NotingFleet):
     """Answers requests for several completions when it is let."""
 

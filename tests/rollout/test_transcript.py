@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     assert transcript.finish is Finish.LENGTH
     # The second turn is asked for with the very ids of the first, which nobody has tokenised again.
     assert asked == [((1, 2), 0, None), ((1, 2, 11, 12, 13, 3), 1, 1)]
+
+
+def test_sampling_masks_are_kept_token_by_token():
+    turn = replace(completion((11, 12, 13)), sampling_mask=((11, 4), (), (13, 8, 9)))
+    sample, _ = drawing(turn, completion((21, 22)))
+
+    async def run_episode():
+        transcript = Transcript(sample)
+        transcript.give([1, 2])
+        await transcript.take()
+        start = len(transcript.token_ids)
+        await transcript.take()
+        transcript.take_back(start)
+        return transcript
+
+    transcript = ran(run_episode())
+    tokens = transcript.tokens()
+    assert (tokens.mask_sizes.tolist(), tokens.mask_ids.tolist()) == ([0, 0, 2, 0, 3], [11, 4, 13, 8, 9])
+    transcript.leave_out(2, 2)
+    assert transcript.tokens().mask_sizes.tolist() == [0, 0, 0, 0, 3]
+    assert transcript.branch().tokens().mask_ids is None  # nothing was requested for it
 
 
 def test_a_turn_for_which_there_is_no_room_ends_for_its_length():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.runner import SampledTokens, SamplingBatch, sample, seed_keys
+from roost.torch_engine.runner import LARGEST_MASK, SampledTokens, SamplingBatch, sample, seed_keys
 from roost.torch_engine.runner import uniforms as keyed_uniforms
 
 VOCABULARY = 24
@@ -87,6 +88,30 @@ def test_rows_of_a_batch_do_not_change_one_another() -> None:
         alone = sampled_tokens(rows[row : row + 1], [sampling], numbers[row : row + 1])
         assert alone.token_ids == [together.token_ids[row]]
         assert alone.logprobs == pytest.approx([together.logprobs[row]], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name == "all" or name.startswith(("top", "min"))])
+def test_masks_are_the_tokens_that_can_be_sampled(name: str) -> None:
+    sampling = replace(PARAMETERS[name], return_sampling_mask=True)
+    rows = torch.from_numpy(np.stack([logits(seed) for seed in (3, 4, 5)]))
+    samplings = [sampling, PARAMETERS[name], sampling]
+    sampled = sampled_tokens(rows, samplings, uniforms([5] * 3, [0, 1, 2]))
+    kept = {row: np.flatnonzero(distribution(logits(seed), sampling)).tolist() for row, seed in ((0, 3), (2, 5))}
+    assert {row: list(mask) for row, mask in sampled.masks.items()} == kept
+
+
+def test_masks_that_are_too_large_are_empty() -> None:
+    row = torch.zeros(2, 2 * LARGEST_MASK)
+    row[1, :LARGEST_MASK] = 9.0
+    asked = Sampling(top_p=0.9, return_sampling_mask=True)
+    sampled = sampled_tokens(row, [asked, asked], np.array([0.5, 0.5]))
+    assert [len(sampled.masks[row]) for row in (0, 1)] == [0, LARGEST_MASK]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(return_sampling_mask=True), Sampling(temperature=0, top_k=3)])
+def test_what_is_not_truncated_has_no_mask(sampling: Sampling) -> None:
+    sampled = sampled_tokens(torch.from_numpy(logits())[None], [sampling], np.array([0.5]))
+    assert sampled.masks == {}
 
 
 def test_greedy_takes_the_likeliest_at_the_models_own_probability() -> None:

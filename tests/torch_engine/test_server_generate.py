@@ -52,6 +52,15 @@ def events(answer):
     return [json.loads(event) for event in data[:-1]]
 
 
+def test_sampling_masks_come_with_truncated_sampling(http):
+    sampling = {"temperature": 1.0, "top_p": 0.8, "seed": 4}
+    (choice,) = choices(http, sampling=sampling, return_sampling_mask=True)
+    assert len(choice["sampling_mask"]) == len(choice["token_ids"]) == 6
+    assert all(token in mask for token, mask in zip(choice["token_ids"], choice["sampling_mask"], strict=True))
+    assert "sampling_mask" not in choices(http, sampling=sampling)[0]
+    assert "sampling_mask" not in choices(http, return_sampling_mask=True)[0]  # greedy
+
+
 def waiting(http):
     return http.get("/load").json()["waiting"]
 

@@ -21,6 +21,7 @@ from roost.trainer.batch import (
     with_teachers,
     with_values,
 )
+from roost.trainer.metrics import mask_metrics
 from tests.trainer.example_groups import example_episode, example_group
 
 SPREAD = (2.8 / 4) ** 0.5 + 1e-6  # of the five rewards below
@@ -210,6 +211,19 @@ def test_lengths_count_before_samples_are_cut():
     selected, _, _ = with_advantages(cut, shaping)
     assert [advantage_of(sample) for sample in selected.samples] == [0.0, -0.5, -1.0]
     assert unmasked(cut, AdvantageSettings(max_error_tokens=4)).tolist() == [True, True, False]
+
+
+def test_sampling_masks_are_cut_with_their_samples():
+    episode = example_episode(0.0, (0,) * 3)
+    sizes, ids = np.array([0, 0, 2, 1, 3], np.int32), np.array([7, 8, 9, 4, 5, 6], np.int32)
+    tokens = replace(episode.sequences[0], mask_sizes=sizes, mask_ids=ids)
+    group = replace(example_group(0, []), episodes=(replace(episode, sequences=(tokens,)),))
+    for longest, kept in ((4, 3), (None, 6)):
+        (sample,) = batch_of([group], longest=longest).samples
+        assert (sample.mask_sizes.tolist(), sample.mask_ids.tolist()) == (sizes[:longest].tolist(), ids[:kept].tolist())
+    assert mask_metrics([sample]) == {"sampling_mask/missing": 0.0, "sampling_mask/size": 2.0}
+    empty = replace(sample, mask_sizes=np.array([0, 0, 0, 1, 0], np.int32), mask_ids=ids[:1])
+    assert mask_metrics([empty]) == pytest.approx({"sampling_mask/missing": 2 / 3, "sampling_mask/size": 1.0})
 
 
 def test_an_episode_of_several_sequences_is_compared_once_and_all_of_them_learn():

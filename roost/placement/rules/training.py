@@ -32,7 +32,6 @@ COMPARING = (
     AdvantageEstimator.REINFORCE_BASELINE,
 )
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
-LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
 SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
 At = Callable[[str], Where]  # a setting's place, or a component's
 
@@ -261,16 +260,31 @@ def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None
         findings.error(
             "RST-T030", at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0"
         )
-    cuts = {"top_p": sampling.top_p < 1, "top_k": 0 < sampling.top_k < LARGEST_VOCABULARY, "min_p": sampling.min_p > 0}
-    if any(cuts.values()) and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
+    cuts = sampling.truncated_by
+    if sampling.sampling_mask_replay:
+        _check_replay(settings, at, findings)
+    elif cuts and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
         findings.warn(
             "RST-T031",
-            at(next(name for name, is_cut in cuts.items() if is_cut)),
+            at(cuts[0]),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
             f"top_p {sampling.top_p:g}, top_k {sampling.top_k}, min_p {sampling.min_p:g}; old_logprobs "
             f"{settings.learner.loss.old_logprobs.value}",
-            "leave top_p, top_k and min_p out, or write old_logprobs: rollout",
+            "write sampling_mask_replay: true, or leave top_p, top_k and min_p out",
         )
+
+
+def _check_replay(settings: TrainSettings, at: At, findings: Findings) -> None:
+    sampling, key = settings.sampling, "sampling_mask_replay"
+    if not sampling.truncated_by:
+        why, fix = "no top_p, top_k or min_p truncates the distribution", "write one of them, or remove it"
+        findings.warn("RST-T094", at(key), "has no effect", why, fix)
+    elif settings.engine == "sglang":
+        why, fix = "engine is sglang", f"write engine: torch or engine: vllm, or {key}: false"
+        findings.error("RST-T109", at(key), "needs an engine whose sampling masks Roost reads", why, fix)
+    elif settings.engine == "vllm" and "top_k" not in sampling.truncated_by:
+        why, fix = f"vLLM returns masks only of requests with top_k; top_k is {sampling.top_k}", "write top_k: 512"
+        findings.error("RST-T109", at(key), "needs top_k with this engine", why, fix)
 
 
 def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
