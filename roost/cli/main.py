@@ -20,8 +20,8 @@ from roost.view.plain import PlainFormatter, plain_line, print_exception
 HELP = """Place, launch and run reinforcement-learning post-training jobs on any mix of machines.
 
 A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), \
-ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus). Scripts that start jobs of verl, \
-slime, OpenRLHF and others are planned too."""
+ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus). Configs and scripts of verl, \
+slime, OpenRLHF, NeMo-RL and others are planned too."""
 
 # Each is `<name>_command` in the module of that name, or in that of MODULES; listed in this order.
 COMMANDS = (

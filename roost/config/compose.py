@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.frameworks.files import is_chain, read_chain
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
 from roost.config.shell.script import is_script
@@ -277,6 +278,8 @@ def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
 
         return load_script(file, overrides, findings)
     source = read_yaml(file, findings)
+    if source is not None and is_chain(source.values):
+        source = read_chain(source, findings)
     if source is None:
         return None
     directories, overrides = search_directories(file.parent, source.values, overrides)

@@ -204,6 +204,11 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "subtract": partial(_of_numbers, operator.sub),
     "not": operator.not_,
     "safe_min": safe_min,
+    "add": partial(_of_numbers, operator.add),  # these five are NeMo-RL's
+    "sub": partial(_of_numbers, operator.sub),
+    "mul": partial(_of_numbers, operator.mul),
+    "div": partial(_of_numbers, operator.truediv),
+    "max": partial(_of_numbers, max),
 }
 
 

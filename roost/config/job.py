@@ -54,6 +54,7 @@ class Notation(StrEnum):
     SLIME = "slime"
     MILES = "miles"
     OPENRLHF = "openrlhf"
+    NEMO = "nemo"
 
     @property
     def program(self) -> str:
@@ -81,6 +82,7 @@ _PROGRAMS = {
     Notation.ROLL: "ROLL",
     Notation.LOOP: "ml-loop",
     Notation.OPENRLHF: "OpenRLHF",
+    Notation.NEMO: "NeMo-RL",
 }
 TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
 _MACHINE_KEYS = {
@@ -89,6 +91,7 @@ _MACHINE_KEYS = {
     Notation.SLIME: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
+    Notation.NEMO: (("cluster", "num_nodes"), ("cluster", "gpus_per_node")),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import openrlhf, slime, verl
+from roost.config.frameworks import nemo, openrlhf, slime, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -43,6 +43,9 @@ class Framework:
 
 FRAMEWORKS = (
     Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
+    Framework(
+        Notation.NEMO, nemo.PROGRAM, read_overrides, nemo.read_nemo, nemo.PLACING, nemo.accepts, nemo.with_config_file
+    ),
     Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
     Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
     Framework(Notation.OPENRLHF, openrlhf.PROGRAM, openrlhf.read_arguments, openrlhf.read_openrlhf, openrlhf.PLACING),

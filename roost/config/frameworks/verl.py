@@ -14,6 +14,7 @@ from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments
+from roost.config.frameworks.files import find_file, merged
 from roost.config.frameworks.pools import Machines, Pool, check_divides, component, engines_on, machines_for
 from roost.config.interpolation import resolve
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
@@ -77,7 +78,8 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
     text = name.known if name is not None else None
     if name is not None and (text is None or OWN_CONFIGS.fullmatch(text) is None):
         folder = arguments.options.get("--config-path") or arguments.options.get("-cp")
-        file = _config_file(text, folder.known if folder is not None else None, command)
+        inside = (folder.known or "") if folder is not None else ""
+        file = find_file(str(Path(inside, f"{text.removesuffix('.yaml')}.yaml")), command) if text else None
         source = read_yaml(file, findings) if file is not None else None
         if source is None:
             findings.warn(
@@ -90,7 +92,7 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
         else:
             own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
             arguments = Arguments(
-                _merged(own, arguments.values),
+                merged(own, arguments.values),
                 {**source.positions, **arguments.positions},
                 arguments.options,
                 arguments.unknown,
@@ -99,28 +101,6 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
         arguments.values.setdefault("model_engine", "megatron")
     arguments.values = resolve(arguments.values)
     return arguments
-
-
-def _config_file(name: str | None, folder: str | None, command: Command) -> Path | None:
-    if name is None:
-        return None
-    bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]
-    for base in bases:
-        file = base / (folder or "") / f"{name.removesuffix('.yaml')}.yaml"
-        try:
-            if file.is_file():
-                return file
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def read_verl(root: Section, notation: Notation) -> Job:

@@ -8,7 +8,8 @@ from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import framework_keys, report_framework_keys
-from roost.config.job import TRAINED, Job, Layout, Notation
+from roost.config.frameworks.signs import is_nemo
+from roost.config.job import Job, Layout, Notation
 from roost.config.known_keys.report import key_uses, report_keys, report_unread
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
@@ -22,6 +23,7 @@ _SIGNS = {
     Notation.ROLL: "device_mapping or world_size in a role (ROLL)",
     Notation.LOOP: "rl.gpu_allocation (ml-loop)",
     Notation.VERL: "actor_rollout_ref (verl)",
+    Notation.NEMO: "policy with cluster.gpus_per_node (NeMo-RL)",
 }
 
 
@@ -108,10 +110,11 @@ def recognise(root: Section) -> Notation | None:
         return Notation(root.source.launch.framework)
     values = root.values
     shown_by = {
-        Notation.RLINF: "cluster" in values,
+        Notation.RLINF: "cluster" in values and not is_nemo(values),
         Notation.LOOP: isinstance(values.get("rl"), Mapping) and "gpu_allocation" in values["rl"],
         Notation.ROLL: has_roles(values),
         Notation.VERL: "actor_rollout_ref" in values,
+        Notation.NEMO: is_nemo(values),
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:
@@ -135,7 +138,7 @@ def recognise(root: Section) -> Notation | None:
             "RST-N002",
             root.where(),
             f"could be {' or '.join(_SIGNS[notation] for notation in found)}",
-            fix=f"name the notation with --notation {', '.join(TRAINED)} or verl",
+            fix=f"name the notation with --notation {' or '.join(found)}",
         )
     return None
 

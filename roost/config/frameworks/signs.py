@@ -1,0 +1,17 @@
+"""Keys by which config files of other frameworks are recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def is_nemo(values: Mapping[Any, Any]) -> bool:
+    """Return True for configs with NeMo-RL's keys; `cluster` alone is RLinf's too."""
+    cluster, policy = values.get("cluster"), values.get("policy")
+    if isinstance(cluster, Mapping) and ("component_placement" in cluster or "num_gpus_per_node" in cluster):
+        return False
+    has_policy = isinstance(policy, Mapping) and any(
+        key in policy for key in ("generation", "model_name", "dtensor_cfg", "megatron_cfg")
+    )
+    return has_policy or (isinstance(cluster, Mapping) and "gpus_per_node" in cluster)

@@ -1,0 +1,201 @@
+"""Jobs that frameworks ship as config files become the processes that their own layout gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import roost
+from roost.config.findings import ConfigError
+from roost.config.ranks import spell_ranks
+
+HERE = Path(__file__).parent
+JOBS = yaml.safe_load((HERE / "files.yaml").read_text())
+CASES = [pytest.param(name, job, id=f"{name}-{job['source']}") for name, jobs in JOBS.items() for job in jobs]
+
+
+def golden(name):
+    return [json.loads(line) for line in (HERE / "golden" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def nested(keys):
+    """Mappings from dotted keys."""
+    values = {}
+    for path, value in keys.items():
+        *above, last = path.split(".")
+        inner = values
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return values
+
+
+def processes_of(plan):
+    found = {}
+    for part in plan.components:
+        devices = [int(device) for device in part.table.device_numbers]
+        found[part.name] = f"{part.world_size} x {len(devices) // part.world_size} on {spell_ranks(devices)}"
+    return found
+
+
+def findings_of(config, *overrides):
+    try:
+        plan = roost.plan(config, overrides=overrides)
+    except ConfigError as error:
+        return {finding.code: finding for finding in error.findings}
+    return {finding.code: finding for finding in (*plan.warnings, *plan.notes)}
+
+
+@pytest.mark.parametrize(("framework", "job"), CASES)
+def test_a_shipped_job(framework, job, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(nested(job["keys"])))
+    plan = roost.plan(file)
+    assert plan.notation == framework
+    assert processes_of(plan) == job["processes"]
+
+
+# --- NeMo-RL
+
+
+def nemo_config(case):
+    (nodes, gpus), (own_nodes, own_gpus), (tensor, pipeline, expert) = case["cluster"], case["engines"], case["sizes"]
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "expert_parallel_size": expert}
+    shared = {"enabled": case["colocated"], "resources": {"num_nodes": own_nodes, "gpus_per_node": own_gpus}}
+    config = {
+        "cluster": {"num_nodes": nodes, "gpus_per_node": gpus},
+        "policy": {
+            "dtensor_cfg": {"enabled": True, "tensor_parallel_size": case["learner"]},
+            "generation": {"backend": "vllm", "vllm_cfg": sizes, "colocated": shared},
+        },
+    }
+    if case["reward"]:
+        resources = {"num_nodes": case["reward"][0], "gpus_per_node": case["reward"][1]}
+        config |= {"data": {"default": {"env_name": "reward_model"}}, "env": {"reward_model": {"resources": resources}}}
+    return config
+
+
+@pytest.mark.parametrize("case", golden("nemo"), ids=str)
+def test_nemo_lays_out_as_its_own_code(case):
+    try:
+        plan = roost.plan(nemo_config(case))
+    except ConfigError:
+        assert case["result"] is None
+        return
+    result = case["result"]
+    assert result is not None, processes_of(plan)
+    parts = {part.name: part for part in plan.components}
+    assert parts["actor"].world_size == sum(result["learner"])
+    assert parts["rollout"].world_size == result["engines"]
+    for name, per_node in (("actor", result["learner"]), ("rollout", result["engine_gpus"])):
+        nodes = [int(device) // case["cluster"][1] for device in parts[name].table.device_numbers]
+        assert sorted(nodes.count(node) for node in set(nodes)) == per_node
+
+
+CHILD = """\
+defaults: ../base.yaml
+cluster: {num_nodes: 2}
+data:
+  _override_: true
+  train: {env_name: math}
+"""
+BASE = """\
+grpo: {async_grpo: {enabled: false}}
+cluster:
+  num_nodes: 1
+  gpus_per_node: 8
+policy:
+  dtensor_cfg: {enabled: true, tensor_parallel_size: 1}
+  generation:
+    backend: vllm
+    max_new_tokens: ${mul:4, ${div:8, 2}}
+    vllm_cfg: {tensor_parallel_size: '${policy.dtensor_cfg.tensor_parallel_size}'}
+    colocated: {enabled: true, resources: {num_nodes: null, gpus_per_node: null}}
+data: {default: {env_name: reward_model}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "base.yaml").write_text(BASE)
+    file = tmp_path / "recipes" / "grpo.yaml"
+    file.write_text(CHILD)
+    return file
+
+
+def test_a_recipe_is_merged_over_the_file_it_builds_on(recipe):
+    # nemo_rl/utils/config.py: parents first, and _override_ replaces a section
+    plan = roost.plan(recipe)
+    assert processes_of(plan) == {"actor": "16 x 1 on 0-15", "rollout": "16 x 1 on 0-15"}
+    plan = roost.plan(recipe, overrides=["policy.dtensor_cfg.tensor_parallel_size=4"])
+    assert processes_of(plan)["rollout"] == "4 x 4 on 0-15"
+
+
+def test_a_finding_names_the_file_of_the_chain_that_has_the_key(recipe):
+    found = findings_of(recipe, "policy.generation.colocated.enabled=false")["RST-N070"]
+    assert str(found.where).split(":")[:2] == [str(recipe.parent / "../base.yaml"), "11"]
+    assert found.where.path[-1] == "num_nodes"
+
+
+def test_a_parent_that_is_not_here(recipe):
+    (recipe.parent.parent / "base.yaml").unlink()
+    found = findings_of(recipe)["RST-N060"]
+    assert (found.where.line, found.where.path) == (1, ("defaults",))
+
+
+def test_files_that_build_on_each_other(recipe):
+    (recipe.parent.parent / "base.yaml").write_text("defaults: recipes/grpo.yaml\n")
+    assert "RST-C019" in findings_of(recipe)
+
+
+def test_a_script_with_a_config_and_overrides(recipe, monkeypatch):
+    folder = recipe.parent.parent
+    script = folder / "run.sh"
+    script.write_text(
+        "#!/bin/bash\nuv run examples/run_grpo.py --config recipes/grpo.yaml \\\n"
+        "  cluster.num_nodes=${NODES:-3} policy.generation.colocated.enabled=false \\\n"
+        "  policy.generation.colocated.resources.num_nodes=1 policy.generation.colocated.resources.gpus_per_node=8\n"
+    )
+    monkeypatch.chdir(folder)
+    assert processes_of(roost.plan(script)) == {"actor": "16 x 1 on 0-15", "rollout": "8 x 1 on 16-23"}
+    monkeypatch.setenv("NODES", "2")
+    assert processes_of(roost.plan(script)) == {"actor": "8 x 1 on 0-7", "rollout": "8 x 1 on 8-15"}
+
+
+def test_a_script_whose_config_is_not_known(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/bash\nuv run examples/run_grpo.py --config $(pick).yaml cluster.num_nodes=2\n")
+    found = findings_of(script)["RST-N060"]
+    assert (found.where.line, "output of a command" in found.why) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "path"),
+    [
+        ({"cluster.num_nodes": None}, "RST-N070", "num_nodes"),
+        ({"grpo.async_grpo.enabled": True}, "RST-N058", "colocated"),
+        ({"policy.generation.vllm_cfg.tensor_parallel_size": 3}, "RST-N056", "tensor_parallel_size"),
+        ({"policy.generation.vllm_cfg.tensor_parallel_size": 16}, "RST-N057", "tensor_parallel_size"),
+        ({"policy.dtensor_cfg.tensor_parallel_size": 3}, "RST-N056", "dtensor_cfg"),
+        ({"env.nemo_gym.num_gpu_nodes": 2}, "RST-N072", "num_gpu_nodes"),
+    ],
+    ids=["no-nodes", "asynchronous-and-shared", "engine-divides", "engine-too-large", "learner-divides", "gym"],
+)
+def test_findings_about_a_nemo_job(changes, code, path):
+    keys = {
+        "cluster.num_nodes": 1,
+        "cluster.gpus_per_node": 8,
+        "policy.dtensor_cfg.enabled": True,
+        "policy.generation.backend": "vllm",
+    }
+    assert code not in findings_of(nested(keys))
+    assert findings_of(nested(keys | changes))[code].where.path[-1] == path
+
+
+def test_a_name_that_says_other_machines(tmp_path):
+    keys = {"cluster.num_nodes": 2, "cluster.gpus_per_node": 8, "policy.dtensor_cfg.enabled": True}
+    for name, is_wrong in (("sft-qwen-2n8g-fsdp.yaml", False), ("sft-qwen-4n8g.v2.yaml", True)):
+        (tmp_path / name).write_text(yaml.safe_dump(nested(keys)))
+        assert ("RST-N071" in findings_of(tmp_path / name)) == is_wrong
