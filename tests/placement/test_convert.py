@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import roost
 from roost.config.findings import Findings
-from roost.placement.convert import convert_plan
+from roost.placement.convert.convert_plan import convert_plan
 
 LOOP = {
     "rl": {"gpu_allocation": {"learning_gpus": [0, 1, 2], "inference_gpus": [3, 5, 4, 6, 7]}},
@@ -45,7 +45,7 @@ def test_converted_configs_give_the_same_plan(config, notation):
     findings = Findings()
     written = convert_plan(plan, roost.Notation(notation), findings)
     assert written is not None, [str(finding) for finding in findings.errors]
-    assert placements(roost.plan(written)) == placements(plan)
+    assert placements(roost.plan(written.values)) == placements(plan)
 
 
 def cluster(nodes=1, groups=None, **placement):
@@ -63,8 +63,6 @@ PYTHON = [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "pyt
         pytest.param(LOOP, "rlinf", "holds others", id="unordered-servers"),
         pytest.param(LOOP, "roll", "the same number of devices", id="ragged-servers"),
         pytest.param(ROLL, "loop", "one machine", id="two-machines"),
-        pytest.param(ROLL | {"rewards": {"rule": {"world_size": 3}}}, "rlinf", "in turn", id="dealt-in-turn"),
-        pytest.param(ROLL | {"system_envs": {"A": "1"}}, "rlinf", "not for a component", id="variables-of-a-component"),
         pytest.param(cluster(env={"node_group": "arm", "placement": 0}, groups=ROBOT), "roll", "Turtle2", id="robot"),
         pytest.param(
             cluster(actor={"node_group": "a", "placement": "all"}, groups=PYTHON),
@@ -92,7 +90,7 @@ def test_robots_and_software_are_written_out():
     config = cluster(nodes=1, env={"node_group": "arm", "placement": "0:0-1"}, groups=[*ROBOT, *PYTHON])
     plan = roost.plan(config)
     written = convert_plan(plan, roost.Notation.RLINF, Findings())
-    assert roost.plan(written).inventory == plan.inventory
+    assert roost.plan(written.values).inventory == plan.inventory
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
@@ -107,8 +105,8 @@ def test_every_rlinf_placement_without_groups_goes_to_roll_and_back(sizes, per_p
         "cluster": {"num_nodes": 1, "num_gpus_per_node": 64, "component_placement": {"actor": ",".join(segments)}}
     }
     plan = roost.plan(config)
-    roll = roost.plan(convert_plan(plan, roost.Notation.ROLL, Findings()))
-    back = roost.plan(convert_plan(roll, roost.Notation.RLINF, Findings()))
+    roll = roost.plan(convert_plan(plan, roost.Notation.ROLL, Findings()).values)
+    back = roost.plan(convert_plan(roll, roost.Notation.RLINF, Findings()).values)
     assert placements(plan) == placements(roll) == placements(back)
     assert np.array_equal(plan["actor"].table.nodes, back["actor"].table.nodes)
 
@@ -127,19 +125,93 @@ def test_strategies_sizes_and_roles_survive_in_the_same_notation():
         }
     )
     findings = Findings()
-    again = roost.plan(convert_plan(plan, roost.Notation.ROLL, findings))
+    again = roost.plan(convert_plan(plan, roost.Notation.ROLL, findings).values)
     assert [str(finding) for finding in findings.found] == []
     for part in plan.components:
         other = again[part.name]
         assert (other.parallel, other.role, other.model.strategy) == (part.parallel, part.role, part.model.strategy)
 
 
-def test_what_is_lost_is_named():
+def losses(config, notation):
+    """The converted config and what is lost in it."""
     findings = Findings()
-    sizes = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
-    plan = roost.plan({"num_gpus_per_node": 8, "actor_train": {"device_mapping": "0-7", "strategy_args": sizes}})
-    assert convert_plan(plan, roost.Notation.RLINF, findings) is not None
-    assert any("tensor 2" in finding.what and "rlinf does not say" in finding.what for finding in findings.warnings)
+    written = convert_plan(roost.plan(config), roost.Notation(notation), findings)
+    assert not findings.errors, [str(finding) for finding in findings.errors]
+    assert {finding.code for finding in findings.found} <= {"RST-N046"}
+    return written.values, " | ".join(finding.what for finding in findings.found)
+
+
+SHARED_SIZES = {
+    "num_gpus_per_node": 8,
+    "actor_train": {
+        "device_mapping": "0-7",
+        "strategy_args": {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 4}},
+    },
+    "actor_infer": {
+        "device_mapping": "0-7",
+        "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
+    },
+}
+
+
+def test_rlinf_says_sizes_where_its_layout_gives_the_same_processes():
+    written, lost = losses({key: SHARED_SIZES[key] for key in ("num_gpus_per_node", "actor_train")}, "rlinf")
+    assert written["actor"]["model"]["tensor_model_parallel_size"] == 4
+    assert lost == ""
+
+
+def test_sizes_that_would_move_processes_are_lost_and_named():
+    written, lost = losses(SHARED_SIZES, "rlinf")
+    assert "tensor_parallel_size" not in written["rollout"]
+    assert "rlinf cannot say these sizes with this placement: rollout: tensor 2" in lost
+
+
+def reasoning(**rollout):
+    config = cluster(actor="all", rollout="all")
+    return config | {"rollout": {"tensor_parallel_size": 2, **rollout}, "runner": {"task_type": "reasoning"}}
+
+
+def test_the_engine_of_an_rlinf_config_is_kept():
+    written, lost = losses(reasoning(rollout_backend="sglang", gpu_memory_utilization=0.6), "roll")
+    role = written["actor_infer"]
+    assert role["strategy_args"]["strategy_name"] == "sglang"
+    assert role["strategy_args"]["strategy_config"] == {"tensor_parallel_size": 2, "mem_fraction_static": 0.6}
+    assert role["num_gpus_per_worker"] == 2
+    assert "rollout" not in lost.replace("rollout: keep", "")
+
+
+def test_a_policy_in_an_environment_is_not_served_by_vllm():
+    config = cluster(actor="0-3", rollout="4-5", env="6-7") | {"runner": {"task_type": "embodied"}}
+    written, _ = losses(config, "roll")
+    assert written["actor_infer"]["strategy_args"]["strategy_name"] == "hf_infer"
+
+
+def test_variables_of_all_components_are_those_of_a_node_group():
+    config = ROLL | {"system_envs": {"A": "1"}, "rewards": {"rule": {"world_size": 3}}}
+    written, lost = losses(config, "rlinf")
+    assert [group["env_configs"] for group in written["cluster"]["node_groups"]] == [
+        [{"node_ranks": "0-1", "env_vars": [{"A": "1"}]}]
+    ]
+    process = roost.plan(written)["actor"].process(0)
+    assert process.start_env["A"] == "1"
+    assert "does not set these variables for reward.rule: A=1" in lost
+    assert "does not deal workers out over the nodes in turn" in lost
+
+
+def test_facts_of_models_are_kept_or_named():
+    model = {"model_path": "/models/q", "precision": "fp32", "is_lora": True, "lora_rank": 8}
+    actor = {"micro_batch_size": 4, "training_backend": "fsdp", "offload_weight": True, "model": model}
+    config = cluster(actor="0-3") | {"actor": actor, "runner": {"seq_length": 1024}}
+    same, lost = losses(config, "rlinf")
+    assert (same["actor"], same["runner"], lost) == (actor, {"seq_length": 1024}, "")
+    written, lost = losses(config, "roll")
+    assert written["actor_train"]["model_args"] == {"model_name_or_path": "/models/q", "dtype": "fp32", "lora_rank": 8}
+    assert (written["sequence_length"], written["actor_train"]["training_args"]) == (
+        1024,
+        {"per_device_train_batch_size": 4},
+    )
+    assert lost == "roll does not say this of actor: offloads weight -> weight+grad+optimizer"
+    assert "sequence 1024 -> nothing" in losses(config, "slime")[1]
 
 
 def test_the_machine_of_a_loop_plan_stays_as_it_is():

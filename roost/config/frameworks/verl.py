@@ -239,8 +239,6 @@ class _Verl:
         actor = self.root.below("actor_rollout_ref", "actor")
         state = actor.below("megatron" if strategy == "megatron" else "fsdp_config")
         names = {"param_offload": "weight", "grad_offload": "grad", "optimizer_offload": "optimizer"}
-        data = self.root.below("data")
-        lengths = [first_number((data, "max_prompt_length")), first_number((data, "max_response_length"))]
         tokens = first_number((actor, "ppo_max_token_len_per_gpu"))
         return ModelUse(
             path,
@@ -250,8 +248,13 @@ class _Verl:
             offloads=tuple(part for key, part in names.items() if state.values.get(key) is True),
             lora_rank=self._lora_rank(),
             tokens=int(tokens) if tokens else None,
-            sequence=int(sum(length or 0 for length in lengths)) if all(lengths) else None,
+            sequence=self._sequence(),
         )
+
+    def _sequence(self) -> int | None:
+        data = self.root.below("data")
+        lengths = [first_number((data, "max_prompt_length")), first_number((data, "max_response_length"))]
+        return int(sum(length or 0 for length in lengths)) if all(lengths) else None
 
     def _path(self) -> str | None:
         return first_text((self.root.below("actor_rollout_ref", "model"), "path"))
@@ -342,6 +345,7 @@ class _Verl:
                 memory_fraction=fraction_of_device(section, "gpu_memory_utilization")
                 or float(DEFAULTS["actor_rollout_ref.rollout.gpu_memory_utilization"]),
                 strategy=section.text("name"),
+                sequence=self._sequence(),
             )
             requested = DeviceList([*devices, *own], size)
             self.components.append(

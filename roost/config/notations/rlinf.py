@@ -302,6 +302,7 @@ def _model(root: Section, component: str) -> ModelUse:
         sequence=int(length) if length else None,
         lora_rank=_adapter_rank(own.below("model")),
         sharding=_sharding(own),
+        strategy=_strategy(root, component),
         offloads=_offloads(own),
         can_sleep=own.values.get("enable_sleep_mode") is not False,
         unused_because="critic.use_critic_model is false"
@@ -322,6 +323,16 @@ def _sharding(own: Section) -> Sharding:
     if backend == "megatron" or (backend is None and is_cut):
         return Sharding.OPTIMIZER
     return Sharding.NONE if own.below("fsdp_config").values.get("sharding_strategy") == "no_shard" else Sharding.FULL
+
+
+def _strategy(root: Section, component: str) -> str | None:
+    """The engine, or what trains the model; policies that act in an environment are run by Hugging Face's code."""
+    own = root.below(component)
+    if role_by_name(component) is not Role.ENGINE:
+        return first_text((own, "training_backend"))
+    named = first_text((own, "rollout_backend"), (own, "generation_backend"))
+    is_embodied = root.below("runner").values.get("task_type") == "embodied"
+    return named or ("huggingface" if is_embodied else None)
 
 
 def _offloads(own: Section) -> tuple[str, ...]:

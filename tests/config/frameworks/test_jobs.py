@@ -160,16 +160,6 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
 
 
-def test_a_job_is_converted(tmp_path):
-    from roost.config.findings import Findings
-    from roost.config.job import Notation
-    from roost.placement.convert import convert_plan
-
-    plan = plan_of(tmp_path, f"{VERL} trainer.nnodes=2")
-    written = convert_plan(plan, Notation.RLINF, Findings())
-    assert written["cluster"]["num_nodes"] == 2
-
-
 def test_findings_stand_at_the_line_of_the_argument(tmp_path):
     found = codes(tmp_path, f"{VERL} \\\n  actor_rollout_ref.rollout.tensor_model_parallel_size=3")
     assert found["RST-N055"].where.line == 3

@@ -1,0 +1,181 @@
+"""Convert a plan, plan the result again, and compare."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation
+from roost.config.notations.notation import read_job
+from roost.config.source import Launch, Source
+from roost.placement.convert.models import KEEP, has_devices, is_dealt, model_changes, uses_model
+from roost.placement.convert.to_loop import to_loop
+from roost.placement.convert.to_rlinf import to_rlinf
+from roost.placement.convert.to_roll import to_roll
+from roost.placement.convert.to_slime import slime_program, to_slime
+from roost.placement.convert.to_verl import to_verl, verl_program
+from roost.placement.diff import Change, diff_plans
+from roost.placement.plan import Plan
+from roost.placement.planner import try_plan
+
+_WRITERS: Mapping[Notation, Callable[[Plan, Findings], dict[str, Any]]] = {
+    Notation.RLINF: to_rlinf,
+    Notation.ROLL: to_roll,
+    Notation.LOOP: to_loop,
+    Notation.VERL: to_verl,
+    Notation.SLIME: to_slime,
+}
+_PROGRAMS = {Notation.VERL: verl_program, Notation.SLIME: slime_program}
+_SAY_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on the machines that are there
+_ABOUT_PLACES = ("machines", "component", "process", "environment")
+_LOSSES = ("role", "residency")
+_CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
+_SET_AGAIN = "set it again where the job is trained"
+# Settings that are compared in another form: as one lag, as residency, or as the learner's offloading.
+_ASYNC = ("async_rollouts", "async_generation_ratio")
+_DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A config in another notation."""
+
+    notation: Notation
+    values: dict[str, Any]
+    program: str = ""  # that is started with the values as arguments
+
+    @property
+    def text(self) -> str:
+        """The config as a file, or as the command that starts the job."""
+        if not self.program:
+            return yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        start = f"python3 {self.program}" if self.program.endswith(".py") else f"python3 -m {self.program}"
+        return " \\\n    ".join([start, *_arguments(self.values)]) + "\n"
+
+
+def _arguments(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Overrides `a.b=c`, and flags for keys that begin with two dashes; a flag that is true stands alone."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _arguments(value, f"{path}{key}.")
+        elif not key.startswith("--"):
+            yield f"{path}{key}={shlex.quote(str(value))}"
+        else:
+            yield key if value is True else f"{key} {shlex.quote(str(value))}"
+
+
+def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> Converted | None:
+    """A config in the notation that places every process alike.
+
+    A placement that cannot be said there is an error; a setting that is lost on the way is a warning that names it.
+    """
+    if notation not in _WRITERS:
+        what = f"Roost reads jobs of {notation.program}, and does not write them"
+        findings.error("RST-N064", Where(), what, fix=f"use one of {', '.join(_WRITERS)}")
+        return None
+    converted, found = _attempt(plan, notation, _WRITERS[notation])
+    if notation is Notation.RLINF and any(finding.code in ("RST-N044", "RST-N045") for finding in found.errors):
+        without, again = _attempt(plan, notation, lambda plan, findings: to_rlinf(plan, findings, with_sizes=False))
+        if without is not None:
+            converted, found = without, again
+    shown = found.found if converted is not None else found.errors  # losses do not matter where nothing is written
+    findings.collected.update(dict.fromkeys(shown))
+    return converted
+
+
+def _attempt(
+    plan: Plan, notation: Notation, write: Callable[[Plan, Findings], dict[str, Any]]
+) -> tuple[Converted | None, Findings]:
+    """A converted config, and what is lost or cannot be said in it."""
+    findings = Findings()
+    values = write(plan, findings)
+    if findings.has_errors:
+        return None, findings
+    program = _PROGRAMS[notation](plan, values) if notation in _PROGRAMS else ""
+    converted = Converted(notation, values, program)
+    again = Findings()
+    result = _planned_again(converted, plan, again)
+    if result is None:
+        for finding in again.errors:
+            what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
+            findings.error("RST-N044", Where(), what, finding.why, finding.fix)
+        return None, findings
+    _compare(plan, result, findings)
+    return (None if findings.has_errors else converted), findings
+
+
+def _planned_again(converted: Converted, plan: Plan, findings: Findings) -> Plan | None:
+    notation = converted.notation
+    if notation in _SAY_MACHINES:
+        return try_plan(converted.values, findings, notation=notation)
+    launch = Launch(notation.value, converted.program, (None, None, None)) if converted.program else None
+    job = read_job(Source(converted.values, launch=launch), findings, notation)
+    if job is None or findings.has_errors:
+        return None
+    return try_plan(replace(job, num_nodes=None, accelerators_per_node=None), findings, plan.inventory)
+
+
+def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
+    """Report every difference: an error where it is about places, else a warning that names what is lost."""
+    notation = result.notation
+    for change in diff_plans(plan, result):
+        if change.subject in _ABOUT_PLACES:
+            loss = _loss_of_place(change, plan, result)
+            if loss:
+                findings.warn("RST-N046", Where(path=(str(change.component),)), loss, fix=_SET_AGAIN)
+            else:
+                findings.error("RST-N045", Where(), f"{notation.value} cannot say this placement: {change}", fix=KEEP)
+        elif change.subject == "sizes":
+            what = f"{notation.value} cannot say these sizes with this placement: {change}"
+            why = _CUTS_RANKS if notation is Notation.RLINF else ""
+            findings.warn("RST-N046", Where(), what, why, _SET_AGAIN)
+        elif change.subject in _LOSSES or (change.subject == "settings" and change.component not in _DERIVED):
+            findings.warn("RST-N046", Where(), f"{notation.value} does not say this: {change}", fix=_SET_AGAIN)
+    before, after = _lag(plan), _lag(result)
+    if before != after:
+        what = f"{notation.value} does not say this: iterations that rollouts are ahead: {before:g} -> {after:g}"
+        findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
+    kept = {part.name: part for part in result.components}
+    for part in plan.components:
+        if part.name not in kept:
+            continue
+        lost = [
+            f"{name} {old} -> {new}"
+            for name, old, new in model_changes(part, kept[part.name], plan.notation, notation)
+        ]  # fmt: skip
+        if lost:
+            what = f"{notation.value} does not say this of {part.name}: {', '.join(lost)}"
+            findings.warn("RST-N046", Where(path=(part.name,)), what, fix=_SET_AGAIN)
+
+
+def _lag(plan: Plan) -> float:
+    """Iterations that rollouts are ahead of the learner."""
+    ratio = plan.settings.get(_ASYNC[1])
+    return float(ratio) if isinstance(ratio, int | float) else float(plan.settings.get(_ASYNC[0]) is True)
+
+
+def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
+    """The loss where a change of place is one, and no error; else an empty string."""
+    part = next((part for part in plan.components if part.name == change.component), None)
+    program = result.notation.value
+    if part is None:
+        return ""
+    if change.subject == "process" and is_dealt(part):
+        return f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
+    if change.subject == "environment" and (not has_devices(part) or result.notation in _PROGRAMS):
+        return f"{program} does not set these variables for {part.name}: {change.before}"
+    if change.subject != "component" or change.after:
+        return ""
+    if not has_devices(part):
+        return f"{program} does not say where {part.name} runs, which has no devices: {change}"
+    is_beside = part.name == "reference" and part.table == plan["actor"].table
+    if is_beside and result.notation in (Notation.VERL, Notation.SLIME):
+        return f"{program} has no component {part.name}: its learner computes what it is for"
+    if result.notation in _PROGRAMS and part.name.startswith("reward") and not uses_model(part):
+        return f"{program} has no place for {part.name}: {change}"
+    return ""

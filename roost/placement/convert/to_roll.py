@@ -1,0 +1,150 @@
+"""A plan as a config of ROLL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roost.cluster.inventory import ACCELERATOR, NODE
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation, Role
+from roost.config.ranks import spell_ranks
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.convert.models import KEEP, backend, precision, uses_model
+from roost.placement.plan import Plan
+
+ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
+
+
+def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
+    inventory = plan.inventory
+    sizes = sorted(set(inventory.accelerator_counts.tolist()))
+    if len(sizes) > 1:
+        why = f"nodes have {', '.join(map(str, sizes))} accelerators"
+        findings.error("RST-N052", Where(path=("nodes",)), "ROLL describes nodes of one size only", why, KEEP)
+    config: dict[str, Any] = {"num_gpus_per_node": sizes[-1] if sizes else 0, "num_nodes": inventory.num_nodes}
+    ratio = plan.settings.get("async_generation_ratio", 1 if plan.settings.get("async_rollouts") else None)
+    if ratio is not None:
+        config["async_generation_ratio"] = ratio
+    sequence = next((part.model.sequence for part in plan.components if part.model.sequence), None)
+    if sequence is not None:
+        config["sequence_length"] = sequence
+    for part in plan.components:
+        role = _role(part, plan.notation, findings)
+        if part.name.startswith("reward."):
+            config.setdefault("rewards", {})[part.name.removeprefix("reward.")] = role
+        else:
+            config[ROLES.get(part.name, part.name)] = role
+    return config
+
+
+def _role(part: ComponentPlan, notation: Notation, findings: Findings) -> dict[str, Any]:
+    place = Where(path=(part.name,))
+    kinds = set(part.table.kinds)
+    if kinds - {ACCELERATOR, NODE}:
+        findings.error(
+            "RST-N054",
+            place,
+            f"ROLL has no word for {', '.join(sorted(kinds - {ACCELERATOR, NODE}))}",
+            fix=KEEP,
+        )
+    if ACCELERATOR in kinds:
+        role = _devices(part, notation, findings, place) | _model(part)
+    else:
+        role = {"world_size": part.world_size}
+    variables = _variables(part, findings, place)
+    return role | ({"system_envs": variables} if variables else {})
+
+
+def _model(part: ComponentPlan) -> dict[str, Any]:
+    """The role's model and its batch."""
+    model = part.model
+    if not uses_model(part):
+        return {}
+    arguments: dict[str, Any] = {"model_name_or_path": model.path} if model.path else {}
+    arguments |= {"dtype": precision(model)} if model.weight_bytes != 2 else {}
+    arguments |= {"lora_rank": model.lora_rank} if model.lora_rank else {}
+    written: dict[str, Any] = {"model_args": arguments} if arguments else {}
+    if part.role is Role.LEARNER and model.tokens and model.sequence and model.tokens % model.sequence == 0:
+        written["training_args"] = {"per_device_train_batch_size": model.tokens // model.sequence}
+    return written
+
+
+def _devices(part: ComponentPlan, notation: Notation, findings: Findings, place: Where) -> dict[str, Any]:
+    lengths = np.unique(np.diff(part.table.offsets)).tolist()
+    if len(lengths) > 1:
+        why = f"its processes hold {', '.join(map(str, lengths))}"
+        findings.error("RST-N054", place, "ROLL gives every worker the same number of devices", why, KEEP)
+    devices = part.table.device_numbers.tolist()
+    per_worker = lengths[-1] if lengths else 1
+    role: dict[str, Any] = {"device_mapping": _expression(devices)}
+    strategy = _strategy(part, notation, per_worker)
+    if strategy is not None:
+        role["strategy_args"] = {"strategy_name": strategy, "strategy_config": _settings(part, strategy)}
+    if per_worker != 1 and strategy != "vllm":
+        role["num_gpus_per_worker"] = per_worker
+    return role
+
+
+def _strategy(part: ComponentPlan, notation: Notation, per_worker: int) -> str | None:
+    """The strategy that the plan came from, or the one that cuts workers as the plan does."""
+    if notation is Notation.ROLL:
+        return part.model.strategy
+    word = backend(part, notation)
+    if part.role is Role.ENGINE:
+        if word in ("sglang", "hf"):
+            return {"sglang": "sglang", "hf": "hf_infer"}[word]
+        return "vllm" if per_worker == part.parallel.tensor * part.parallel.pipeline else None
+    if part.role is Role.LEARNER and per_worker == 1:
+        return "megatron_train" if word == "megatron" else "fsdp2_train"
+    if part.role is Role.SCORER and per_worker == 1:
+        return "megatron_infer" if word == "megatron" or part.parallel.model > 1 else word and "fsdp2_infer"
+    return None
+
+
+def _settings(part: ComponentPlan, strategy: str) -> dict[str, Any]:
+    """The parallel sizes, and an engine's memory."""
+    sizes = part.parallel
+    if strategy.startswith("megatron"):
+        named = {
+            "tensor_model_parallel_size": sizes.tensor,
+            "pipeline_model_parallel_size": sizes.pipeline,
+            "context_parallel_size": sizes.context,
+            "expert_model_parallel_size": sizes.expert,
+        }
+    else:
+        named = {"tensor_parallel_size": sizes.tensor, "pipeline_parallel_size": sizes.pipeline}
+    written: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
+    if part.model.memory_fraction is not None:
+        key = "mem_fraction_static" if strategy == "sglang" else "gpu_memory_utilization"
+        written[key] = part.model.memory_fraction
+    if not part.model.can_sleep:
+        written["enable_sleep_mode"] = False
+    return written
+
+
+def _expression(devices: list[int]) -> str:
+    """`list(range(...))` where the devices are a run, sums of those where they are a few, else the list itself."""
+    spelled = spell_ranks(devices, limit=10**9).split(",")
+    if len(spelled) > 8 or any("-" not in run for run in spelled):
+        return str(devices)  # ROLL evaluates a string, never a list
+    bounds = [run.split("-") for run in spelled]
+    return " + ".join(f"list(range({first},{int(last) + 1}))" for first, last in bounds)
+
+
+def _variables(part: ComponentPlan, findings: Findings, place: Where) -> dict[str, str]:
+    """Variables of the whole component; ROLL cannot give nodes different ones, nor an interpreter."""
+    groups = [part.table.inventory.group(label) for label in part.table.labels]
+    found = {
+        group.software_of(node)
+        for group in groups
+        for node in np.unique(part.table.nodes).tolist()
+        if node in group.node_ranks
+    }
+    if any(software.python_interpreter_path for software in found):
+        findings.error("RST-N051", place, "ROLL has no word for an interpreter", fix=KEEP)
+    variables = {software.env_vars for software in found}
+    if len(variables) > 1:
+        findings.error("RST-N051", place, "ROLL gives all nodes of a role the same variables", fix=KEEP)
+    return {**dict(next(iter(variables), ())), **dict(part.env)}

@@ -1,0 +1,56 @@
+"""Shipped jobs in other notations: the same processes, or a named loss."""
+
+import pytest
+
+import roost
+from roost.config.findings import Findings
+from roost.config.job import Notation, Role
+from roost.placement.convert.convert_plan import convert_plan
+from tests.config.frameworks.test_jobs import CASES, processes_of, script_of
+
+TARGETS = ("rlinf", "roll", "loop", "verl", "slime")
+REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N053"}
+
+
+def facts_of(plan):
+    """What a conversion must keep or name."""
+    return [
+        (part.name, part.parallel, part.role, part.model.sharding, part.model.memory_fraction)
+        + ((part.model.offloads,) if part.role is Role.LEARNER else ())
+        for part in plan.components
+    ]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("framework", "job"), CASES)
+def test_a_shipped_job_in_another_notation(framework, job, target, tmp_path):
+    plan = roost.plan(script_of(tmp_path, framework, job))
+    findings = Findings()
+    written = convert_plan(plan, Notation(target), findings)
+    if written is None:
+        assert {finding.code for finding in findings.errors} <= REFUSED
+        assert all(finding.what and finding.fix for finding in findings.errors)
+        return
+    file = tmp_path / ("again.sh" if written.program else "again.yaml")
+    file.write_text(written.text)
+    again = roost.plan(file, plan.inventory if target == "loop" else None)
+    lost = {finding.code for finding in findings.found}
+    if not lost:
+        assert facts_of(again) == facts_of(plan)
+        assert processes_of(again) == processes_of(plan)
+    else:
+        assert lost == {"RST-N046"}
+        kept = processes_of(again)
+        assert {name: kept.get(name) for name in processes_of(plan) if name != "reference"} == {
+            name: words for name, words in processes_of(plan).items() if name != "reference"
+        }
+
+
+@pytest.mark.parametrize("framework", ["verl", "slime"])
+def test_a_job_goes_back_to_its_own_framework_whole(framework, tmp_path):
+    """All shipped facts, which are about placement, survive."""
+    for _, job in (case.values for case in CASES if case.values[0] == framework):
+        plan = roost.plan(script_of(tmp_path, framework, job))
+        findings = Findings()
+        assert convert_plan(plan, Notation(framework), findings) is not None, job["source"]
+        assert [finding.what for finding in findings.found] == [], job["source"]
