@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from roost.config.findings import Findings, Where, did_you_mean, shown
@@ -307,6 +307,9 @@ class LossSettings:
     kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
     policy_loss_coef: float = setting(1.0, "Weight of the policy loss, beside KL and entropy.", roll="rl_loss_coef")
     entropy_coef: float = setting(0.0, "Entropy bonus coefficient.", roll="entropy_loss_coef")
+    entropy_coef_end: float | None = setting(
+        None, "Entropy bonus coefficient at the end of the run, approached linearly. Default: entropy_coef."
+    )
     value_clip: float | None = setting(
         0.2,
         "Clip range of the critic's values; 0 or null: no clip.",
@@ -321,6 +324,22 @@ class LossSettings:
         None, "Huber loss of the critic: errors beyond this count linearly.", rlinf="algorithm.huber_delta"
     )
     distillation: Distillation | None = None  # of supervised training with a teacher
+
+    @property
+    def learns_entropy(self) -> bool:
+        """True if the loss has an entropy bonus at any time of the run."""
+        return bool(self.entropy_coef or self.entropy_coef_end)
+
+    def at(self, done: float) -> LossSettings:
+        """The settings when this fraction of the run is done.
+
+        >>> LossSettings(entropy_coef=0.02, entropy_coef_end=0.01).at(0.5).entropy_coef
+        0.015
+        """
+        if self.entropy_coef_end is None:
+            return self
+        change = self.entropy_coef_end - self.entropy_coef
+        return replace(self, entropy_coef=self.entropy_coef + change * min(1.0, done))
 
     @property
     def weight_level(self) -> ImportanceSamplingLevel:

@@ -286,18 +286,22 @@ class Learner:
             raise ValueError("this one only scores; make it with learns=True")
         self._require_loaded(*PARTS)
         self._optimizer.zero_grad()  # of a call that failed midway
+        position = self.step if position is None else position
+        settings = self._settings.loss.at(position / max(1, self._settings.optimizer.total_steps))
         metrics: list[dict[str, Tensor]] = []
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
             outputs = self._forward(packed, part)
-            loss, of_part = part_of_loss(self._head, outputs, part, packed, self._settings.loss, totals)
+            loss, of_part = part_of_loss(self._head, outputs, part, packed, settings, totals)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
         statistics = added_up(together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}]))
-        limits = overstepped(statistics, self._settings.loss)
+        if self._head is Head.POLICY and settings.entropy_coef_end is not None:
+            statistics["entropy_coef"] = settings.entropy_coef
+        limits = overstepped(statistics, settings)
         is_finite = math.isfinite(statistics.get("loss", 0.0))
         return statistics | limits | self._update(is_finite, not any(limits.values()), position)
 
@@ -354,12 +358,12 @@ class Learner:
         state = learner_state(self.module, self._optimizer, progress, self._device)
         return state if self._norms is None else {**state, NORMS: self._norms.state}
 
-    def _update(self, is_finite: bool, is_wanted: bool, position: int | None) -> dict[str, float]:
+    def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:
         """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
         settings = self._settings.optimizer
         parameters = [each for each in self._outputs.parameters() if each.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
-        rate, size = learning_rate(settings, self.step if position is None else position), float(norm)
+        rate, size = learning_rate(settings, position), float(norm)
         is_finite = is_finite and math.isfinite(size)
         stats = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
         is_outlier = self._norms is not None and is_finite and self._norms.is_outlier(size, settings.max_grad_norm)

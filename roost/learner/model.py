@@ -157,7 +157,7 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head, comp
         model.get_output_embeddings(),
         chunk=settings.logit_tokens or max(1, LOGIT_BYTES // (4 * model.config.get_text_config().vocab_size)),
         temperature=settings.temperature,
-        learns_entropy=settings.loss.entropy_coef != 0,
+        learns_entropy=settings.loss.learns_entropy,
         distillation=settings.loss.distillation,
         compiles=compiles,
     )

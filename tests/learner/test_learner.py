@@ -182,6 +182,19 @@ def test_entropy_is_learnt_only_where_asked(learner):
     assert spread.learn(samples, totals_of(samples))["entropy"] > plain.learn(samples, totals_of(samples))["entropy"]
 
 
+def test_the_entropy_bonus_follows_its_schedule(learner):
+    samples = random_samples(12, 9)
+    optimizer = OptimizerSettings(learning_rate=0.0, total_steps=4)
+    falling = learner(loss=LossSettings(entropy_coef=1.0, entropy_coef_end=0.0), optimizer=optimizer)
+    told = [falling.learn(samples, totals_of(samples), position) for position in (0, 1, 4, 9)]
+    assert [one["entropy_coef"] for one in told] == [1.0, 0.75, 0.0, 0.0]
+    expected = [one["policy_loss"] - coef * one["entropy"] for one, coef in zip(told, (1.0, 0.75, 0, 0), strict=True)]
+    assert [one["loss"] for one in told] == pytest.approx(expected, rel=1e-5)
+    rising = learner(loss=LossSettings(entropy_coef_end=1.0), optimizer=optimizer)
+    assert rising.learn(samples, totals_of(samples), 2)["entropy_coef"] == 0.5
+    assert "entropy_coef" not in learner().learn(samples, totals_of(samples))
+
+
 def test_a_critic_learns_what_to_expect(learner):
     critic = learner(head=VALUE)
     samples = [
