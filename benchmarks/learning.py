@@ -1,10 +1,13 @@
-"""Whether Roost learns: the sums of examples/arithmetic in every mode, from several seeds; see docs/benchmarks.md."""
+"""Whether Roost learns: the sums of examples/arithmetic in every mode, with every loss, with engines that disagree with
+the learner and with stale samples, from several seeds; see docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -19,81 +22,171 @@ from verdicts import JsonFile, Verdict, print_verdicts, write_results
 from roost.rollout.arithmetic import write_arithmetic_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "arithmetic"
-# Each mode: an example, and what else it needs.
-MODES: dict[str, tuple[str, dict[str, Any]]] = {
-    "collocated": ("collocated.yaml", {}),
-    "disaggregated, asynchronous": ("rlinf.yaml", {"max_staleness": 1}),
-    "hybrid": ("hybrid.yaml", {}),
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """An example of examples/arithmetic, and what is changed in it."""
+
+    example: str
+    train: Mapping[str, Any] = field(default_factory=dict)
+    noise: float = 0.0  # of the engine's weights, relative
+    should_learn: bool = True
+
+
+MODES = {
+    "collocated": Scenario("collocated.yaml"),
+    "disaggregated, asynchronous": Scenario("rlinf.yaml", {"max_staleness": 1}),
+    "hybrid": Scenario("hybrid.yaml"),
 }
+LOSSES = {
+    "grpo": {"advantage_estimator": "grpo"},
+    "dr. grpo": {"advantage_estimator": "group_mean", "loss_aggregation": "seq-mean-token-sum-norm"},
+    "dapo": {"clip_range_high": 0.28, "loss_aggregation": "token-mean", "dual_clip": 3.0},
+    "gspo": {"importance_sampling_level": "sequence"},
+    "loop": {"importance_sampling_level": "trajectory"},
+    "cispo": {"loss_type": "cispo"},
+    "sapo": {"loss_type": "sapo"},
+    "topr": {"loss_type": "topr"},
+    "kimi k1.5": {"loss_type": "kimi15"},
+    "reinforce": {"importance_sampling_level": "none"},
+    "reinforce++ with baseline": {"advantage_estimator": "reinforce++_baseline"},
+    "rollout log-probs": {"old_logprobs": "rollout"},
+    "decoupled": {"old_logprobs": "decoupled"},
+    "top-p 0.9, replayed": {"top_p": 0.9, "sampling_mask_replay": True},
+}
+NOISE, LAG = 0.05, 4
+STALE: dict[str, Any] = {"max_staleness": LAG, "old_logprobs": "rollout", "importance_sampling_level": "none"}
+MISMATCHES = {
+    "noisy engine": Scenario("collocated.yaml", noise=NOISE, should_learn=False),
+    "noisy engine, corrected": Scenario("collocated.yaml", {"rollout_is": "token"}, NOISE),
+    "stale": Scenario("rlinf.yaml", STALE, should_learn=False),
+    "stale, corrected": Scenario("rlinf.yaml", {"max_staleness": LAG, "old_logprobs": "decoupled"}),
+}
+SCENARIOS = MODES | {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()} | MISMATCHES
+# Starts the built-in engine with noise on the weights that it computes with, other noise for each policy version. The
+# weights that it was sent stay as they are between steps, so that their checksums are those of the learner.
+NOISY_ENGINE = """#!{python}
+import runpy, sys
+import torch
+from roost.torch_engine.engine import TorchEngine
+
+step, noise = TorchEngine._step, dict()
+
+def swapped(engine):
+    for weight, other in zip(engine.model.module.parameters(), noise[engine.version], strict=True):
+        weight.data, other.data = other.data, weight.data
+
+def noisy_step(engine):
+    if engine.version not in noise:
+        random = torch.Generator().manual_seed(engine.version)
+        noise.clear()
+        noise[engine.version] = [
+            weight.data * (1 + {scale} * torch.randn(weight.shape, generator=random))
+            for weight in engine.model.module.parameters()
+        ]
+    swapped(engine)
+    try:
+        return step(engine)
+    finally:
+        swapped(engine)
+
+TorchEngine._step = noisy_step
+sys.argv = sys.argv[2:]  # -m, the module, and its arguments
+runpy.run_module("roost.torch_engine", run_name="__main__", alter_sys=True)
+"""
 LAST = 3  # steps whose mean is the reward at the end: one step has 400 samples
 AT_FIRST, AT_LAST = 0.2, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """A run: what it earned in its first step and in its last ones."""
+    """A run: its rewards in the first step and in the last ones."""
 
-    mode: str
+    scenario: str
     seed: int
     first: float
+    best: float
     last: float
+    mismatch: float  # mean KL of engine and learner
     staleness: float  # the largest
     seconds: float  # of all steps
 
 
 def main(
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each mode.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each scenario.")] = 3,
     steps: Annotated[int, typer.Option(min=LAST, help="Of each run.")] = 40,
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run.")] = 600,
-    only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(MODES)}; all if left out.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}; the modes if left out.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Train on the CPU, and print rewards beside the targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     chosen = only or list(MODES)
-    unknown = set(chosen) - set(MODES)
+    unknown = set(chosen) - set(SCENARIOS)
     if unknown:
-        raise SystemExit(f"there is no mode {unknown.pop()}; there are {', '.join(MODES)}")
+        raise SystemExit(f"there is no scenario {unknown.pop()}; there are {', '.join(SCENARIOS)}")
     runs = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
-        for mode in chosen:
+        for name in chosen:
             for seed in range(seeds):
-                progress.print(f"{mode}, seed {seed}")
-                runs.append(learnt(mode, seed, steps, Path(made), limit))
+                progress.print(f"{name}, seed {seed}")
+                runs.append(learnt(name, seed, steps, Path(made), limit))
+                progress.print(str(runs[-1]))
     report(runs, console)
-    judged = [verdict(mode, [run for run in runs if run.mode == mode]) for mode in chosen]
+    judged = [
+        verdict(name, [run for run in runs if run.scenario == name]) for name in chosen if SCENARIOS[name].should_learn
+    ]
     print_verdicts(judged, console)
     if json_file is not None:
         write_results(json_file, {"runs": [asdict(run) for run in runs]}, judged)
 
 
-def learnt(mode: str, seed: int, steps: int, folder: Path, limit: float) -> Learnt:
+def learnt(name: str, seed: int, steps: int, folder: Path, limit: float) -> Learnt:
     """Train a model of its own: another seed is another beginning, other draws and another order."""
-    name, more = MODES[mode]
-    config = yaml.safe_load((EXAMPLES / name).read_text())
+    scenario = SCENARIOS[name]
+    config = yaml.safe_load((EXAMPLES / scenario.example).read_text())
     config["actor"]["model"]["model_path"] = str(write_arithmetic_model(folder / f"model {seed}", seed))
     config["actor"]["seed"] = seed
     config["runner"]["max_steps"] = steps
-    config["train"] |= more
-    metrics = train_roost.run(config, folder / f"{mode} {seed}", limit)
+    config["train"] |= scenario.train
+    if scenario.noise:
+        config["train"]["engine_options"]["python"] = str(noisy_engine(folder / "noisy_engine", scenario.noise))
+    metrics = train_roost.run(config, folder / f"{name} {seed}", limit)
     rewards = [row["reward/mean"] for row in metrics]
+    apart = [row[key] for row in metrics for key in ("mismatch/kl_k3", "drift/kl_k3") if key in row]
     staleness, seconds = max(row["staleness/max"] for row in metrics), sum(row["time/step"] for row in metrics)
-    return Learnt(mode, seed, rewards[0], mean(rewards[-LAST:]), staleness, seconds)
+    ends = rewards[0], max(rewards), mean(rewards[-LAST:])
+    return Learnt(name, seed, *ends, mean(apart or [0.0]), staleness, seconds)
+
+
+def noisy_engine(file: Path, scale: float) -> Path:
+    """An interpreter for the engine that adds noise to its weights."""
+    file.write_text(NOISY_ENGINE.format(python=sys.executable, scale=scale))
+    file.chmod(0o755)
+    return file
 
 
 def report(runs: Sequence[Learnt], console: Console) -> None:
-    columns = ("mode", "seed", "reward at first", "at last", "largest staleness", "seconds")
+    columns = ("scenario", "seed", "reward at first", "at best", "at last", "mismatch", "largest staleness", "seconds")
     table = Table(*columns, title="Sums learnt from nothing", title_justify="left")
     for run in runs:
-        numbers = f"{run.first:.3f}", f"{run.last:.3f}", f"{run.staleness:g}", f"{run.seconds:.0f}"
-        table.add_row(run.mode, str(run.seed), *numbers)
+        rewards = f"{run.first:.3f}", f"{run.best:.3f}", f"{run.last:.3f}"
+        table.add_row(
+            run.scenario,
+            str(run.seed),
+            *rewards,
+            f"{run.mismatch:.2g}",
+            f"{run.staleness:g}",
+            f"{run.seconds:.0f}",
+        )
     console.print(table)
 
 
-def verdict(mode: str, runs: Sequence[Learnt]) -> Verdict:
-    """Every seed counts: one that does not learn is a mode that does not always work."""
+def verdict(name: str, runs: Sequence[Learnt]) -> Verdict:
+    """Every seed counts: one that does not learn is a scenario that does not always work."""
     first, last = max(run.first for run in runs), min(run.last for run in runs)
-    target = f"{mode}: reward from at most {AT_FIRST} to at least {AT_LAST}, each of {len(runs)} seeds"
+    target = f"{name}: reward from at most {AT_FIRST} to at least {AT_LAST}, each of {len(runs)} seeds"
     return Verdict(target, f"{first:.3f} at most, {last:.3f} at least", first <= AT_FIRST and last >= AT_LAST)
 
 
