@@ -137,13 +137,14 @@ class Seer(Worker):
 
 
 def test_workers_see_their_devices_alone(tmp_path):
+    """A process that is placed on a node sees all devices of the node, as in RLinf."""
     with Cluster(num_nodes=1, log_dir=str(tmp_path)) as cluster:
         on_device = Seer.create_group().launch(
             cluster, name="on_device", placement_strategy=PackedPlacementStrategy(0, 0)
         )
-        on_host = Seer.create_group().launch(cluster, name="on_host", placement_strategy=NodePlacementStrategy([0]))
+        on_node = Seer.create_group().launch(cluster, name="on_node", placement_strategy=NodePlacementStrategy([0]))
         assert on_device.seen().wait() == [(1, "0")]
-        assert [count for count, _ in on_host.seen().wait()] == [0]
+        assert on_node.seen().wait() == [(1, "0")]
 
 
 @pytest.mark.parametrize(("mask", "devices"), [("0", 1), ("", 0)])

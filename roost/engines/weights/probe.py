@@ -63,7 +63,7 @@ def _total(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     start = 0
-    if tensor.is_cuda and find_spec("triton") and flat.data_ptr() % 8 == 0:
+    if tensor.is_cuda and flat.numel() >= 8 and flat.data_ptr() % 8 == 0 and find_spec("triton"):
         from roost.engines.weights.hash_kernel import add_hashes
 
         start = flat.numel() // 8 * 8
