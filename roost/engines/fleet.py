@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.sync import (
     Connect,
     CurrentWeights,
+    Leave,
     WeightCheck,
     WeightSync,
     WrongWeights,
@@ -82,7 +83,6 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
 T = TypeVar("T")
 RUNNING = (EngineState.READY, EngineState.BEHIND)
 LEAVE_LIMIT_S = 2.0  # for answers of an engine that leaves; requests without one are sent to another engine
-Leave = Callable[[], Awaitable[None]]  # called when the learner can move its weights off a shared device
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +351,12 @@ class Fleet:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    async def update(self, update: WeightUpdate, in_flight: InFlight = InFlight.DRAIN) -> None:
+    async def update(
+        self, update: WeightUpdate, in_flight: InFlight = InFlight.DRAIN, leave: Leave | None = None
+    ) -> None:
         """Sync every engine to a weight update; sleeping ones are woken for it.
+
+        `leave` is called when the engines have the weights, before those that slept restore their KV caches.
 
         An engine that cannot load it by any weight route is restarted on its old weights, if they are still available.
         If no engine loads the update, UpdateFailed is raised, and the fleet stays on its version.
@@ -364,9 +368,11 @@ class Fleet:
             check_base(members, update, self._sleep_level)
             if not members:
                 self._hold_for_the_lost(update)
+                if leave is not None:
+                    await leave()
                 return
             self._current.learner_goes_on()  # the learner already has the new weights
-            sync = self._current.sync(update, in_flight)
+            sync = self._current.sync(update, in_flight, leave)
             await self.pool.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
             with self._span("update", members, update):
                 errors = await sync.bring(members)
@@ -432,15 +438,20 @@ class Fleet:
             await self._settle_each(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
 
-    async def wake(self, update: WeightUpdate | None = None, in_flight: InFlight = InFlight.DRAIN) -> None:
+    async def wake(
+        self,
+        update: WeightUpdate | None = None,
+        in_flight: InFlight = InFlight.DRAIN,
+        leave: Leave | None = None,
+    ) -> None:
         """Wake the engines, with the weights of a weight update if one is given; those lost while asleep are restarted.
 
-        `in_flight` applies to engines that were not asleep.
+        `in_flight` applies to engines that were not asleep, `leave` is that of `update`.
         """
         self._has_devices = True
         if update is not None:
             with self._span("wake", self.pool.standing(EngineState.ASLEEP), update):
-                await self.update(update, in_flight)
+                await self.update(update, in_flight, leave)
         else:
             await self._wake_as_they_were()
         for member in self.pool.standing(EngineState.LOST):

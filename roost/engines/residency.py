@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from roost.engines.fleet import Fleet, Leave
+from roost.engines.fleet import Fleet
 from roost.engines.protocol import InFlight, UpdateFailed
+from roost.engines.weights.sync import Leave
 from roost.engines.weights.update import WeightUpdate
 from roost.placement.memory.residency import Decision
 
@@ -46,9 +47,7 @@ class EngineSwitch:
         if self.decision is Decision.KEEP:
             await self._update(fleet, update)
         elif self.decision is Decision.SLEEP:
-            await fleet.wake(update, self.in_flight)
-            if leave is not None:
-                await leave()
+            await fleet.wake(update, self.in_flight, leave)
         else:
             if self.displaced is not None:
                 await self._update(fleet, update)  # servers that kept running

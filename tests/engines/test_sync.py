@@ -135,6 +135,61 @@ def brought_by_probe(tmp_path, baseline):
     return reported
 
 
+@pytest.mark.parametrize("route", [WeightRoute.DEVICE, WeightRoute.RELOAD, WeightRoute.ADAPTER])
+def test_the_learner_leaves_the_device_before_the_kv_caches_are_restored(route, tmp_path):
+    with running_standin(NEW, opens_token_route=False, sleeps=True) as (url, server):
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
+        server.on_v1_completions = lambda asked: (200, scored)
+
+        def woken():
+            return [asked.query["tags"] for asked in server.asked if asked.path == "/wake_up"]
+
+        async def scenario():
+            members = [Member(Owner(url)) for _ in range(2)]
+            for member in members:
+                await member.connect(connect(EngineKind.VLLM, url, sleeps=True))
+                member.standing = EngineState.ASLEEP
+            when_left = []
+
+            async def leave():
+                await asyncio.sleep(0.05)  # another engine must wait for it
+                when_left.append(woken())
+
+            connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
+            sync = WeightSync(release_by(route), tmp_path, connecting, InFlight.DRAIN, leave=leave)
+            async with asyncio.timeout(HANG_S):
+                errors = await sync.bring(members)
+            for member in members:
+                await member.disconnect()
+            return errors, when_left
+
+        assert asyncio.run(scenario()) == ({}, [[["weights"]] * 2])
+        assert woken() == [["weights"]] * 2 + [["kv_cache"]] * 2
+
+
+def test_the_learner_leaves_once_where_no_engine_slept(tmp_path):
+    with running_standin(NEW, opens_token_route=False) as (url, _):
+
+        async def scenario():
+            member = Member(Owner(url))
+            await member.connect(connect(EngineKind.VLLM, url))
+            member.standing, member.useless_routes = EngineState.UPDATING, set(WeightRoute)
+            left = []
+
+            async def leave():
+                left.append(True)
+
+            update = release_by(WeightRoute.RELOAD)
+            sync = WeightSync(update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, leave=leave)
+            async with asyncio.timeout(HANG_S):
+                errors = await sync.bring([member])
+            await member.disconnect()
+            return list(errors), left
+
+        assert asyncio.run(scenario()) == (["one"], [True])
+
+
 ASLEEP = [
     pytest.param(EngineState.ASLEEP, 2, "adapter", True, id="dropped"),
     pytest.param(EngineState.ASLEEP, 1, "adapter", False, id="kept"),

@@ -67,11 +67,11 @@ class CurrentWeights:
         update = self.update
         return update is None or bool(update.checkpoint or update.adapter or self.is_written or self.sender_holds_it)
 
-    def sync(self, update: WeightUpdate, in_flight: InFlight) -> WeightSync:
+    def sync(self, update: WeightUpdate, in_flight: InFlight, leave: Leave | None = None) -> WeightSync:
         """Create a sync with a new folder, because a retried version may have other weights."""
         self._syncs += 1
         folder = self._folder / f"version-{update.version}-{self._syncs}"
-        return WeightSync(update, folder, self._connect, in_flight, self._report)
+        return WeightSync(update, folder, self._connect, in_flight, self._report, leave)
 
     def sync_again(self) -> WeightSync | None:
         """Sync of the current update, which must be available, for one engine; None for the initial weights."""
@@ -184,6 +184,7 @@ def raise_first(outcomes: Iterable[EngineError | None]) -> None:
             raise error
 
 
+Leave = Callable[[], Awaitable[None]]  # called when the learner can move its weights off a shared device
 SENT = (WeightRoute.DEVICE, WeightRoute.SHARED_MEMORY, WeightRoute.BROADCAST)
 Connect = Callable[[ServerSpec, str], Engine]
 
@@ -226,7 +227,9 @@ class WeightSync:
         connect: Connect,
         in_flight: InFlight,
         report: Callable[[str], None] = lambda text: None,
+        leave: Leave | None = None,
     ) -> None:
+        """`leave` is called once, before the first engine that slept restores its KV cache, or else at the end."""
         self.folder = folder  # checkpoint folder for engines that read the update from disk
         self.whole: set[str] = set()  # members that failed but still have their old weights
         self._update = update
@@ -234,6 +237,8 @@ class WeightSync:
         self._in_flight = in_flight
         self._report = report
         self._writing = asyncio.Lock()
+        self._leave = leave
+        self._leaving = asyncio.Lock()
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
         """Load the update on all members, each by the best route that works; return the errors of the others."""
@@ -272,6 +277,7 @@ class WeightSync:
                 why = str(error).partition("\n")[0]
                 self._report(f"{member.name} failed to load version {update.version} by {route}: {why}; {instead}")
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
+        await self._learner_leaves()
         return {member.name: error for member, error in errors.items()}
 
     async def write_for(self, members: Sequence[Member]) -> None:
@@ -350,6 +356,8 @@ class WeightSync:
 
     async def _restart(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
+        if member.standing is EngineState.ASLEEP:
+            await self._learner_leaves()
         await member.disconnect()
         member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
@@ -385,10 +393,18 @@ class WeightSync:
 
     async def _close(self, member: Member) -> None:
         if member.standing is EngineState.ASLEEP:
+            await self._learner_leaves()
             await member.engine.wake([Part.KV_CACHE])
             member.standing = EngineState.UPDATING
         else:
             await member.engine.resume()
+
+    async def _learner_leaves(self) -> None:
+        """Let the learner free the devices, whose memory the KV caches need."""
+        async with self._leaving:
+            leave, self._leave = self._leave, None
+            if leave is not None:
+                await leave()
 
     async def _note_answers(self, member: Member) -> None:
         """Record the engine's probe answers before the update, to check that they change."""
