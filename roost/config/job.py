@@ -55,6 +55,7 @@ class Notation(StrEnum):
     MILES = "miles"
     OPENRLHF = "openrlhf"
     NEMO = "nemo"
+    SKYRL = "skyrl"
 
     @property
     def program(self) -> str:
@@ -83,6 +84,7 @@ _PROGRAMS = {
     Notation.LOOP: "ml-loop",
     Notation.OPENRLHF: "OpenRLHF",
     Notation.NEMO: "NeMo-RL",
+    Notation.SKYRL: "SkyRL",
 }
 TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
 _MACHINE_KEYS = {
@@ -92,6 +94,10 @@ _MACHINE_KEYS = {
     Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
     Notation.NEMO: (("cluster", "num_nodes"), ("cluster", "gpus_per_node")),
+    Notation.SKYRL: (
+        ("trainer", "placement", "policy_num_nodes"),
+        ("trainer", "placement", "policy_num_gpus_per_node"),
+    ),
 }
 
 

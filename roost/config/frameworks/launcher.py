@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import nemo, openrlhf, slime, verl
+from roost.config.frameworks import nemo, openrlhf, skyrl, slime, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -42,6 +42,7 @@ class Framework:
 
 
 FRAMEWORKS = (
+    Framework(Notation.SKYRL, skyrl.PROGRAM, read_overrides, skyrl.read_skyrl, skyrl.PLACING, skyrl.is_skyrl),
     Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
     Framework(
         Notation.NEMO, nemo.PROGRAM, read_overrides, nemo.read_nemo, nemo.PLACING, nemo.accepts, nemo.with_config_file

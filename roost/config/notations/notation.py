@@ -24,6 +24,7 @@ _SIGNS = {
     Notation.LOOP: "rl.gpu_allocation (ml-loop)",
     Notation.VERL: "actor_rollout_ref (verl)",
     Notation.NEMO: "policy with cluster.gpus_per_node (NeMo-RL)",
+    Notation.SKYRL: "trainer.placement (SkyRL)",
 }
 
 
@@ -115,6 +116,7 @@ def recognise(root: Section) -> Notation | None:
         Notation.ROLL: has_roles(values),
         Notation.VERL: "actor_rollout_ref" in values,
         Notation.NEMO: is_nemo(values),
+        Notation.SKYRL: isinstance(values.get("trainer"), Mapping) and "placement" in values["trainer"],
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:

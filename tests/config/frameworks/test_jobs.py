@@ -16,6 +16,7 @@ PROGRAMS = {
     "slime": "train.py",
     "miles": "train.py",
     "openrlhf": "openrlhf.cli.train_ppo_ray",
+    "skyrl": "skyrl.train.entrypoints.main_base",
 }
 CASES = [pytest.param(name, job, id=f"{name}-{job['source']}") for name, jobs in JOBS.items() for job in jobs]
 

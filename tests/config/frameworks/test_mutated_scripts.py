@@ -49,6 +49,13 @@ ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes ${NODE
    --vllm.num_engines $((GPUS / 2)) --vllm.tensor_parallel_size 2 --train.colocate_all --algo.kl.init_coef 1e-3 \\
    --reward.remote_url "$URL" --vllm.enable_sleep --critic.num_gpus_per_node 8
 """,
+    """#!/bin/bash
+: "${NUM_GPUS:=4}"
+uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base data.train_data="['$HOME/train.parquet']" \\
+  trainer.placement.policy_num_gpus_per_node=$NUM_GPUS trainer.placement.ref_num_gpus_per_node=$NUM_GPUS \\
+  generator.inference_engine.num_engines=$((NUM_GPUS / 2)) generator.inference_engine.tensor_parallel_size=2 \\
+  trainer.algorithm.use_kl_loss=$(cat kl) trainer.placement.colocate_all=false $@
+""",
 )
 # Each would leave a file if it were executed.
 HARM = (

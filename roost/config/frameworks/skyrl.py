@@ -1,0 +1,432 @@
+"""SkyRL: keys `a.b=c` behind `skyrl.train.entrypoints.main_base` and its relatives.
+
+With `colocate_all` the policy, the reference, the critic and the engines share one group of GPUs. Otherwise the policy
+and the reference share the policy's nodes, and the critic and the engines have GPUs of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted
+from roost.config.frameworks.arguments import Arguments
+from roost.config.frameworks.pools import USUAL_WIDTH, Machines, check_divides, component, machines_for
+from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.known_keys.reasons import PLACING as FOR_PLACING
+from roost.config.known_keys.tables import Entry
+from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.section import Section
+from roost.config.shell.reading import Command
+
+VERSION = "SkyRL of 2026-08-21 (a9564572e)"
+DEFAULTS: Mapping[str, Any] = {
+    "trainer.placement.colocate_all": True,
+    "trainer.placement.colocate_policy_ref": True,
+    "trainer.placement.num_nodes": 1,  # of the policy, the reference and the critic, each
+    "trainer.placement.num_gpus_per_node": 1,
+    "trainer.algorithm.use_kl_loss": True,
+    "trainer.algorithm.use_kl_in_reward": False,
+    "trainer.strategy": "fsdp",
+    "trainer.policy.model.path": "Qwen/Qwen2.5-1.5B-Instruct",
+    "trainer.max_prompt_length": 512,
+    "generator.sampling_params.max_generate_length": 1024,
+    "generator.inference_engine.num_engines": 1,
+    "generator.inference_engine.gpu_memory_utilization": 0.8,
+    "placement.num_nodes": 1,  # of supervised fine-tuning
+    "placement.num_gpus_per_node": 4,
+}
+# Keys of engines before 2026, directly in `generator`.
+OLD = {
+    "num_engines": "num_inference_engines",
+    "tensor_parallel_size": "inference_engine_tensor_parallel_size",
+    "pipeline_parallel_size": "inference_engine_pipeline_parallel_size",
+    "data_parallel_size": "inference_engine_data_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "backend": "backend",
+    "run_engines_locally": "run_engines_locally",
+    "external_server_urls": "remote_inference_engine_urls",
+}
+PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|entrypoints[./]\w+|main|serve)(?:\.py)?")
+OWN_PROGRAM = re.compile(r"(?:.*/)?skyrl(?:_train)?[./](?:.*[./])?(?:entrypoints[./]\w+|main_sft)(?:\.py)?")
+ROLES = {"policy": "actor", "ref": "reference", "critic": "critic"}
+PLACING = tuple(
+    Entry(
+        FOR_PLACING,
+        f"""trainer.placement.{{colocate_all,colocate_policy_ref}}
+        trainer.placement.{{policy,ref,critic}}_num_nodes trainer.placement.{{policy,ref,critic}}_num_gpus_per_node
+        trainer.algorithm.{{use_kl_loss,use_kl_in_reward}} trainer.{{policy,critic,ref}}.model.path
+        trainer.policy.model.lora.rank trainer.{{strategy,max_prompt_length,max_tokens_per_microbatch}}
+        trainer.gradient_checkpointing trainer.policy.sequence_parallel_size
+        trainer.policy.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
+        trainer.policy.megatron_config.context_parallel_size trainer.fully_async.{{enabled,simulate_training}}
+        generator.inference_engine.{{num_engines,tensor_parallel_size,pipeline_parallel_size,data_parallel_size}}
+        generator.inference_engine.{{run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
+        generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend}}
+        generator.{{{",".join(OLD.values())}}} generator.sampling_params.max_generate_length
+        placement.{{num_nodes,num_gpus_per_node}} model.path model.lora.rank strategy""",
+    ).patterns()
+)
+
+
+def is_skyrl(command: Command, program: str, arguments: Arguments) -> bool:
+    """Return True for SkyRL's own programs, and for others with keys that only it has."""
+    return OWN_PROGRAM.fullmatch(program) is not None or has_keys(arguments.values)
+
+
+def has_keys(values: Mapping[Any, Any]) -> bool:
+    trainer, generator = values.get("trainer"), values.get("generator")
+    engines = ("inference_engine", "num_inference_engines")
+    return (isinstance(trainer, Mapping) and "placement" in trainer) or (
+        isinstance(generator, Mapping) and any(key in generator for key in engines)
+    )
+
+
+def read_skyrl(root: Section, notation: Notation) -> Job:
+    """Read the keys of a SkyRL job."""
+    return _SkyRL(root).job()
+
+
+@dataclass(slots=True)
+class _SkyRL:
+    root: Section
+    components: list[Component] = field(default_factory=list)
+
+    def job(self) -> Job:
+        if self._program().endswith("main_sft"):
+            return self._supervised()
+        shares_all = self._flag("trainer.placement.colocate_all")
+        engines, size = (0, 1) if self._is_elsewhere(shares_all) else self._engine_numbers()
+        started = self._started()
+        if self._is_async() and shares_all:
+            self.root.findings.error(
+                "RST-N058",
+                self._where("trainer.placement.colocate_all"),
+                "gives the engines no GPUs of their own",
+                "the job generates while it learns; colocate_all is true by default, and SkyRL ends with an assertion",
+                "write trainer.placement.colocate_all=false",
+            )
+        counts = {role: self._count(role) for role in ROLES}
+        for role in ("ref", "critic"):
+            if started[role] and (shares_all or (role == "ref" and self._shares_ref())):
+                self._check_equal(role, counts, is_product=shares_all)
+        if shares_all and started["policy"]:
+            self._check_engines(engines, size, counts["policy"])
+        machines = self._machines(counts, started, engines * size, shares_all)
+        self._report_unused(started)
+        learner = machines.pools["policy"].devices if started["policy"] else ()
+        for role in ROLES:
+            if started[role]:
+                devices = learner if shares_all or role not in machines.pools else machines.pools[role].devices
+                self._learner(role, devices)
+        own = machines.pools["engines"].devices if "engines" in machines.pools else learner
+        self._engines(own[: engines * size], size)
+        self._report_machines(machines)
+        return self._as_job(
+            machines, {"engines_sleep": shares_all} | ({"async_rollouts": True} if self._is_async() else {})
+        )
+
+    def _as_job(self, machines: Machines, settings: Mapping[str, object]) -> Job:
+        return Job(
+            Notation.SKYRL,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=machines.count,
+            accelerators_per_node=machines.width,
+            settings=settings,
+        )
+
+    def _supervised(self) -> Job:
+        """Supervised fine-tuning: a learner only."""
+        section = self.root.below("placement")
+        nodes = section.whole_number("num_nodes", 1, DEFAULTS["placement.num_nodes"], MAX_NODES) or 1
+        key = "num_gpus_per_node"
+        per_node = section.whole_number(key, 1, DEFAULTS[f"placement.{key}"], MAX_ACCELERATORS_PER_NODE) or 1
+        machines = machines_for({"policy": (nodes, per_node)})
+        path = first_text((self.root.below("model"), "path"))
+        rank = first_number((self.root.below("model", "lora"), "rank"))
+        strategy = first_text((self.root, "strategy")) or DEFAULTS["trainer.strategy"]
+        model = ModelUse(
+            path,
+            read_model_config(path),
+            strategy=strategy,
+            lora_rank=int(rank) if rank else None,
+            sharding=_sharding(strategy),
+        )
+        requested = DeviceList(machines.pools["policy"].devices, 1)
+        self.components.append(
+            component("actor", "placement", section.where(key), requested, Role.LEARNER, None, model)
+        )
+        return self._as_job(machines, {})
+
+    # --- keys
+
+    def _program(self) -> str:
+        launch = self.root.source.launch
+        return launch.program.removesuffix(".py") if launch is not None else ""
+
+    def _section(self, path: str) -> tuple[Section, str]:
+        *above, key = path.split(".")
+        return self.root.below(*above), key
+
+    def _flag(self, path: str) -> bool:
+        section, key = self._section(path)
+        return section.flag(key, bool(DEFAULTS.get(path, False)))
+
+    def _where(self, path: str) -> Where:
+        return self.root.where(*path.split("."))
+
+    def _engine_key(self, key: str) -> tuple[Section, str]:
+        """The section and the key of a setting of the engines, where it is written."""
+        section, generator = self.root.below("generator", "inference_engine"), self.root.below("generator")
+        is_old = key not in section and OLD.get(key, "") in generator
+        return (generator, OLD[key]) if is_old else (section, key)
+
+    def _engine_number(self, key: str, minimum: int, default: int) -> int:
+        section, written = self._engine_key(key)
+        return section.whole_number(written, minimum, default) or minimum
+
+    def _engine_where(self, key: str) -> Where:
+        section, written = self._engine_key(key)
+        return section.where(written)
+
+    def _is_async(self) -> bool:
+        return self._flag("trainer.fully_async.enabled") or "async" in self._program().rpartition(".")[2]
+
+    def _started(self) -> dict[str, bool]:
+        """The learners that the job starts."""
+        name = self._program().rpartition(".")[2].rpartition("/")[2]
+        trains = name not in ("serve", "main_generate") and not self._flag("trainer.fully_async.simulate_training")
+        in_loss, in_reward = (self._flag(f"trainer.algorithm.{key}") for key in ("use_kl_loss", "use_kl_in_reward"))
+        algorithm = self.root.below("trainer", "algorithm")
+        if trains and in_loss and in_reward:
+            self.root.findings.error(
+                "RST-N068",
+                algorithm.where("use_kl_in_reward"),
+                "cannot be used with trainer.algorithm.use_kl_loss",
+                "use_kl_loss is true by default; SkyRL ends with an assertion",
+                "write trainer.algorithm.use_kl_loss=false",
+            )
+        elif trains and in_loss and "use_kl_loss" not in algorithm:
+            self.root.findings.note(
+                "RST-N080",
+                algorithm.where("use_kl_loss"),
+                "a reference is started, though the job does not ask for one",
+                "trainer.algorithm.use_kl_loss is not written, and its default is true",
+                "write trainer.algorithm.use_kl_loss=false to do without it",
+            )
+        critic = first_text((self.root.below("trainer", "critic", "model"), "path"))
+        return {"policy": trains, "ref": trains and (in_loss or in_reward), "critic": trains and critic is not None}
+
+    # --- learners
+
+    def _count(self, role: str) -> tuple[int, int]:
+        """Nodes of a role, and GPUs on each."""
+        section = self.root.below("trainer", "placement")
+        nodes, gpus = (DEFAULTS[f"trainer.placement.{key}"] for key in ("num_nodes", "num_gpus_per_node"))
+        return (
+            section.whole_number(f"{role}_num_nodes", 1, nodes, MAX_NODES) or 1,
+            section.whole_number(f"{role}_num_gpus_per_node", 1, gpus, MAX_ACCELERATORS_PER_NODE) or 1,
+        )
+
+    def _shares_ref(self) -> bool:
+        return self._flag("trainer.placement.colocate_policy_ref")
+
+    def _check_equal(self, role: str, counts: Mapping[str, tuple[int, int]], is_product: bool) -> None:
+        (nodes, per_node), (of_policy, width) = counts[role], counts["policy"]
+        if nodes * per_node == of_policy * width and (is_product or nodes == of_policy):
+            return
+        key = f"trainer.placement.{role}_num"
+        self.root.findings.error(
+            "RST-N066",
+            self._where(f"{key}_gpus_per_node"),
+            f"gives the {ROLES[role]} {nodes} x {counted(per_node, 'GPU')}, but it shares those of the policy, "
+            f"which has {of_policy} x {width}",
+            "the default is 1 x 1, whatever the policy has; SkyRL ends with an assertion",
+            f"write {key}_nodes={of_policy} {key}_gpus_per_node={width}",
+        )
+
+    def _report_unused(self, started: Mapping[str, bool]) -> None:
+        reasons = {
+            "ref": "neither trainer.algorithm.use_kl_loss nor use_kl_in_reward is true",
+            "critic": "trainer.critic.model.path is not set",
+        }
+        for role, why in reasons.items():
+            section, key = self.root.below("trainer", "placement"), f"{role}_num_gpus_per_node"
+            if started["policy"] and not started[role] and key in section:
+                what = f"gives GPUs to the {ROLES[role]}, which is never started"
+                self.root.findings.note("RST-N067", section.where(key), what, why, "remove it")
+
+    def _sizes(self) -> ParallelSizes:
+        policy = self.root.below("trainer", "policy")
+        if self._strategy() != "megatron":
+            return ParallelSizes(context=policy.whole_number("sequence_parallel_size", 1, 1) or 1)
+        megatron = policy.below("megatron_config")
+        return ParallelSizes(
+            megatron.whole_number("tensor_model_parallel_size", 1, 1) or 1,
+            megatron.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
+            megatron.whole_number("context_parallel_size", 1, 1) or 1,
+            megatron.whole_number("expert_model_parallel_size", 1, 1) or 1,
+        )
+
+    def _strategy(self) -> str:
+        return first_text((self.root.below("trainer"), "strategy")) or str(DEFAULTS["trainer.strategy"])
+
+    def _path(self) -> str:
+        return first_text((self.root.below("trainer", "policy", "model"), "path")) or str(
+            DEFAULTS["trainer.policy.model.path"]
+        )
+
+    def _learner(self, role: str, devices: Sequence[int]) -> None:
+        trainer = self.root.below("trainer")
+        where = self._where(f"trainer.placement.{role}_num_gpus_per_node")
+        sizes = self._sizes()
+        if role == "policy":
+            names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
+            check_divides(sizes, len(devices), where, self.root, names)
+        path = first_text((trainer.below(role, "model"), "path")) or self._path()
+        tokens = first_number((trainer, "max_tokens_per_microbatch"))
+        rank = first_number((trainer.below("policy", "model", "lora"), "rank"))
+        lengths = [
+            first_number(self._section(key)) or DEFAULTS[key]
+            for key in ("trainer.max_prompt_length", "generator.sampling_params.max_generate_length")
+        ]
+        is_frozen = role == "ref"
+        model = ModelUse(
+            path,
+            read_model_config(path),
+            sharding=_sharding(self._strategy()),
+            strategy=self._strategy(),
+            sequence=int(sum(lengths)),
+            tokens=int(tokens) if tokens and not is_frozen else None,
+            recomputes=trainer.flag("gradient_checkpointing", True),
+            offloads=OFFLOADED_PARTS if self._flag("trainer.placement.colocate_all") and not is_frozen else (),
+            lora_rank=int(rank) if rank and role == "policy" else None,
+        )
+        kind = Role.SCORER if is_frozen else Role.LEARNER
+        written = f"trainer.placement.{role}"
+        self.components.append(component(ROLES[role], written, where, DeviceList(devices, 1), kind, sizes, model))
+
+    # --- engines
+
+    def _is_elsewhere(self, shares_all: bool) -> bool:
+        """Return True if engines run elsewhere, at addresses that the job names."""
+        for key in ("external_proxy_url", "external_server_urls"):
+            section, written = self._engine_key(key)
+            is_given = section.values.get(written) is not None
+            is_old = written == OLD["external_server_urls"] and self._runs_engines()
+            if is_given and not is_old:
+                if shares_all:
+                    self.root.findings.error(
+                        "RST-N068",
+                        section.where(written),
+                        "cannot be used with trainer.placement.colocate_all",
+                        "engines elsewhere share no GPUs; colocate_all is true by default",
+                        "write trainer.placement.colocate_all=false",
+                    )
+                return True
+        return not self._runs_engines()
+
+    def _runs_engines(self) -> bool:
+        section, written = self._engine_key("run_engines_locally")
+        return section.flag(written, True)
+
+    def _engine_numbers(self) -> tuple[int, int]:
+        """Engines, and the GPUs of each."""
+        tensor, pipeline, data = (
+            self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline", "data")
+        )
+        count = self._engine_number("num_engines", 1, DEFAULTS["generator.inference_engine.num_engines"])
+        return count, tensor * pipeline * data
+
+    def _check_engines(self, engines: int, size: int, policy: tuple[int, int]) -> None:
+        gpus = policy[0] * policy[1]
+        if engines and engines * size != gpus:
+            fix = "choose a size of engines that divides it" if gpus % size else f"write num_engines={gpus // size}"
+            self.root.findings.error(
+                "RST-N066",
+                self._engine_where("num_engines"),
+                f"gives the engines {counted(engines * size, 'GPU')}, but they share the policy's {gpus}",
+                f"{counted(engines, 'engine')} * {size} = {engines * size}; colocate_all is true by default",
+                f"{fix}, or trainer.placement.colocate_all=false",
+            )
+
+    def _engines(self, devices: Sequence[int], size: int) -> None:
+        if not devices or len(devices) % size:
+            return  # elsewhere, or an error already
+        section, key = self._engine_key("gpu_memory_utilization")
+        fraction = fraction_of_device(section, key) or DEFAULTS["generator.inference_engine.gpu_memory_utilization"]
+        backend = first_text(self._engine_key("backend")) or "vllm"
+        model = ModelUse(self._path(), read_model_config(self._path()), memory_fraction=fraction, strategy=backend)
+        tensor, pipeline = (self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline"))
+        sizes, where = ParallelSizes(tensor, pipeline), self._engine_where("num_engines")
+        prefill = self._prefill(len(devices) // size) * size
+        parts = {"rollout_prefill": devices[:prefill], "rollout_decode": devices[prefill:]}
+        for name, part in (parts if prefill else {"rollout": devices}).items():
+            requested = DeviceList(part, size)
+            self.components.append(
+                component(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
+            )
+
+    def _prefill(self, engines: int) -> int:
+        """Engines that only read prompts; 0 where each engine does both."""
+        section = self.root.below("generator", "inference_engine")
+        if not section.flag("enable_pd"):
+            return 0
+        count = section.whole_number("num_prefill", 0, 0) or 0
+        if not 0 < count < engines:
+            self.root.findings.error(
+                "RST-N063",
+                section.where("num_prefill"),
+                f"is {count} of {counted(engines, 'engine')}; prefill and decode each need at least one",
+                f"decode has the rest: {engines} - {count} = {engines - count}",
+                "write a number above 0 and below num_engines",
+            )
+            return 0
+        return count
+
+    # --- machines
+
+    def _machines(
+        self, counts: Mapping[str, tuple[int, int]], started: Mapping[str, bool], gpus: int, shares_all: bool
+    ) -> Machines:
+        sizes = {}
+        if started["policy"]:
+            sizes["policy"] = counts["policy"]
+        if not shares_all or not started["policy"]:
+            if started["ref"] and not self._shares_ref():
+                sizes["ref"] = counts["ref"]
+            if started["critic"]:
+                sizes["critic"] = counts["critic"]
+            if gpus:
+                several = [width for nodes, width in sizes.values() if nodes > 1]
+                width = max(several, default=max([USUAL_WIDTH, *(width for _, width in sizes.values())]))
+                sizes["engines"] = (1, gpus) if gpus <= width else (-(-gpus // width), width)
+        return machines_for(sizes or {"policy": (1, 1)})
+
+    def _report_machines(self, machines: Machines) -> None:
+        if machines.count == 1:
+            return
+        place = self._where("trainer.placement.policy_num_nodes")
+        if any(pool.per_node != machines.width for pool in machines.pools.values()):
+            sizes = ", ".join(f"{name} {pool.nodes} x {pool.per_node}" for name, pool in machines.pools.items())
+            self.root.findings.note(
+                "RST-N065",
+                place,
+                f"the groups are planned on {counted(machines.count, 'machine')} of {counted(machines.width, 'GPU')}",
+                f"nodes x GPUs: {sizes}; a SkyRL job does not say how many GPUs a machine has",
+                "compare with the machines of the cluster",
+            )
+        self.root.findings.note(
+            "RST-N059",
+            place,
+            "the order of the nodes is left to chance: SkyRL sorts them by the id that Ray draws for each",
+            "ranks may be on other nodes after a restart; planned are the policy's nodes first, in order",
+            "compare with the nodes that SkyRL prints, where the order matters",
+        )
+
+
+def _sharding(strategy: str) -> Sharding:
+    return Sharding.OPTIMIZER if strategy == "megatron" else Sharding.FULL

@@ -1,0 +1,97 @@
+"""SkyRL jobs: layouts by its own code, and settings that contradict each other."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.config.findings import ConfigError
+from tests.config.frameworks.test_jobs import codes, plan_of, processes_of
+
+GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "skyrl.jsonl").read_text().splitlines()]
+JOB = "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base"
+EIGHT = "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8"
+
+
+def layout_of(plan):
+    """Processes, GPUs of each and all GPUs by component, with both kinds of engines as one."""
+    found = {}
+    for part in plan.components:
+        name = "rollout" if part.name.startswith("rollout") else part.name
+        devices = [int(device) for device in part.table.device_numbers]
+        count, _, before = found.get(name, (0, 0, set()))
+        found[name] = (count + part.world_size, len(devices) // part.world_size, before | set(devices))
+    return found
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
+def test_a_layout_by_its_own_code(case, tmp_path):
+    if case["layout"] == "refused":
+        with pytest.raises(ConfigError) as caught:
+            plan_of(tmp_path, f"{JOB} {case['args']}")
+        assert {finding.code for finding in caught.value.findings} <= {"RST-N063", "RST-N066"}
+        return
+    found = layout_of(plan_of(tmp_path, f"{JOB} {case['args']}"))
+    expected = case["layout"]
+    assert {name: part[:2] for name, part in found.items()} == {
+        name: tuple(part[:2]) for name, part in expected.items()
+    }
+    for one, other in combinations(expected, 2):
+        is_shared = bool(set(expected[one][2]) & set(expected[other][2]))
+        assert bool(found[one][2] & found[other][2]) == is_shared
+
+
+def test_a_yaml_of_skyrl_is_recognised(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "trainer: {placement: {policy_num_gpus_per_node: 4}, algorithm: {use_kl_loss: false}}\n"
+        "generator: {inference_engine: {num_engines: 2, tensor_parallel_size: 2}}\n"
+    )
+    assert processes_of(roost.plan(file)) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}
+
+
+def test_a_main_dapo_of_verl_stays_one(tmp_path):
+    plan = plan_of(tmp_path, "python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo trainer.nnodes=2")
+    assert plan.notation == "verl"
+
+
+def test_a_reference_is_started_by_default(tmp_path):
+    command = f"{JOB} {EIGHT} trainer.placement.ref_num_gpus_per_node=8"
+    assert "reference" in processes_of(plan_of(tmp_path, command))
+    assert codes(tmp_path, command)["RST-N080"].fix.endswith("use_kl_loss=false to do without it")
+    assert "RST-N080" not in codes(tmp_path, f"{command} trainer.algorithm.use_kl_loss=true")
+
+
+def test_the_default_of_one_gpu_for_the_reference(tmp_path):
+    found = codes(tmp_path, f"{JOB} \\\n  {EIGHT}")
+    key = "trainer.placement.ref_num"
+    assert found["RST-N066"].fix == f"write {key}_nodes=1 {key}_gpus_per_node=8"
+
+
+def test_asynchronous_jobs_are_not_collocated(tmp_path):
+    found = codes(tmp_path, f"{JOB} {EIGHT} trainer.fully_async.enabled=true trainer.algorithm.use_kl_loss=false")
+    assert found["RST-N058"].fix == "write trainer.placement.colocate_all=false"
+
+
+def test_a_simulated_learner_takes_no_gpus(tmp_path):
+    keys = "trainer.fully_async.enabled=true trainer.fully_async.simulate_training=true"
+    plan = plan_of(tmp_path, f"{JOB} {EIGHT} {keys} trainer.placement.colocate_all=false")
+    assert processes_of(plan) == {"rollout": "8 x 1 on 0-7"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "engines", "machines"),
+    [
+        ("policy_num_gpus_per_node=2", "num_engines=2", (1, 4)),
+        ("policy_num_gpus_per_node=8", "num_engines=16", (3, 8)),
+        ("policy_num_gpus_per_node=4 trainer.placement.policy_num_nodes=2", "num_engines=8", (2, 8)),
+        ("policy_num_gpus_per_node=4", "num_engines=8", (2, 8)),
+    ],
+    ids=["one-machine", "engines-on-several", "shared-machines", "unequal"],
+)
+def test_the_machines_that_are_assumed(policy, engines, machines, tmp_path):
+    keys = f"trainer.placement.{policy} generator.inference_engine.{engines} trainer.algorithm.use_kl_loss=false"
+    plan = plan_of(tmp_path, f"{JOB} {keys} trainer.placement.colocate_all=false")
+    assert (len(plan.inventory.nodes), plan.inventory.nodes[0].accelerators) == machines
