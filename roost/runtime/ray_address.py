@@ -109,7 +109,7 @@ def _is_here(host: str) -> bool:
 
 
 def _answers(host: str, port: str) -> bool:
-    return not _refusal([host], int(port), 1.0)
+    return not _unanswered([host], int(port), 1.0)
 
 
 def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
@@ -123,7 +123,7 @@ def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
         return f"it has no port; write HOST:PORT, such as {host or port}:6379"
     deadline = time.monotonic() + limit_s
     while True:
-        refusal = _refusal(_reached_by(host.strip("[]")), int(port), max(1.0, deadline - time.monotonic()))
+        refusal = _unanswered(_reached_by(host.strip("[]")), int(port), max(1.0, deadline - time.monotonic()))
         if not refusal or time.monotonic() + LOOK_EVERY_S >= deadline:
             return refusal
         time.sleep(LOOK_EVERY_S)
@@ -138,7 +138,7 @@ def _reached_by(host: str) -> list[str]:
     return [host, get_node_ip_address()]  # type: ignore[no-untyped-call]
 
 
-def _refusal(hosts: list[str], port: int, limit_s: float) -> str:
+def _unanswered(hosts: list[str], port: int, limit_s: float) -> str:
     """Why there is no Ray at a port of these hosts; empty if there may be one."""
     reason = ""
     for host in hosts:
