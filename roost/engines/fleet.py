@@ -82,6 +82,7 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
 
 T = TypeVar("T")
 RUNNING = (EngineState.READY, EngineState.BEHIND)
+UNKNOWN = -1  # version of an engine whose weights nobody knows
 LEAVE_LIMIT_S = 2.0  # for answers of an engine that leaves; requests without one are sent to another engine
 
 
@@ -242,17 +243,15 @@ class Fleet:
         if current.update is None:
             await self.pool.settle([member], EngineState.READY)  # the others have their initial weights too
         elif sync is not None:
-            was_sent, was_written = current.sender_holds_it, current.is_written
+            was_sent = current.sender_holds_it
             await self.pool.settle([member], EngineState.UPDATING)
             with self._span("update", [member], self.current_update):
                 errors = await sync.bring([member])
-            # The learner may have begun its next step before it sent: then nobody knows which weights these are.
-            is_certain = current.sender_holds_it is was_sent
-            if not is_certain and not was_written:
-                current.remove_written()
             if errors and member.name not in sync.whole:
-                raise errors[member.name]
-            await self.pool.settle([member], EngineState.READY if is_certain and not errors else EngineState.BEHIND)
+                if not was_sent or current.sender_holds_it:
+                    raise errors[member.name]
+                member.version, member.probe = UNKNOWN, None  # the learner went on while it sent
+            await self.pool.settle([member], EngineState.BEHIND if errors else EngineState.READY)
 
     async def remove(self, names: Collection[str], in_flight: InFlight | None = InFlight.DROP) -> None:
         """Remove engines from the fleet and stop their servers. At least one engine must stay.
@@ -510,13 +509,20 @@ class Fleet:
                 return
             update = self.current_update
             with self._span("recover", [member], update):
+                was_sent = self._current.sender_holds_it
                 if self._current.is_available:
-                    await self._start(member, update, self._current.sync_again())
-                    await self.pool.settle([member], EngineState.READY)
-                else:
-                    await member.disconnect()
-                    await self._start_plain(member)
-                    await self.pool.settle([member], EngineState.BEHIND)
+                    try:
+                        await self._start(member, update, self._current.sync_again())
+                    except EngineError:
+                        if not was_sent or self._current.sender_holds_it:
+                            raise
+                    else:
+                        await self.pool.settle([member], EngineState.READY)
+                        return
+                # The learner has gone on from these weights, before or while they were sent.
+                await member.disconnect()
+                await self._start_plain(member)
+                await self.pool.settle([member], EngineState.BEHIND)
 
     # Changes ------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """The version that an engine's client puts tokens down to, however the weights came: servers of vLLM 0.22 tell none."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
-from roost.engines.fleet import check_base
+from roost.engines.fleet import Fleet, check_base
 from roost.engines.members import EngineState, Member
 from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.payload import Manifest
@@ -188,6 +189,90 @@ def test_the_learner_leaves_once_where_no_engine_slept(tmp_path):
             return list(errors), left
 
         assert asyncio.run(scenario()) == (["one"], [True])
+
+
+class Learning:
+    """A learner that begins its next step at some moment of sending the weights of this one."""
+
+    def __init__(self, moment):
+        self.moment, self.fleet, self.writes = moment, None, 0
+
+    def at(self, moment):
+        if moment == self.moment:
+            self.fleet.learning_begins()
+
+    def route_to(self, server):
+        return WeightRoute.DEVICE if "send" in self.moment else WeightRoute.RESTART
+
+    async def send(self, engines, version):
+        self.at("before-the-send-ends")
+        return Sent(0, 0, {}, {})
+
+    async def write(self, model, folder):
+        self.writes += 1
+        Path(folder).mkdir()
+        self.at("before-the-write-ends")
+
+
+class StartsBeside(Owner):
+    """A server whose start takes long enough for the learner to go on."""
+
+    def __init__(self, url, learner):
+        super().__init__(url)
+        self._learner = learner
+
+    async def start(self, model=None):
+        self._learner.at("while-the-server-starts")
+        return await super().start(model)
+
+
+RECOVERED = [
+    pytest.param("after-all", (EngineState.READY, 7, True), id="the-learner-waits"),
+    pytest.param("while-the-server-starts", (EngineState.READY, 7, True), id="written-before"),
+    pytest.param("before-the-write-ends", (EngineState.BEHIND, 0, False), id="during-the-write"),
+]
+
+
+@pytest.mark.parametrize(("moment", "found"), RECOVERED)
+def test_a_recovered_engine_never_gets_weights_of_the_learners_next_step(moment, found, tmp_path):
+    """It waits for the next weight sync, and what was written is not kept as this version."""
+    assert changed_beside(moment, tmp_path, lambda fleet, member: fleet._recover(member), EngineState.LOST) == found
+
+
+JOINED = [
+    pytest.param("before-the-write-ends", (EngineState.BEHIND, -1, False), id="written"),
+    pytest.param("before-the-send-ends", (EngineState.BEHIND, -1, False), id="sent"),
+]
+
+
+@pytest.mark.parametrize(("moment", "found"), JOINED)
+def test_an_engine_that_joins_never_gets_weights_of_the_learners_next_step(moment, found, tmp_path):
+    assert changed_beside(moment, tmp_path, lambda fleet, member: fleet._catch_up(member), EngineState.BEHIND) == found
+
+
+def changed_beside(moment, tmp_path, change, standing):
+    """State and version of an engine after a change beside a learner, and whether the version is on disk."""
+    with running_standin(NEW - {"/collective_rpc"}, opens_token_route=False) as (url, server):
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
+        server.on_v1_completions = lambda asked: (200, scored)
+
+        async def scenario():
+            learner = Learning(moment)
+            fleet = Fleet([StartsBeside(url, learner)], folder=tmp_path, report=lambda text: None)
+            learner.fleet = fleet
+            (member,) = fleet.pool.members.values()
+            if standing is EngineState.BEHIND:
+                await member.connect(connect(EngineKind.VLLM, url))
+            member.standing, member.probe = standing, PROBE
+            folder = tmp_path / "version-7"
+            fleet._current.hold(WeightUpdate(7, PROBE, learner), folder)
+            async with asyncio.timeout(HANG_S):
+                await change(fleet, member)
+            await member.disconnect()
+            return member.standing, member.version, folder.exists()
+
+        return asyncio.run(scenario())
 
 
 ASLEEP = [

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from roost.engines.command import TRAITS, ServerSpec
@@ -29,7 +30,7 @@ from roost.engines.weights.probe import (
     verify_by_fingerprints,
     verify_by_probe,
 )
-from roost.engines.weights.update import Sent, WeightUpdate
+from roost.engines.weights.update import Sender, Sent, WeightUpdate
 from roost.placement.routes import WeightRoute
 
 
@@ -81,7 +82,12 @@ class CurrentWeights:
         if not self.sender_holds_it:  # a sender would send the weights of a later step
             written = str(self._written) if self.is_written else None
             update = replace(update, sender=None, checkpoint=update.checkpoint or written)
+        elif update.sender is not None:
+            update = replace(update, sender=GuardedSender(update.sender, partial(self._is_held, update)))
         return WeightSync(update, self._written, self._connect, InFlight.DROP, self._report)
+
+    def _is_held(self, update: WeightUpdate) -> bool:
+        return self.sender_holds_it and self.update is update
 
     @property
     def is_written(self) -> bool:
@@ -90,6 +96,39 @@ class CurrentWeights:
 
     def remove_written(self) -> None:
         shutil.rmtree(self._written, ignore_errors=True)
+
+
+class LearnerWentOn(UpdateFailed):
+    """The learner began its next step before it had sent: nobody knows which weights these are."""
+
+
+class GuardedSender:
+    """Sender of the current update to one engine, beside a learner that may begin its next step meanwhile."""
+
+    def __init__(self, sender: Sender, holds: Callable[[], bool]) -> None:
+        self._sender, self._holds = sender, holds  # `holds`: the learner still has the weights of the update
+
+    def route_to(self, server: str) -> WeightRoute:
+        return self._sender.route_to(server)
+
+    async def send(self, engines: Sequence[Engine], version: int) -> Sent:
+        self._check()
+        sent = await self._sender.send(engines, version)
+        self._check()
+        return sent
+
+    async def write(self, model: str, folder: str) -> None:
+        self._check()
+        try:
+            await self._sender.write(model, folder)
+            self._check()
+        except BaseException:  # also cancelled: later weights must not stay there as those of this version
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _check(self) -> None:
+        if not self._holds():
+            raise LearnerWentOn("the learner has begun its next step, and no longer has these weights")
 
 
 @dataclass(frozen=True, slots=True)
