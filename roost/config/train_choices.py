@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -131,3 +132,65 @@ class LrSchedulerType(StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+
+
+_CLIPPED = "loss_type: ppo"
+_GSPO = "importance_sampling_level: sequence"
+_DAPO = "clip_range_high: 0.28, loss_aggregation: token-mean, dynamic_sampling: true"
+_DR_GRPO = "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"
+
+# Names of algorithms and words of other frameworks that are spelt otherwise here: lower case, with underscores.
+OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
+    PolicyLoss: {
+        "gspo": f"{_CLIPPED}, {_GSPO}",
+        "gspo_token": f"{_CLIPPED}, {_GSPO}",
+        "grpo": f"{_CLIPPED}, advantage_estimator: grpo",
+        "bnpo": f"{_CLIPPED}, loss_aggregation: token-mean",
+        "dapo": f"{_CLIPPED}, {_DAPO}",
+        "dr_grpo": f"{_CLIPPED}, {_DR_GRPO}",
+        "drgrpo": f"{_CLIPPED}, {_DR_GRPO}",
+        "vanilla": _CLIPPED,
+        "actor": _CLIPPED,
+        "actor_critic": f"{_CLIPPED}, advantage_estimator: gae",
+        "reinforce": f"{_CLIPPED}, importance_sampling_level: none",
+        "reinforce++": f"{_CLIPPED}, advantage_estimator: reinforce++",
+        "rloo": f"{_CLIPPED}, advantage_estimator: leave_one_out",
+        "tis": "loss_type: cispo, clip_range: 1, clip_range_high: 0",
+    },
+    AdvantageEstimator: {
+        "dr_grpo": _DR_GRPO,
+        "drgrpo": _DR_GRPO,
+        "dapo": f"advantage_estimator: grpo, {_DAPO}",
+        "gspo": f"advantage_estimator: grpo, {_GSPO}",
+        "rloo": "advantage_estimator: leave_one_out",
+        "loop": "advantage_estimator: leave_one_out",
+        "ppo": "advantage_estimator: gae",
+        "reinforce": "advantage_estimator: reward",
+        "reinforce_plus_plus": "advantage_estimator: reinforce++",
+        "reinforce_plus_plus_baseline": "advantage_estimator: reinforce++_baseline",
+        "reinpp": "advantage_estimator: reinforce++",
+    },
+    ImportanceSamplingLevel: {
+        "seq": "importance_sampling_level: sequence",
+        "gspo": "importance_sampling_level: sequence",
+        "segment": "importance_sampling_level: turn_mean",
+        "grpo": "importance_sampling_level: token",
+    },
+    KlEstimator: {
+        "kl": "k1",
+        "mse": "k2",
+        "low_var_kl": "k3",
+    },
+}
+
+
+def other_name(choices: type[object], word: str) -> str:
+    """How a choice that is known elsewhere is written here; empty for others.
+
+    >>> other_name(PolicyLoss, "GSPO")
+    'loss_type: ppo, importance_sampling_level: sequence'
+    >>> other_name(PolicyLoss, "ppoo")
+    ''
+    """
+    names = next((names for kind, names in OTHER_NAMES.items() if kind is choices), {})
+    return names.get(word.strip().lower().replace("-", "_").replace(" ", "_"), "")

@@ -44,6 +44,7 @@ from roost.config.train import (
     default_of,
     value_of,
 )
+from roost.config.train_choices import other_name
 
 
 def resolve_settings(
@@ -345,9 +346,10 @@ def _choice(setting: Setting, section: Section, name: str) -> Any:
     text, choices = section.text(name), setting.choices
     if text is None or text in choices:
         return None if text is None else setting.type(text)
-    section.error(
-        "RST-T006", name, f"is {shown(text)}", did_you_mean(text, choices), f"write one of {', '.join(choices)}"
-    )
+    known = other_name(setting.type, text)
+    why = "it is spelt otherwise here" if known else did_you_mean(text, choices)
+    fix = f"write {known}" if known else f"write one of {', '.join(choices)}"
+    section.error("RST-T006", name, f"is {shown(text)}", why, fix)
     return None
 
 

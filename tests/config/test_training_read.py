@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import roost
 from roost.config.compose import load
@@ -13,6 +14,7 @@ from roost.config.findings import Findings, Severity
 from roost.config.job import TRAINED, Notation
 from roost.config.notations.notation import read_job
 from roost.config.train import SETTINGS, OptimizerSettings, RolloutSettings, TrainSettings, value_of
+from roost.config.train_choices import OTHER_NAMES
 from roost.config.train_read import setting_location
 from tests.config.settings_page import NEEDED, PAGE, settings_page
 
@@ -183,6 +185,32 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
     other = {int: 4, float: 0.5, bool: False, str: "other", tuple: ["o_proj"]}[key.type]
     _, findings = read(merged(config, path, other))
     assert any(f"but {'.'.join(path)} is" in what for what in whats(findings))
+
+
+KNOWN_ELSEWHERE = [
+    ({"loss_type": "gspo"}, "write loss_type: ppo, importance_sampling_level: sequence"),
+    ({"loss_type": "DAPO"}, "clip_range_high: 0.28"),
+    ({"advantage_estimator": "dr-grpo"}, "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"),
+    ({"advantage_estimator": "reinforce_plus_plus"}, "write advantage_estimator: reinforce++"),
+    ({"kl_estimator": "low_var_kl"}, "write k3"),
+]
+
+
+@pytest.mark.parametrize(("train", "fix"), KNOWN_ELSEWHERE, ids=lambda value: str(value))
+def test_names_of_other_frameworks_are_answered_with_the_spelling_here(train, fix):
+    _, findings = read(config_of(**train))
+    (finding,) = findings.found
+    assert finding.code == "RST-T006" and fix in finding.fix and "did you mean" not in str(finding)
+
+
+@pytest.mark.parametrize("kind", OTHER_NAMES)
+def test_spellings_of_other_names_can_be_read(kind):
+    for name, spelling in OTHER_NAMES[kind].items():
+        assert name not in tuple(kind)
+        text = spelling if ": " in spelling else f"kl_estimator: {spelling}"
+        settings = yaml.safe_load("{" + text + "}")
+        _, findings = read(config_of(**settings))
+        assert not [each for each in findings.found if each.code in ("RST-T006", "RST-T001")], name
 
 
 @pytest.mark.parametrize(
