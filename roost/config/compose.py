@@ -236,6 +236,14 @@ def search_directories(
     return [*directories, OWN_CONFIGS], kept
 
 
+def _unset_in_search_path(values: Mapping[Any, Any]) -> list[str]:
+    """Environment variables that `hydra.searchpath` needs and that are not set."""
+    hydra = values.get("hydra")
+    written = hydra.get("searchpath") if isinstance(hydra, Mapping) else None
+    found = [match for entry in written or () for match in _ENVIRONMENT.finditer(str(entry))]
+    return list(dict.fromkeys(match[1].strip() for match in found if match[2] is None and match[1] not in os.environ))
+
+
 PRIMARY = ""  # the config itself among the files that Hydra composes
 
 
@@ -315,12 +323,15 @@ def _existing(
         if not absent:
             kept.append(entry)
     if missing:
+        unset = _unset_in_search_path(source.values)
+        fix = "plan from the folder that holds them if they say anything about placement"
         findings.warn(
             "RST-C018",
             source.where(("defaults",)),
             f"names files that are not there; the plan is made without them: {', '.join(dict.fromkeys(missing))}",
-            f"looked in {', '.join(str(directory) for directory in directories if directory != OWN_CONFIGS)}",
-            "plan from the folder that holds them if they say anything about placement",
+            f"looked in {', '.join(str(directory) for directory in directories if directory != OWN_CONFIGS)}"
+            + (f"; hydra.searchpath needs {' and '.join(unset)}, which is not set" if unset else ""),
+            f"set {' and '.join(unset)}, or {fix}" if unset else fix,
         )
     return kept if any(entry.options or entry.is_chosen_by(overrides) for entry in kept if not entry.is_self) else []
 

@@ -36,8 +36,8 @@ def parse_devices(value: object) -> Sequence[int]:
 
     >>> parse_devices("list(range(0,4))"), parse_devices([3, 1]), parse_devices("0-2,5")
     (range(0, 4), [3, 1], [0, 1, 2, 5])
-    >>> parse_devices("list(range(0,2)) + [7]")
-    [0, 1, 7]
+    >>> parse_devices("list(range(0,2)) + [7]"), parse_devices("list(range(0,2*4))")
+    ([0, 1, 7], range(0, 8))
     """
     if isinstance(value, str):
         devices = _from_text(value)
@@ -80,12 +80,15 @@ def _evaluate(node: ast.expr, depth: int) -> int | Sequence[int]:
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return _bounded(number)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(_evaluate(operand, depth + 1))
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            number = _number(_evaluate(operand, depth + 1))
+            return -number if isinstance(sign, ast.USub) else number
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return _items(items, depth)
         case ast.BinOp(op=ast.Add()):
             return _sum(node, depth)
+        case ast.BinOp(left=left, op=ast.Sub() | ast.Mult() | ast.FloorDiv() as sign, right=right):
+            return _computed(sign, _number(_evaluate(left, depth + 1)), _number(_evaluate(right, depth + 1)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in ("range", "list", "tuple"):
             values = [_evaluate(argument, depth + 1) for argument in arguments]
             return _range(values) if name == "range" else _listed(name, values)
@@ -124,6 +127,16 @@ def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
         else:
             total.extend(value)
     return total if total is not None else []
+
+
+def _computed(sign: ast.operator, left: int, right: int) -> int:
+    if isinstance(sign, ast.Mult):
+        return _bounded(left * right)
+    if isinstance(sign, ast.Sub):
+        return _bounded(left - right)
+    if right == 0:
+        raise ExpressionError("RST-N024", "a number is divided by 0")
+    return left // right
 
 
 def _range(values: list[int | Sequence[int]]) -> range:

@@ -74,7 +74,7 @@ def _env_configs() -> Schema:
                 "items": variable,
                 "description": "Single pairs: - GLOO_SOCKET_IFNAME: eth0.",
             },
-            "python_interpreter_path": {"type": "string", "description": "The Python that workers run with."},
+            "python_interpreter_path": {"type": ["string", "null"], "description": "The Python that workers run with."},
         },
         ("node_ranks",),
     )

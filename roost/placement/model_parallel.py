@@ -220,7 +220,7 @@ def _are_apart(job: Job, bound: Mapping[str, Bound], findings: Findings) -> bool
 def _auto_mode(bound: Mapping[str, Bound], num_accelerators: int, findings: Findings, where: Where) -> PlacementMode:
     """The dynamic scheduler hands accelerators over in a fixed order, so components stand in it without gaps."""
     expected = 0
-    for name in ("actor", "rollout", "inference"):
+    for name in ("actor", "rollout", "inference", "actor_inference"):
         part = bound.get(name)
         if part is None:
             continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.cluster.inventory import Ints, Inventory, ResourceTable, UnknownGroup
+from roost.cluster.inventory import NODE, Ints, Inventory, ResourceTable, UnknownGroup
 from roost.config.findings import Findings, Where, counted, did_you_mean, shown
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
@@ -128,6 +128,12 @@ def has_devices(
 ) -> bool:
     if not table.counts_nodes and table.total > 0:
         return True
+    if table.counts_nodes and len(set(table.kinds)) > 1:
+        mixed = ", ".join(f"{label} counts {kind}s" for label, kind in zip(table.labels, table.kinds, strict=True))
+        with_devices = [label for label, kind in zip(table.labels, table.kinds, strict=True) if kind != NODE]
+        what = f"the node groups {', '.join(table.labels)} are counted in nodes together"
+        findings.error("RST-P015", where, what, mixed, f"name groups with devices only: {', '.join(with_devices)}")
+        return False
     what = (
         "have neither accelerators nor declared hardware"
         if table.counts_nodes
@@ -186,6 +192,8 @@ def on_single_nodes(
             return None
         if len(table.labels) > 1 and not _of_one_kind(entries, offsets, nodes, local, table, findings, where):
             return None
+        if len(table.labels) > 1:  # ranks of several groups may name devices of a node out of order
+            local = local[np.lexsort((local, np.repeat(np.arange(len(first)), lengths)))]
     return PlacementTable(
         inventory, table.labels, table.kinds, nodes[first], table.groups[entries[first]], offsets, nodes, local, isolate
     )

@@ -348,3 +348,19 @@ def test_an_override_of_an_unknown_key_names_a_near_one(override, hint):
     assert load({"runner": {"max_steps": 5}}, [override], findings) is None
     (finding,) = findings.found
     assert hint in finding.why and ("did you mean" in finding.why) == bool(hint)
+
+
+def test_a_config_whose_notation_is_in_a_missing_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOWHERE_AT_ALL", raising=False)
+    text = """
+        defaults: [rl/gpu_allocation: six_learn_two_infer, _self_]
+        hydra: {searchpath: ["file://${oc.env:NOWHERE_AT_ALL}/config/"]}
+        rl: {seed: null}
+        """
+    with pytest.raises(roost.ConfigError) as caught:
+        roost.plan(write(tmp_path, {"config.yaml": text}))
+    (finding,) = caught.value.findings
+    assert finding.what == "places nothing without the files that its defaults name"
+    assert "rl/gpu_allocation/six_learn_two_infer: not there" in finding.why
+    assert "hydra.searchpath needs NOWHERE_AT_ALL, which is not set" in finding.why
+    assert finding.fix.startswith("set NOWHERE_AT_ALL, or")

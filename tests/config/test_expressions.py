@@ -97,3 +97,16 @@ def test_any_text_is_read_or_refused(text):
         return
     assert len(devices) <= MAX_DEVICES
     assert all(isinstance(device, int) and device >= 0 for device in devices)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("list(range(0,2*4))", list(range(8))), ("[+3]", [3]), ("list(range(8//2, 10-4))", [4, 5]), ("[2*3, +1]", [6, 1])],
+)
+def test_arithmetic_of_numbers(text, devices):
+    assert list(parse_devices(text)) == devices
+
+
+def test_a_division_by_zero_is_refused():
+    with pytest.raises(ExpressionError, match="divided by 0"):
+        parse_devices("[8//0]")

@@ -116,3 +116,10 @@ def test_an_unknown_setting_is_rejected(notation):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_interpolation_is_allowed(name):
     assert errors(config_of(**{name: "${some.key}"})) == []
+
+
+def test_an_interpreter_may_be_null():
+    software = [{"node_ranks": 0, "python_interpreter_path": None}]
+    groups = [{"label": "a", "node_ranks": 0, "env_configs": software}]
+    cluster = {"num_nodes": 1, "component_placement": {"actor": "all"}, "node_groups": groups}
+    assert errors({"cluster": cluster}) == []

@@ -178,3 +178,10 @@ def test_unknown_component():
     placement = Placement(config({"actor,rollout": "all"}))
     with pytest.raises(roost.ConfigError, match="did you mean rollout"):
         placement.get_strategy("rolout")
+
+
+def test_auto_scheduler_takes_the_actors_own_inference():
+    ranks = {"actor": "0-3", "rollout": "4-5", "actor_inference": "6-7"}
+    placement = Placement(config(ranks, cluster={"auto_scheduler": True}, algorithm={"recompute_logprobs": True}))
+    assert placement.is_auto
+    assert placement.get_world_size("actor_inference") == 2

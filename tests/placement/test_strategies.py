@@ -151,3 +151,21 @@ def test_anything_with_an_inventory_is_a_cluster():
         inventory = TWO_BY_FOUR
 
     assert len(roost.PackedPlacementStrategy(0, 7).get_placement(Live())) == 8
+
+
+def test_devices_of_overlapping_groups_ascend_as_they_are_seen():
+    groups = [{"label": "a", "node_ranks": [0, 1]}, {"label": "c", "node_ranks": [1]}]
+    machines = {"nodes": [{"accelerators": 4}, {"accelerators": 4}], "node_groups": groups}
+    inventory = roost.Inventory.from_dict(machines)
+    (placement,) = roost.FlexiblePlacementStrategy([[6, 7, 8, 9]], ["a", "c"]).get_placement(inventory)
+    assert placement.local_hardware_ranks == [0, 1, 2, 3]
+    assert placement.visible_accelerators == ["0", "1", "2", "3"]
+    assert placement.devices == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_groups_of_which_one_has_devices():
+    with pytest.raises(roost.ConfigError, match="are counted in nodes together") as caught:
+        roost.FlexiblePlacementStrategy([[0]], ["gpu", "cpu"]).get_placement(MIXED)
+    (finding,) = caught.value.findings
+    assert finding.why == "gpu counts accelerators, cpu counts nodes"
+    assert finding.fix == "name groups with devices only: gpu"

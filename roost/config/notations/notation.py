@@ -127,6 +127,14 @@ def recognise(root: Section) -> Notation | None:
         return Notation.RLINF
     if not values:
         root.findings.error("RST-N003", root.where(), "is empty", fix=f"write one of: {'; '.join(_SIGNS.values())}")
+    elif not found and (missing := next((one for one in root.findings.warnings if one.code == "RST-C018"), None)):
+        root.findings.error(
+            "RST-N001",
+            root.where(),
+            "places nothing without the files that its defaults name",
+            f"{missing.what.rpartition(': ')[2]}: not there; {missing.why}",
+            f"{missing.fix.removesuffix(' if they say anything about placement')}, or choose others: group=option",
+        )
     elif not found:
         root.findings.error(
             "RST-N001",

@@ -49,6 +49,7 @@ CLUSTER_KEYS = (
     "tracer",
     "profiling",
 )
+PROFILERS = ("nsight", "rocprof_sys")
 USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference", "teacher")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
@@ -71,6 +72,7 @@ def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bo
             )
         cluster = root.below("cluster")
     _refuse_misplaced_components(cluster)
+    _check_profiler(cluster)
     components = _read_components(cluster, root, needs_components)
     return Job(
         notation=Notation.RLINF,
@@ -130,6 +132,17 @@ def _refuse_misplaced_components(cluster: Section) -> None:
         fix = f"move it into cluster.component_placement: {{{key}: ...}}"
         cluster.error("RST-N011", key, "is a component, but stands outside component_placement", fix=fix)
     cluster.refuse_unknown_keys([*CLUSTER_KEYS, *misplaced], fix=f"known keys: {', '.join(CLUSTER_KEYS)}")
+
+
+def _check_profiler(cluster: Section) -> None:
+    """A profiler is not started by Roost, but RLinf would refuse an unknown one when it starts workers."""
+    profiling = cluster.mapping("profiling")
+    if profiling is None or profiling.values.get("enabled") is False:
+        return
+    backend = profiling.text("backend")
+    if backend is not None and backend not in PROFILERS:
+        what, hint = f"{backend} is no profiler of RLinf", did_you_mean(backend, PROFILERS)
+        profiling.error("RST-C036", "backend", what, hint, f"use {' or '.join(PROFILERS)}")
 
 
 def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[Component, ...]:
