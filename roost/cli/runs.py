@@ -78,6 +78,9 @@ def status_command(
         console.print(f"no run is active in {runs}{ended}", soft_wrap=True)
         return
     console.print(table_of(shown))
+    for status in shown:
+        for diagnosis in status.diagnoses:
+            console.print(f"{status.name}: {diagnosis}; its report says what to try", soft_wrap=True)
 
 
 def table_of(shown: Sequence[RunStatus]) -> Table:

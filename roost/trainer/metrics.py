@@ -155,7 +155,7 @@ def memory_metrics(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, 
 
 
 def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWARDS) -> dict[str, float]:
-    """Mean of each reward and the number of answers it scored; 0 scored for names in `rewards` that scored none.
+    """Mean and standard deviation of each reward, and the number of answers it scored, also of those without any.
 
     Where several rewards are summed, `share` is how much of the variance within groups comes from each.
     """
@@ -164,6 +164,7 @@ def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWA
         for name, score in episode.score.parts.items():
             given.setdefault(name, []).append(score)
     means = {f"reward/{name}/mean": float(np.mean(scores)) for name, scores in given.items() if scores}
+    means |= {f"reward/{name}/std": float(np.std(scores)) for name, scores in given.items() if scores}
     counts = {f"reward/{name}/scored": float(len(scores)) for name, scores in given.items()}
     return means | counts | _reward_shares(groups, rewards)
 

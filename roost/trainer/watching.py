@@ -15,6 +15,7 @@ from roost.rollout.conversation import Decode, token_numbers
 from roost.rollout.episode import Episode, Group
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
+from roost.trainer.diagnosis import Diagnoser
 from roost.trainer.evaluation import Evaluation
 from roost.trainer.metrics import TokenRatio
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
@@ -116,6 +117,9 @@ class Watching:
         self._worked: dict[WorkTimes, int] = {}  # nanoseconds before this step
         self._routing: Routing | None = None
         self._idle: set[str] = set()  # rewards already reported as idle
+        self._diagnoser = Diagnoser()
+        for row in run.steps():  # of a resumed run
+            self._diagnoser.add(row)
 
     def watch(self, fleet: Fleet) -> None:
         """Count the work of these engines from now on."""
@@ -145,6 +149,8 @@ class Watching:
         stats = {"step": state.step, "version": state.version, **metrics, **self._busy(metrics)}
         self._sinks.write(state.step, stats)
         self._live.step(stats)
+        for found in self._diagnoser.add(stats):
+            self.note(f"diagnosis: {found}")
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self.decode))
         self._run.add_tokens({"step": state.step, **token_record(token, self.decode)} for token in tokens)

@@ -11,6 +11,7 @@ from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.page import write_report
 from tests.browser import needs_chromium, opened_browser
 from tests.trainer.example_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
+from tests.trainer.pathologies import recorded
 
 pytestmark = needs_chromium
 
@@ -101,6 +102,19 @@ class TestFigures:
         page.click("#more summary")
         page.wait_for_selector("#more path.line")
         assert "samples/cancelled" in page.locator("#more h3").all_inner_texts()
+
+    def test_diagnoses_and_tokens(self, show, run, tmp_path):
+        page = show(run)
+        assert page.locator("#diagnoses").is_hidden() and page.locator("#tokens").is_hidden()
+        sick = RunFolder.create(tmp_path / "sick", "steps: 20", "{}")
+        for row in recorded("length"):
+            sick.add_step(row)
+        sick.add_tokens([{"step": 3, "token": NASTY, "before": "17+", "ratio": 0.25, "position": 2}])
+        page = show(sick)
+        assert "length explosion: mean tokens" in page.inner_text("#diagnoses")
+        page.click("#tokens summary")
+        cells = page.locator("#tokens td").all_inner_texts()
+        assert cells[:2] == ["3", "0.250"] and cells[3:] == ["17+", "2"] and "<script>" in cells[2]
 
     def test_pointing_marks_the_step_in_all_charts(self, show, run):
         page = show(run)

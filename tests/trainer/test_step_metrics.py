@@ -89,9 +89,11 @@ def test_what_each_reward_gave():
     ]
     assert reward_metrics([replace(first, episodes=tuple(episodes)), second], {"exact": {}, "polite": {}}) == {
         "reward/exact/mean": 0.5,
+        "reward/exact/std": 0.5,
         "reward/exact/scored": 2.0,
         "reward/polite/scored": 0.0,
         "reward/scenario/mean": 3.0,
+        "reward/scenario/std": 0.0,
         "reward/scenario/scored": 1.0,
     }
     assert reward_metrics([second]) == {}

@@ -56,7 +56,7 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
 
 
 def test_tokens_with_the_largest_ratio_are_recorded_with_their_text(watched):
-    watched.watching.decode = lambda ids, with_special: " ".join(f"t{token}" for token in ids)
+    watched.watching.decode = lambda ids, has_special: " ".join(f"t{token}" for token in ids) * has_special
     token = TokenRatio(2.0, -3.0, -2.3, 5, 7, (1, 2), 1, 4)
     watched.watching.step_done(TrainerState(1, 1), {"time/step": 1.0}, [], [token])
     assert list(watched.run.token_lines) == [

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from roost.procs.files import LOCK_FILE, Holder, holder_of
+from roost.trainer.diagnosis import onsets
 from roost.trainer.records.run_folder import Record, RunFolder, number_of
 
 
@@ -43,6 +44,7 @@ class RunStatus:
     mode: str = ""
     components: tuple[str, ...] = ()  # actor 2 on node 0, ...
     holder: Holder | None = None
+    diagnoses: tuple[str, ...] = ()  # what went wrong, with the step at which it began
 
 
 def runs_in(folder: Path) -> Iterator[RunFolder]:
@@ -81,6 +83,7 @@ def status_of(run: RunFolder, now: float | None = None) -> RunStatus:
         str(plan.get("mode", "")),
         tuple(_placed(plan)),
         holder,
+        tuple(f"{found.code} at step {found.step}" for found in onsets(steps)),
     )
 
 

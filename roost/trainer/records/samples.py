@@ -61,8 +61,8 @@ def sample_record(group: Group, episode: Episode, version: int, decode: Decode) 
 def token_record(token: TokenRatio, decode: Decode) -> dict[str, Any]:
     """Record of a token about which engine and learner differ, with its text and the text before it."""
     return {
-        "token": decode([token.token_id], False),
-        "before": decode(token.before, False),
+        "token": decode([token.token_id], True),
+        "before": decode(token.before, True),
         "ratio": token.ratio,
         "engine_logprob": token.engine_logprob,
         "learner_logprob": token.learner_logprob,

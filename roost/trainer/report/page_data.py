@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from roost.placement.plan import Plan
+from roost.trainer.diagnosis import onsets
 from roost.trainer.records.checkpoints import HELD_OUT, best_checkpoint
 from roost.trainer.records.run_folder import Record, RunFolder, number_of
 from roost.trainer.records.samples import shortened
@@ -319,6 +321,11 @@ def page_data(run: RunFolder) -> dict[str, Any]:
         "series": [[key, [number_of(record, key) for record in steps]] for key in _keys(steps)],
         "evaluations": _evaluations(evaluations),
         "best": _best(run),
+        "diagnoses": [
+            {"step": one.step, "code": one.code, "figures": one.figures, "cause": one.cause, "advice": one.advice}
+            for one in onsets(steps)
+        ],
+        "tokens": _largest_ratios(run),
         "duration": duration(steps),
         "phases": [
             {"name": name, "colour": phase_colours(steps)[name], "seconds": times_of(steps, name)}
@@ -337,6 +344,15 @@ def page_data(run: RunFolder) -> dict[str, Any]:
 def _best(run: RunFolder) -> dict[str, Any] | None:
     best = best_checkpoint(run)
     return None if best is None else {"step": best.step, "figure": best.figure}
+
+
+MOST_TOKENS = 200  # of those about which engine and learner differ most
+
+
+def _largest_ratios(run: RunFolder) -> list[Record]:
+    """Tokens with the largest ratios of the newest steps, the newest first."""
+    newest = deque(run.token_lines, maxlen=MOST_TOKENS)
+    return [one for one in reversed(newest) if number_of(one, "ratio") is not None]
 
 
 def duration(steps: Sequence[Record]) -> float | None:

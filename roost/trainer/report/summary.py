@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.config.findings import counted
+from roost.trainer.diagnosis import onsets
 from roost.trainer.metrics import PHASES
 from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
 from roost.trainer.records.run_folder import Record, RunFolder, number_of
@@ -39,6 +40,8 @@ def print_summary(run: RunFolder, console: Console) -> None:
     if best is not None:
         folder = Checkpoints(run.checkpoints, 1).at(best.step).folder
         console.print(Text(f"best     step {best.step}, {best.figure}: {folder}"), soft_wrap=True)
+    for found in onsets(steps):
+        console.print(Text(f"diagnosis {found}"), soft_wrap=True)
     if steps:
         _print_failures(run, steps, console)
         _print_skipped(steps, console)

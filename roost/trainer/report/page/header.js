@@ -64,3 +64,9 @@ function tile(name, value, below, beside = null) {
     make("small", { class: "dim" }, below),
   );
 }
+
+function drawDiagnoses(run) {
+  byId("diagnoses").hidden = !run.diagnoses.length;
+  const row = (one) => [one.step, `${one.code.replaceAll("_", " ")}: ${one.figures}`, one.cause, one.advice];
+  within("diagnoses", "tbody").append(...run.diagnoses.map((one) => make("tr", {}, ...row(one).map((text) => make("td", {}, text)))));
+}

@@ -28,7 +28,7 @@ function drawTexts(run) {
 
 function start() {
   const run = readRun(JSON.parse(byId("data").textContent));
-  for (const part of [drawHeader, drawReward, drawSmall, drawTimes, drawBusy, drawTimeline, drawRollouts, drawTexts]) part(run);
+  for (const part of [drawHeader, drawDiagnoses, drawReward, drawSmall, drawTimes, drawBusy, drawTimeline, drawRollouts, drawTokens, drawTexts]) part(run);
 }
 
 start();

@@ -143,3 +143,9 @@ function partsOf(parts) {
 function rewardOf(reward) {
   return make("b", { class: `reward ${reward > 0 ? "good" : reward < 0 ? "bad" : ""}` }, spell(reward));
 }
+
+function drawTokens(run) {
+  byId("tokens").hidden = !run.tokens.length;
+  const row = (one) => [one.step, spell(one.ratio), JSON.stringify(one.token ?? ""), one.before ?? "", one.position ?? ""];
+  within("tokens", "tbody").append(...run.tokens.map((one) => make("tr", {}, ...row(one).map((text) => make("td", {}, text)))));
+}

@@ -1,0 +1,304 @@
+"""Diagnose a run from its metrics: what goes wrong, the likely cause, and what to try.
+
+Rows of metrics go in, diagnoses come out. Each rule looks at the first steps and at the newest ones of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean, median
+from typing import Any
+
+Row = Mapping[str, Any]
+
+START = 5  # first steps of a run, which later ones are compared with
+WINDOW = 20  # newest steps that are looked at
+NEWEST = 3  # steps whose mean is a metric's value now: one step alone may be an accident
+QUIET = 10  # steps without a diagnosis after which it is named again
+
+# Entropy falls in every run that learns. It is a collapse if so little is left while the reward gained nothing.
+ENTROPY_LEFT = 0.2  # of the entropy of the first steps
+REWARD_GAIN = 0.2  # standard deviations of the reward among samples; a smaller gain is flat
+# Reasoning grows lengths over hundreds of steps. Within 20 steps, a reward pays for length or the end token is lost.
+LENGTH_TIMES = 2.0
+TRUNCATED, TRUNCATED_GAIN = 0.5, 0.3  # share of truncated episodes, and by how much it grew
+# Rewards of format are learnt first. It is the only thing learnt if it has levelled off and the others have not moved.
+PART_RISE, PART_FLAT = 0.2, 0.05  # of the largest value of the reward
+PART_LOW = 0.5  # a reward above it is no unsolved task
+FORMAT_STEPS = 8  # before that a slow start looks the same
+# A share of 95 % of the variance leaves the advantages to one reward; others that differ among samples are ignored.
+DOMINANT, IGNORED = 0.95, 0.05
+# Usual shares of clipped tokens are below 0.1; beyond 0.3 a large part of each batch teaches nothing.
+CLIPPED = 0.3
+# With equal weights and precision the KL of engine and learner is about 1e-7, with bfloat16 about 1e-3.
+MISMATCH_TIMES, MISMATCH_LEAST = 10.0, 1e-3  # of the smallest of the first steps
+MISMATCH_MOST = 0.02  # whatever it was at the start: the ratio of a token is then off by a fifth
+# Trust regions of PPO stop at a KL of 0.01 to 0.05 per step. The first step does not count: Adam knows no scale yet.
+STEP_KL, STEP_KL_TIMES, STEP_KL_WINDOW = 0.1, 2, 10  # exceeded so many times in so many steps
+GRADIENT_TIMES = 10.0  # of the median norm of the window
+
+
+class Code(StrEnum):
+    """Names of the diagnoses."""
+
+    ENTROPY_COLLAPSE = "entropy_collapse"
+    LENGTH_EXPLOSION = "length_explosion"
+    FORMAT_ONLY = "format_only"
+    DOMINANT_REWARD = "dominant_reward"
+    CLIPPED = "clipped"
+    ENGINE_MISMATCH = "engine_mismatch"
+    LEARNING_RATE = "learning_rate"
+
+
+CAUSES: Mapping[Code, tuple[str, str]] = {
+    Code.ENTROPY_COLLAPSE: (
+        "the policy repeats itself before it has found what is rewarded",
+        "raise entropy_coef or temperature, set clip_range_high to 0.28, lower learning_rate",
+    ),
+    Code.LENGTH_EXPLOSION: (
+        "the reward pays for length, or samples without an end are not punished",
+        "read samples.jsonl; take length out of the reward, or set overlong_buffer_tokens",
+    ),
+    Code.FORMAT_ONLY: (
+        "the policy gets this reward without solving the task",
+        "lower its weight, give it only together with a right answer, or use easier prompts so that some are solved",
+    ),
+    Code.DOMINANT_REWARD: (
+        "its weight or its scale is much larger than that of the others, so they decide nothing",
+        "set weight so that the shares are as you want them",
+    ),
+    Code.CLIPPED: (
+        "the policy moves farther in a step than clip_range allows",
+        "lower learning_rate or ppo_epochs, use fewer minibatches, or widen clip_range",
+    ),
+    Code.ENGINE_MISMATCH: (
+        "the engine computes with other weights, another precision or other sampling than the learner",
+        "compare compute_dtype with the engine's dtype, read the engine's log, and tokens.jsonl for the tokens; until "
+        "then set rollout_is",
+    ),
+    Code.LEARNING_RATE: (
+        "learning_rate is too high for this model and this batch",
+        "divide learning_rate by 3 to 10, lengthen warmup_steps, lower ppo_epochs",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Something that goes wrong from a step on, with its figures."""
+
+    step: int
+    code: Code
+    figures: str
+
+    @property
+    def cause(self) -> str:
+        return CAUSES[self.code][0]
+
+    @property
+    def advice(self) -> str:
+        return CAUSES[self.code][1]
+
+    def __str__(self) -> str:
+        return f"{self.code} at step {self.step}: {self.figures}. Likely cause: {self.cause}. Try: {self.advice}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class History:
+    """The first and the newest rows of a run."""
+
+    first: Sequence[Row]
+    newest: Sequence[Row]
+    steps: int  # so far
+
+    def start(self, name: str, count: int = NEWEST) -> float:
+        """Mean of a metric over the first steps; NaN if it is not known."""
+        return _mean(_values(self.first[:count], name))
+
+    def now(self, name: str, count: int = NEWEST) -> float:
+        """Mean of a metric over the newest steps."""
+        return _mean(_values(self.newest[-count:], name))
+
+    def before(self, name: str, count: int = NEWEST) -> float:
+        """Mean of a metric over the oldest steps of the window."""
+        return _mean(_values(self.newest[:count], name))
+
+
+@dataclass(slots=True)
+class Diagnoser:
+    """Names what goes wrong once per onset, as steps are added.
+
+    >>> rows = [{"step": step, "mismatch/kl_k3": 1e-6 if step < 4 else 0.2} for step in range(1, 20)]
+    >>> [(one.step, one.code.value) for one in onsets(rows)]
+    [(5, 'engine_mismatch')]
+    """
+
+    _first: list[Row] = field(default_factory=list)
+    _newest: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _steps: int = 0
+    _last: dict[Code, int] = field(default_factory=dict)  # count of steps when it held last
+
+    def add(self, row: Row) -> list[Diagnosis]:
+        """Add a step; return what has begun with it."""
+        if len(self._first) < START:
+            self._first.append(row)
+        self._newest.append(row)
+        self._steps += 1
+        found = []
+        for code, figures in diagnose(History(self._first, tuple(self._newest), self._steps)):
+            if self._steps - self._last.get(code, -QUIET) >= QUIET:
+                found.append(Diagnosis(int(row.get("step", self._steps)), code, figures))
+            self._last[code] = self._steps
+        return found
+
+
+def onsets(rows: Iterable[Row]) -> list[Diagnosis]:
+    """All diagnoses of a run, each at the step at which it began."""
+    diagnoser = Diagnoser()
+    return [found for row in rows for found in diagnoser.add(row)]
+
+
+def diagnose(history: History) -> Iterator[tuple[Code, str]]:
+    """What holds at the newest step, with its figures."""
+    for code, rule in RULES.items():
+        figures = rule(history)
+        if figures:
+            yield code, figures
+
+
+def entropy_collapse(history: History) -> str:
+    """Entropy is far below its start, and the reward is where it was."""
+    entropy, start = history.now("entropy"), history.start("entropy")
+    gain, spread = history.now("reward/mean", 5) - history.start("reward/mean"), history.start("reward/std")
+    if not (history.steps > START and start > 0 and entropy < ENTROPY_LEFT * start and gain <= REWARD_GAIN * spread):
+        return ""
+    return f"entropy {start:.3g} -> {entropy:.3g}, reward {history.start('reward/mean'):.3f} -> " + (
+        f"{history.now('reward/mean', 5):.3f}"
+    )
+
+
+def length_explosion(history: History) -> str:
+    """Samples are much longer, or many more are truncated, than at the beginning of the window."""
+    length, before = history.now("tokens/mean"), history.before("tokens/mean", 1)
+    truncated, was = history.now("length/truncated"), history.before("length/truncated", 1)
+    is_longer = length >= LENGTH_TIMES * before > 0
+    is_cut = truncated >= TRUNCATED and truncated - was >= TRUNCATED_GAIN and length > before
+    if len(history.newest) < NEWEST + 1 or not (is_longer or is_cut):
+        return ""
+    return f"mean tokens {before:.3g} -> {length:.3g}, truncated {was:.0%} -> {truncated:.0%}"
+
+
+def format_only(history: History) -> str:
+    """A reward has risen and levelled off, while another has not moved from the start."""
+    if history.steps < FORMAT_STEPS:
+        return ""
+    rises = {name: _rise(history, f"reward/{name}/mean") for name in _parts(history)}
+    risen = [name for name, rise in rises.items() if rise >= PART_RISE and _is_level(history, f"reward/{name}/mean")]
+    flat = [
+        name for name, rise in rises.items() if abs(rise) < PART_FLAT and history.now(f"reward/{name}/mean") < PART_LOW
+    ]
+    if not risen or not flat:
+        return ""
+    moved = [
+        f"reward {name} {history.start(f'reward/{name}/mean', 1):.3f} -> {history.now(f'reward/{name}/mean'):.3f}"
+        for name in (*risen, *flat)
+    ]
+    return ", ".join(moved)
+
+
+def dominant_reward(history: History) -> str:
+    """One reward decides the advantages, though others differ among samples."""
+    shares = {name: history.now(f"reward/{name}/share", 5) for name in _parts(history)}
+    most = max(shares, key=lambda name: -math.inf if math.isnan(shares[name]) else shares[name], default=None)
+    if most is None or history.steps < START or not shares[most] >= DOMINANT:
+        return ""
+    others = [name for name in shares if name != most and history.now(f"reward/{name}/std", 5) > IGNORED]
+    if not others:
+        return ""
+    return f"{shares[most]:.0%} of the variance within groups is of {most}, though {', '.join(others)} varies, too"
+
+
+def clipped(history: History) -> str:
+    """Many tokens were clipped in each of the newest steps."""
+    shares = [
+        sum(value for name in ("loss/clipped_low", "loss/clipped_high") for value in _values([row], name))
+        for row in history.newest[-NEWEST:]
+    ]
+    if len(shares) < NEWEST or not min(shares) > CLIPPED:
+        return ""
+    return f"{fmean(shares):.0%} of the tokens are clipped"
+
+
+def engine_mismatch(history: History) -> str:
+    """The engine's and the learner's log-probs differ much more than at the start, with the same weights."""
+    name = "mismatch/kl_k3"
+    newest = _values(history.newest[-NEWEST:], name)
+    start = min(_values(history.first, name), default=math.nan)
+    if len(newest) < 2:
+        return ""
+    now = min(newest[-2:])
+    if not (now > max(MISMATCH_LEAST, MISMATCH_TIMES * start) or now > MISMATCH_MOST):
+        return ""
+    return f"KL of engine and learner with the same weights {start:.2g} -> {newest[-1]:.2g}"
+
+
+def learning_rate(history: History) -> str:
+    """Steps change the policy too much, or gradients jump."""
+    later = history.newest if history.steps > len(history.newest) else history.newest[1:]
+    recent = [abs(value) for value in _values(later[-STEP_KL_WINDOW:], "loss/kl")]
+    far = sum(value > STEP_KL for value in recent)
+    if far >= STEP_KL_TIMES and recent[-1] > STEP_KL:
+        return f"KL of the policy before and after a step {median(recent):.2g}, and {far} times up to {max(recent):.2g}"
+    norms = _values(history.newest, "grad/norm")
+    if len(norms) > START and min(norms[-2:]) > GRADIENT_TIMES * (usual := median(norms[:-2])) > 0:
+        return f"gradient norm {usual:.3g} -> {norms[-1]:.3g}"
+    return ""
+
+
+RULES: Mapping[Code, Callable[[History], str]] = {
+    Code.ENTROPY_COLLAPSE: entropy_collapse,
+    Code.LENGTH_EXPLOSION: length_explosion,
+    Code.FORMAT_ONLY: format_only,
+    Code.DOMINANT_REWARD: dominant_reward,
+    Code.CLIPPED: clipped,
+    Code.ENGINE_MISMATCH: engine_mismatch,
+    Code.LEARNING_RATE: learning_rate,
+}
+
+
+def _parts(history: History) -> list[str]:
+    """Names of the rewards that are summed; none if there is only one."""
+    found = [
+        name.removeprefix("reward/").removesuffix("/scored")
+        for name in history.newest[-1]
+        if name.startswith("reward/") and name.endswith("/scored") and name.count("/") == 2
+    ]
+    return found if len(found) > 1 else []
+
+
+def _rise(history: History, name: str) -> float:
+    """Rise of a metric since the first step, over the largest size that it had."""
+    values = _values([*history.first, *history.newest], name)
+    scale = max(map(abs, values), default=0.0)
+    return (history.now(name) - history.start(name, 1)) / (scale or 1.0)
+
+
+def _is_level(history: History, name: str) -> bool:
+    values = _values(history.newest[-2 * NEWEST :], name)
+    return len(values) == 2 * NEWEST and abs(_mean(values[NEWEST:]) - _mean(values[:NEWEST])) < PART_FLAT * max(
+        map(abs, values)
+    )
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    """Finite numbers of a metric."""
+    found = (row.get(name) for row in rows)
+    return [value for value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan

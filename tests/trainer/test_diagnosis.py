@@ -1,0 +1,143 @@
+"""Recorded runs that go wrong are named within 20 steps, and healthy ones are not."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from roost.trainer.diagnosis import CAUSES, QUIET, RULES, Code, Diagnoser, onsets
+from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.fan_out import open_metrics
+from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.records.running import status_of
+from roost.trainer.report.live_view import LiveView
+from roost.trainer.report.page_data import page_data
+from roost.trainer.report.summary import print_summary
+from roost.trainer.watching import Watching
+from tests.trainer.pathologies import CASES, recorded
+
+SICK, HEALTHY = [case for case in CASES if case.diagnosis], [case for case in CASES if not case.diagnosis]
+# A reward that dominates is also the only one that is learnt.
+ALSO = {"dominant": {Code.FORMAT_ONLY}}
+
+
+@pytest.mark.parametrize("case", SICK, ids=lambda case: case.name)
+def test_a_pathology_is_named_within_20_steps(case):
+    found = onsets(recorded(case.name)[:20])
+    assert case.diagnosis in {one.code for one in found}
+    assert {one.code for one in found} <= {case.diagnosis, *ALSO.get(case.name, ())}
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.name)
+def test_a_healthy_run_has_no_diagnosis(case):
+    rows = recorded(case.name)
+    assert len(rows) >= 20
+    assert onsets(rows) == []
+
+
+def test_every_code_has_a_rule_a_cause_and_a_recorded_run():
+    assert set(RULES) == set(CAUSES) == set(Code) == {case.diagnosis for case in SICK}
+
+
+def rows_of(count, **values):
+    """Rows in which each metric is a number, or follows from the step."""
+    return [
+        {"step": step}
+        | {name.replace("__", "/"): value(step) if callable(value) else value for name, value in values.items()}
+        for step in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "codes"),
+    [
+        pytest.param([], [], id="no step"),
+        pytest.param(rows_of(30), [], id="no metrics"),
+        pytest.param(rows_of(30, entropy=math.nan, loss__kl=None, grad__norm=math.inf), [], id="no numbers"),
+        pytest.param(
+            rows_of(9, grad__norm=lambda step: 1.0 if step < 8 else 20.0), [Code.LEARNING_RATE], id="gradients jump"
+        ),
+        pytest.param(rows_of(9, grad__norm=lambda step: 20.0 if step == 8 else 1.0), [], id="one outlier"),
+        pytest.param(rows_of(9, loss__kl=lambda step: 0.5 if step == 1 else 0.01), [], id="one large first step"),
+        pytest.param(
+            rows_of(9, loss__kl=lambda step: 0.2 if step in (3, 8) else 0.01),
+            [Code.LEARNING_RATE],
+            id="two large steps",
+        ),
+        pytest.param(rows_of(9, loss__kl=lambda step: 0.2 if step < 3 else 0.01), [], id="two large steps at first"),
+        pytest.param(rows_of(9, mismatch__kl_k3=0.2), [Code.ENGINE_MISMATCH], id="engine broken from the start"),
+        pytest.param(rows_of(9, mismatch__kl_k3=0.005), [], id="rounding of bfloat16"),
+        pytest.param(rows_of(9, drift__kl_k3=0.2), [], id="stale samples are no broken engine"),
+        pytest.param(
+            rows_of(30, entropy=lambda step: 1 / step, reward__mean=lambda step: step / 30, reward__std=0.3),
+            [],
+            id="entropy falls while the reward rises",
+        ),
+        pytest.param(
+            rows_of(30, entropy=lambda step: 1 / step, reward__mean=0.1, reward__std=0.3),
+            [Code.ENTROPY_COLLAPSE],
+            id="entropy falls while the reward is flat",
+        ),
+        pytest.param(
+            rows_of(400, tokens__mean=lambda step: 1000 + 10 * step, length__truncated=0.1), [], id="slow growth"
+        ),
+    ],
+)
+def test_rules(rows, codes):
+    assert [one.code for one in onsets(rows)] == codes
+
+
+def test_a_diagnosis_is_named_once_per_onset():
+    def broken(step):
+        return 0.2 if 5 <= step < 20 or step >= 20 + QUIET + 5 else 1e-6
+
+    assert [one.step for one in onsets(rows_of(60, mismatch__kl_k3=broken))] == [6, 36]
+
+
+def test_the_figures_stand_beside_cause_and_advice():
+    (found,) = onsets(rows_of(9, mismatch__kl_k3=lambda step: 1e-5 if step < 5 else 0.2))
+    assert str(found).startswith(
+        "engine_mismatch at step 6: KL of engine and learner with the same weights 1e-05 -> 0.2"
+    )
+    assert found.cause in str(found) and found.advice in str(found)
+
+
+def run_of(folder, name):
+    run = RunFolder.create(folder / name, "max_steps: 20", "{}")
+    for row in recorded(name):
+        run.add_step(row)
+    return run
+
+
+def test_it_is_shown_in_the_status_the_summary_and_the_page(tmp_path):
+    run = run_of(tmp_path, "length")
+    (found,) = onsets(recorded("length"))
+    assert status_of(run).diagnoses == (f"length_explosion at step {found.step}",)
+    console = Console(file=io.StringIO(), width=2000)
+    print_summary(run, console)
+    assert f"diagnosis {found}" in console.file.getvalue()
+    (shown,) = page_data(run)["diagnoses"]
+    assert (shown["step"], shown["code"], shown["advice"]) == (found.step, "length_explosion", found.advice)
+
+
+def test_it_is_noted_once_in_the_terminal_and_not_again_after_a_resume(tmp_path):
+    rows = recorded("length")
+    run = RunFolder.create(tmp_path / "run", "max_steps: 20", "{}")
+
+    def noted(rows):
+        console = Console(file=io.StringIO(), width=2000)
+        watching = Watching(run, open_metrics(run), LiveView(20, console))
+        for row in rows:
+            watching.step_done(TrainerState(row["step"], row["step"]), {"time/step": 1.0, **row}, [])
+        return [line for line in console.file.getvalue().splitlines() if line.startswith("diagnosis: ")]
+
+    assert noted(rows[:10]) == [f"diagnosis: {found}" for found in onsets(rows)]
+    assert noted(rows[10:]) == []
+
+
+def test_a_diagnoser_keeps_only_what_rules_look_at():
+    diagnoser = Diagnoser()
+    for row in rows_of(1000, entropy=1.0):
+        diagnoser.add(row)
+    assert len(diagnoser._first) + len(diagnoser._newest) < 30
