@@ -98,9 +98,10 @@ class Engines:
         if self._takes_updates:
             self._scenario.version = update.version
 
-    async def wake(self, update, in_flight):
+    async def wake(self, update, in_flight, leave):
         self._events.append("wake")
         await self.update(update)
+        await leave()
 
     async def sleep(self, level, in_flight, names):
         self._events.append("sleep")

@@ -30,8 +30,9 @@ class NotedFleet:
     async def update(self, *arguments):
         self._calls.append(("update", *arguments))
 
-    async def wake(self, *arguments):
-        self._calls.append(("wake", *arguments))
+    async def wake(self, update, in_flight, leave):
+        self._calls.append(("wake", update, in_flight))
+        await leave()
 
     async def start_servers(self, update, leave):
         self._calls.append(("write", update))
