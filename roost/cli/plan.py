@@ -28,8 +28,8 @@ def plan_command(
     config: Annotated[
         Path,
         typer.Argument(
-            help="The config file (YAML), or the shell script that starts a job of another framework (verl, slime, "
-            "OpenRLHF ...). A script is read, never run; its arguments come after --.",
+            help="The config file (YAML or TOML), or the shell script that starts a job of another framework (verl, "
+            "slime, OpenRLHF ...). A script is read, never run; its arguments come after --.",
             metavar="CONFIG",
         ),
     ],

@@ -285,6 +285,10 @@ def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
         from roost.config.frameworks.launcher import load_script  # only now: other configs do not wait for it
 
         return load_script(file, overrides, findings)
+    if file.suffix == ".toml":
+        from roost.config.frameworks.prime import load_toml
+
+        return load_toml(file, overrides, findings)
     source = read_yaml(file, findings)
     if source is not None and is_chain(source.values):
         source = read_chain(source, findings)

@@ -56,6 +56,7 @@ class Notation(StrEnum):
     OPENRLHF = "openrlhf"
     NEMO = "nemo"
     SKYRL = "skyrl"
+    PRIME = "prime"
 
     @property
     def program(self) -> str:
@@ -85,6 +86,7 @@ _PROGRAMS = {
     Notation.OPENRLHF: "OpenRLHF",
     Notation.NEMO: "NeMo-RL",
     Notation.SKYRL: "SkyRL",
+    Notation.PRIME: "prime-rl",
 }
 TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
 _MACHINE_KEYS = {
@@ -93,6 +95,7 @@ _MACHINE_KEYS = {
     Notation.SLIME: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
+    Notation.PRIME: (("deployment", "num_train_nodes"), ("deployment", "gpus_per_node")),
     Notation.NEMO: (("cluster", "num_nodes"), ("cluster", "gpus_per_node")),
     Notation.SKYRL: (
         ("trainer", "placement", "policy_num_nodes"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import nemo, openrlhf, skyrl, slime, verl
+from roost.config.frameworks import nemo, openrlhf, prime, skyrl, slime, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -46,6 +46,15 @@ FRAMEWORKS = (
     Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
     Framework(
         Notation.NEMO, nemo.PROGRAM, read_overrides, nemo.read_nemo, nemo.PLACING, nemo.accepts, nemo.with_config_file
+    ),
+    Framework(
+        Notation.PRIME,
+        prime.PROGRAM,
+        prime.read_arguments,
+        prime.read_prime,
+        prime.PLACING,
+        prime.accepts,
+        prime.with_config_files,
     ),
     Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
     Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
@@ -122,7 +131,8 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
     for at, (text, name) in enumerate(zip(texts, names, strict=True)):
         if text is not None and not re.search(r"\s", text):
             is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
-            if (at == 0 and "/" in text) or (has_launcher and (is_module or text.endswith(".py"))):
+            has_file = bool(words[at + 1 :]) and words[at + 1].prefix.startswith("@")  # rl @ rl.toml
+            if (at == 0 and "/" in text) or (has_launcher and (is_module or text.endswith(".py"))) or has_file:
                 yield at
         is_open = at == own and (name is None or name.startswith("-"))  # $PYTHON, which may be anything or not be set
         if is_open or _LAUNCHER.fullmatch(name or ""):

@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def is_prime(values: Mapping[Any, Any], file: str | None) -> bool:
+    """Return True for TOML files with sections of prime-rl; elsewhere, only where several of them are there."""
+    sections = {key for key, value in values.items() if isinstance(value, Mapping)}
+    if str(file).endswith(".toml"):
+        return bool(sections & {"orchestrator", "trainer", "inference", "deployment", "vllm", "model"})
+    return "orchestrator" in sections and bool(sections & {"trainer", "inference", "deployment"})
+
+
 def is_nemo(values: Mapping[Any, Any]) -> bool:
     """Return True for configs with NeMo-RL's keys; `cluster` alone is RLinf's too."""
     cluster, policy = values.get("cluster"), values.get("policy")

@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import framework_keys, report_framework_keys
-from roost.config.frameworks.signs import is_nemo
+from roost.config.frameworks.signs import is_nemo, is_prime
 from roost.config.job import Job, Layout, Notation
 from roost.config.known_keys.report import key_uses, report_keys, report_unread
 from roost.config.notations.loop import read_loop
@@ -25,6 +25,7 @@ _SIGNS = {
     Notation.VERL: "actor_rollout_ref (verl)",
     Notation.NEMO: "policy with cluster.gpus_per_node (NeMo-RL)",
     Notation.SKYRL: "trainer.placement (SkyRL)",
+    Notation.PRIME: "orchestrator with trainer or deployment (prime-rl)",
 }
 
 
@@ -117,6 +118,7 @@ def recognise(root: Section) -> Notation | None:
         Notation.VERL: "actor_rollout_ref" in values,
         Notation.NEMO: is_nemo(values),
         Notation.SKYRL: isinstance(values.get("trainer"), Mapping) and "placement" in values["trainer"],
+        Notation.PRIME: is_prime(values, root.source.file),
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:

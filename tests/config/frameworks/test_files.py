@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import roost
-from roost.config.findings import ConfigError
+from roost.config.findings import ConfigError, Findings
+from roost.config.frameworks.toml import read_toml
 from roost.config.ranks import spell_ranks
 
 HERE = Path(__file__).parent
@@ -49,11 +50,20 @@ def findings_of(config, *overrides):
 
 @pytest.mark.parametrize(("framework", "job"), CASES)
 def test_a_shipped_job(framework, job, tmp_path):
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(nested(job["keys"])))
+    file = tmp_path / ("job.toml" if framework == "prime" else "job.yaml")
+    values = nested(job["keys"])
+    file.write_text(toml_of(values) if framework == "prime" else yaml.safe_dump(values))
     plan = roost.plan(file)
     assert plan.notation == framework
     assert processes_of(plan) == job["processes"]
+
+
+def toml_of(values, path=()):
+    """A TOML text of tables and plain values."""
+    lines = [f"[{'.'.join(path)}]"] if path else []
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    lines += [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
+    return "\n".join(lines + [toml_of(value, (*path, key)) for key, value in tables.items()])
 
 
 # --- NeMo-RL
@@ -199,3 +209,119 @@ def test_a_name_that_says_other_machines(tmp_path):
     for name, is_wrong in (("sft-qwen-2n8g-fsdp.yaml", False), ("sft-qwen-4n8g.v2.yaml", True)):
         (tmp_path / name).write_text(yaml.safe_dump(nested(keys)))
         assert ("RST-N071" in findings_of(tmp_path / name)) == is_wrong
+
+
+# --- prime-rl
+
+
+@pytest.mark.parametrize("case", golden("prime"), ids=lambda case: json.dumps(case["config"]))
+def test_prime_lays_out_as_its_own_code(case, tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text(toml_of(case["config"] | {"orchestrator": {"batch_size": 8}}))
+    try:
+        plan = roost.plan(file)
+    except ConfigError:
+        assert case["result"] is None
+        return
+    result = case["result"]
+    assert result is not None, processes_of(plan)
+    parts = {part.name: part for part in plan.components}
+    trained = [int(device) for device in parts["actor"].table.device_numbers]
+    assert (trained[0], len(trained)) == (result["first_train"], result["train"])
+    engines = parts.get("rollout")
+    assert result["rollout"] == ([engines.world_size, len(engines.table.device_numbers)] if engines else [0, 0])
+
+
+RL_TOML = (
+    """\
+# a job
+seq_len = 2048
+name = """
+    + '"""'
+    + """
+[not.a.table]
+"""
+    + '"""'
+    + """
+[model]
+name = "Qwen/Qwen3-0.6B"
+[deployment]
+num_train_gpus = 2  # [inline]
+num_infer_gpus = 6
+[trainer.optim]
+lr = 1e-6
+[[orchestrator.train.source]]
+name = "a"
+[[orchestrator.train.source]]
+name = "b"
+env = {id = "x", args = {list = [1, {a = 2}], "quoted.key" = 1}}
+[inference]
+vllm.tensor_parallel_size = 2
+"""
+)
+
+
+@pytest.fixture
+def rl_toml(tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text(RL_TOML)
+    return file
+
+
+def test_positions_of_toml_keys(rl_toml):
+    source = read_toml(rl_toml, Findings())
+    places = {path: place[1:] for path, place in source.positions.items()}
+    assert places[("deployment",)] == (8, 1)
+    assert places[("deployment", "num_infer_gpus")] == (10, 1)
+    assert places[("orchestrator", "train", "source", 1, "name")] == (16, 1)
+    assert places[("orchestrator", "train", "source", 1, "env", "args", "quoted.key")] == (17, 47)
+    assert places[("inference", "vllm", "tensor_parallel_size")] == (19, 1)
+    assert not any("not" in path for path in places)
+
+
+def test_a_toml_file_with_flags_and_further_files(rl_toml):
+    # packages/prime-rl-configs: later files and flags win; engines take the first GPUs
+    assert processes_of(roost.plan(rl_toml)) == {"rollout": "3 x 2 on 0-5", "actor": "2 x 1 on 6-7"}
+    more = rl_toml.parent / "more.toml"
+    more.write_text("[deployment]\nnum_infer_gpus = 2\n")
+    for given in (["deployment.num_infer_gpus=2"], ["--deployment.num-infer-gpus", "2"], ["@", str(more)]):
+        plan = roost.plan(rl_toml, overrides=given)
+        assert processes_of(plan) == {"rollout": "1 x 2 on 0-1", "actor": "2 x 1 on 2-3"}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("uv run rl @ rl.toml --deployment.num_train_gpus 1", {"rollout": "3 x 2 on 0-5", "actor": "1 x 1 on 6"}),
+        ("uv run python -m prime_rl.entrypoints.rl @ rl.toml", {"rollout": "3 x 2 on 0-5", "actor": "2 x 1 on 6-7"}),
+        ("uv run rl @ rl.toml --inference @ engines.toml", {"rollout": "6 x 1 on 0-5", "actor": "2 x 1 on 6-7"}),
+        ("uv run sft @ sft.toml", {"actor": "4 x 1 on 0-3"}),
+    ],
+    ids=["flags", "module", "section", "fine-tuning"],
+)
+def test_a_script_of_prime_rl(command, expected, rl_toml, monkeypatch):
+    folder = rl_toml.parent
+    (folder / "engines.toml").write_text("[vllm]\ntensor_parallel_size = 1\n")
+    (folder / "sft.toml").write_text('[model]\nname = "x"\n[deployment]\nnum_gpus = 4\n')
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    monkeypatch.chdir(folder)
+    plan = roost.plan(folder / "run.sh")
+    assert (plan.notation, processes_of(plan)) == ("prime", expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("[deployment]\nnum_train_gpus = 4\nnum_infer_gpus = 8\n[inference]\n[orchestrator]", "RST-N070", 2),
+        ("[deployment]\nnum_infer_gpus = 3\n[inference.vllm]\ntensor_parallel_size = 2", "RST-N056", 4),
+        ("[deployment]\nnum_infer_gpus = 3\n[orchestrator]", "RST-N067", 2),
+        ('[deployment]\ntype = "multi_node"\nnum_train_nodes = 1\nnum_infer_nodes = 1\n[inference]', "RST-N073", 2),
+        ("[deployment\nnum_infer_gpus = 3", "RST-C050", 1),
+        ("[deployment]\nnum_train_gpus = 3\n[trainer.model]\ncp = 2", "RST-N056", 2),
+    ],
+    ids=["too-many", "engines-divide", "no-engines", "no-scheduler", "no-toml", "learner-divides"],
+)
+def test_findings_about_a_prime_job(text, code, line, tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text(text)
+    assert findings_of(file)[code].where.line == line
