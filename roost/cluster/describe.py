@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roost.cluster.hardware.accelerator import AcceleratorType
+from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry, registry_for
 from roost.cluster.inventory import NO_ACCELERATOR, Group, Inventory, Node, Software
 from roost.config.findings import (
@@ -401,15 +403,18 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
             "RST-H009",
             _accelerator_key(job),
             f"is {written}, but the inventory has no accelerators",
-            fix="leave it out",
+            fix="leave it out; to train on the CPU of such nodes, simulate accelerators: "
+            f"{COUNT_VARIABLE}={written} on each, before Ray or `roost up` starts there",
         )
     if written is not None and other:
         rank = int(np.argmax(np.isin(inventory.accelerator_counts, list(other))))
+        is_simulated = inventory.nodes[rank].accelerator_type == AcceleratorType.SIMULATED
+        simulate = f", or simulate {written} there ({COUNT_VARIABLE}={written} before Ray or `roost up` starts)"
         findings.error(
             "RST-H009",
             _accelerator_key(job),
             f"is {written}, but node {rank} has {inventory.accelerator_counts[rank]} accelerators",
-            fix="leave it out: the inventory says how many there are",
+            fix="leave it out: the inventory says how many there are" + (simulate if is_simulated else ""),
         )
 
 

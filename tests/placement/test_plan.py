@@ -82,6 +82,22 @@ def test_the_config_must_be_true_of_the_inventory(machines, message):
         roost.plan(CONFIG, machines)
 
 
+SIMULATED = [
+    pytest.param({"accelerators": 0}, "ROOST_FAKE_ACCELERATORS=8 on each, before Ray or `roost up` starts", id="none"),
+    pytest.param({"accelerators": 2, "accelerator_type": "SIMULATED"}, "ROOST_FAKE_ACCELERATORS=8 before", id="fewer"),
+    pytest.param({"accelerators": 2}, None, id="real-ones"),
+]
+
+
+@pytest.mark.parametrize(("node", "hint"), SIMULATED)
+def test_nodes_without_accelerators_can_simulate_what_a_config_writes(node, hint):
+    config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "0-1"}}}
+    with pytest.raises(roost.ConfigError) as raised:
+        roost.plan(config, roost.Inventory.from_dict({"nodes": [node]}))
+    (fix,) = [finding.fix for finding in raised.value.findings if finding.code == "RST-H009"]
+    assert ("ROOST_FAKE_ACCELERATORS" not in fix) if hint is None else (hint in fix)
+
+
 def test_accelerators_per_node_are_checked_against_the_inventory():
     config = {"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all"}}}
     with pytest.raises(roost.ConfigError, match="is 8, but node 0 has 4"):
