@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -124,9 +125,11 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "bl
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> None:
-    """Print findings with position, reason and fix; notes come last, shared hints once."""
-    hints: dict[str, None] = {}
-    for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
+    """Print findings with position, reason and fix; notes come last, those that share a hint together, above it."""
+    found = list(findings)
+    hints = list(dict.fromkeys(each.fix for each in found if each.severity is Severity.NOTE))
+    ordered = sorted(found, key=lambda each: 1 + hints.index(each.fix) if each.severity is Severity.NOTE else 0)
+    for finding, following in zip_longest(ordered, ordered[1:]):
         line = Text.assemble((finding.heading, f"bold {COLOURS[finding.severity]}"), ": ")
         if str(finding.where):
             line.append(f"{finding.where}: ", style="cyan")
@@ -134,12 +137,10 @@ def print_findings(findings: Iterable[Finding], console: Console) -> None:
         console.print(line, soft_wrap=True)
         if finding.why:
             console.print(Text.assemble(("  why  ", "dim"), finding.why), soft_wrap=True)
-        if finding.fix and finding.severity is Severity.NOTE:
-            hints[finding.fix] = None
-        elif finding.fix:
-            console.print(Text.assemble(("  fix  ", "dim"), finding.fix), soft_wrap=True)
-    for hint in hints:
-        console.print(Text.assemble(("  see  ", "dim"), hint), soft_wrap=True)
+        is_note = finding.severity is Severity.NOTE
+        is_shared = is_note and following is not None and following.fix == finding.fix
+        if finding.fix and not is_shared:
+            console.print(Text.assemble(("  see  " if is_note else "  fix  ", "dim"), finding.fix), soft_wrap=True)
 
 
 def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file: str | None, console: Console) -> None:

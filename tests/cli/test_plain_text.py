@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 import roost
+from roost.config.findings import Finding, Severity, Where
 from roost.view.plain import PlainConsole
+from roost.view.text import print_findings
 from tests.cli.terminal import cluster_yaml, run, write
 
 # Run before the command: these packages cannot be imported, as in `pip install roost` without extras.
@@ -98,3 +100,16 @@ def test_an_uncaught_error_cannot_take_over_the_terminal(tmp_path):
     )
     status, written = process("-c", code)
     assert status == 1 and "Bad: red" in written and "\x1b" not in written.replace("'\\x1b", "")
+
+
+def test_a_hint_stands_below_its_notes():
+    notes = [
+        Finding("RST-A001", Where(), what, fix=fix, severity=Severity.NOTE)
+        for what, fix in [("one", "look here"), ("two", "look there"), ("three", "look here"), ("four", "")]
+    ]
+    error = Finding("RST-A002", Where(), "wrong", fix="write it well")
+    printed = PlainConsole(file=io.StringIO(), width=80, color_system=None)
+    print_findings([*notes, error], printed)
+    assert [line.strip().rpartition(": ")[2] for line in printed.file.getvalue().splitlines()] == [
+        "wrong", "fix  write it well", "one", "three", "see  look here", "two", "see  look there", "four",
+    ]  # fmt: skip
