@@ -521,6 +521,8 @@ def test_the_policy_is_whole_or_not_there(store, url, tmp_path):
     [
         ("az://box/run", "az://box/run needs a package that is not installed: pip install adlfs"),
         ("nonsense://box/run", "nonsense://box/run cannot be used"),
+        ("memory://box/run", "memory://box/run cannot keep a run: it is this process's own memory"),
+        ("simplecache::memory://box/run", "cannot keep a run"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_an_error_of_one_line(url, message):

@@ -89,6 +89,9 @@ class RemoteRun:
             raise StorageError(f"{url} needs a package that is not installed: {fix}") from None
         except ValueError as error:  # a protocol that is not known
             raise StorageError(f"{url} cannot be used: {error}; --runs takes a folder or a URL of fsspec") from None
+        if "memory" in url.partition("://")[0].split("::"):
+            why = "it is this process's own memory, and what is written there ends with it"
+            raise StorageError(f"{url} cannot keep a run: {why}; name a folder, or a store such as s3://bucket/runs")
         run = cls(files, root, url)
         run._reached(run.exists, 1)  # packages of fsspec try several times themselves; a person waits here
         return run
