@@ -221,7 +221,8 @@ def scale_command(
     answer = asked(folder, wanted, wait, lambda text: print(plain_line(text), flush=True))
     if answer.state is ScaleState.APPLIED:
         return
-    notes.print(f"error: {answer.lines[-1]}", soft_wrap=True)
+    why = answer.lines[-1]
+    notes.print(why if why.startswith("error RST-") else f"error: {why}", soft_wrap=True)
     raise typer.Exit(1)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -294,6 +295,15 @@ def test_scale_waits_for_the_answer_of_the_run(made, held, state, code, shown, e
     assert (done.exit_code, done.stdout) == (code, shown)
     assert error in done.stderr
     assert not list((made.path / "scale").iterdir())
+
+
+def test_a_refusal_with_a_finding_says_error_once(made, held):
+    finding = "error RST-P042: rollout: needs 1 more accelerator\n  fix: remove engines"
+    driver = threading.Thread(target=answering, args=(made, ScaleState.REFUSED, "working", finding), daemon=True)
+    driver.start()
+    done = run("scale", made.path, "rollout=+2", "--wait", HANG_S, width=200)
+    assert done.stderr.strip() == finding and done.exit_code == 1
+    assert stat.S_IMODE((made.path / "scale").stat().st_mode) == 0o700
 
 
 NOT_SCALED = [

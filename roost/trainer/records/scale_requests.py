@@ -86,7 +86,7 @@ class ScaleRequests:
 
     def ask(self, changes: Sequence[Change], wait: float) -> str:
         """Write a request, to be taken within `wait` seconds, and return its name; names sort by time."""
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # as all folders of a run
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex}"
         request = {"until": time.time() + wait, "changes": [asdict(change) for change in changes]}
         write_whole(self._folder / f"{name}{REQUEST}", [json.dumps(request).encode()])
