@@ -57,6 +57,7 @@ class Notation(StrEnum):
     NEMO = "nemo"
     SKYRL = "skyrl"
     PRIME = "prime"
+    TRL = "trl"
 
     @property
     def program(self) -> str:
@@ -87,6 +88,7 @@ _PROGRAMS = {
     Notation.NEMO: "NeMo-RL",
     Notation.SKYRL: "SkyRL",
     Notation.PRIME: "prime-rl",
+    Notation.TRL: "TRL",
 }
 TRAINED = (Notation.RLINF, Notation.ROLL, Notation.LOOP)
 _MACHINE_KEYS = {
@@ -97,6 +99,7 @@ _MACHINE_KEYS = {
     Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
     Notation.PRIME: (("deployment", "num_train_nodes"), ("deployment", "gpus_per_node")),
     Notation.NEMO: (("cluster", "num_nodes"), ("cluster", "gpus_per_node")),
+    Notation.TRL: (("num_machines",), ("num_processes",)),
     Notation.SKYRL: (
         ("trainer", "placement", "policy_num_nodes"),
         ("trainer", "placement", "policy_num_gpus_per_node"),

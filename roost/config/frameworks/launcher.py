@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import nemo, openrlhf, prime, skyrl, slime, verl
+from roost.config.frameworks import nemo, openrlhf, prime, skyrl, slime, trl, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -28,6 +28,9 @@ _LAUNCHER = re.compile(
 )
 
 
+_COMMANDS = ("trl",)  # programs that are found by PATH
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework: the programs that start its jobs, the reader of their arguments, and that of the job they give."""
@@ -39,6 +42,8 @@ class Framework:
     placing: Sequence[str]  # patterns of the keys that count for placing
     accepts: Callable[[Command, str, Arguments], bool] = lambda command, program, arguments: True
     base: Callable[[Arguments, Command, Findings], Arguments] = lambda arguments, command, findings: arguments
+    # Adds what other commands of the script say about the job.
+    beside: Callable[[Arguments, Command, Reading], Arguments] = lambda arguments, command, reading: arguments
 
 
 FRAMEWORKS = (
@@ -59,6 +64,16 @@ FRAMEWORKS = (
     Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
     Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
     Framework(Notation.OPENRLHF, openrlhf.PROGRAM, openrlhf.read_arguments, openrlhf.read_openrlhf, openrlhf.PLACING),
+    Framework(
+        Notation.TRL,
+        trl.PROGRAM,
+        trl.read_arguments,
+        trl.read_trl,
+        trl.PLACING,
+        trl.is_trl,
+        trl.with_files,
+        trl.with_server,
+    ),
 )
 
 
@@ -86,6 +101,7 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     _report_others(jobs, job, findings)
     _report_rest(reading, job, findings)
     read = job.framework.base(job.arguments, job.command, findings)
+    read = job.framework.beside(read, job.command, reading)
     _report_unknown(read, findings)
     launch = Launch(job.framework.notation.value, job.program, job.command.position)
     return Source(read.values, str(file), {**read.positions, (): job.command.position}, launch)
@@ -132,7 +148,9 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
         if text is not None and not re.search(r"\s", text):
             is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
             has_file = bool(words[at + 1 :]) and words[at + 1].prefix.startswith("@")  # rl @ rl.toml
-            if (at == 0 and "/" in text) or (has_launcher and (is_module or text.endswith(".py"))) or has_file:
+            is_command = name in _COMMANDS and (at == own or has_launcher)
+            is_file = has_launcher and (is_module or text.endswith(".py"))
+            if is_command or is_file or has_file or (at == 0 and "/" in text):
                 yield at
         is_open = at == own and (name is None or name.startswith("-"))  # $PYTHON, which may be anything or not be set
         if is_open or _LAUNCHER.fullmatch(name or ""):

@@ -26,6 +26,7 @@ _SIGNS = {
     Notation.NEMO: "policy with cluster.gpus_per_node (NeMo-RL)",
     Notation.SKYRL: "trainer.placement (SkyRL)",
     Notation.PRIME: "orchestrator with trainer or deployment (prime-rl)",
+    Notation.TRL: "use_vllm or vllm_mode (TRL)",
 }
 
 
@@ -119,6 +120,7 @@ def recognise(root: Section) -> Notation | None:
         Notation.NEMO: is_nemo(values),
         Notation.SKYRL: isinstance(values.get("trainer"), Mapping) and "placement" in values["trainer"],
         Notation.PRIME: is_prime(values, root.source.file),
+        Notation.TRL: any(key in values for key in ("use_vllm", "vllm_mode")),
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:

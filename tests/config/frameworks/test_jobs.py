@@ -22,12 +22,15 @@ CASES = [pytest.param(name, job, id=f"{name}-{job['source']}") for name, jobs in
 
 
 def script_of(folder, framework, job):
-    """A script with the job's arguments in an array, as people write them."""
+    """A script with the job's arguments in an array, as people write them; or its commands, where there are several."""
+    file = folder / "run.sh"
+    if "script" in job:
+        file.write_text(f"#!/bin/bash\n{job['script']}")
+        return file
     program = job.get("program", PROGRAMS[framework])
     call = f"python3 {program}" if program.endswith(".py") else f"python3 -m {program}"
     words = "\n  ".join(shlex.split(job["args"]))
     prefix = "MILES_EXPERIMENT=1 " if framework == "miles" else ""
-    file = folder / "run.sh"
     file.write_text(f'#!/bin/bash\nARGS=(\n  {words}\n)\n{prefix}ray job submit -- {call} "${{ARGS[@]}}"\n')
     return file
 

@@ -56,6 +56,11 @@ uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base data.train_d
   generator.inference_engine.num_engines=$((NUM_GPUS / 2)) generator.inference_engine.tensor_parallel_size=2 \\
   trainer.algorithm.use_kl_loss=$(cat kl) trainer.placement.colocate_all=false $@
 """,
+    """#!/bin/bash
+CUDA_VISIBLE_DEVICES=0,1 trl vllm-serve --model Qwen/Qwen2.5-7B --tensor-parallel-size 2 &
+srun bash -c "CUDA_VISIBLE_DEVICES=2,3,$X accelerate launch --config_file zero3.yaml --num_processes ${N:-2} \\
+  train_grpo.py --use_vllm --vllm_mode server --beta $(cat beta)"
+""",
 )
 # Each would leave a file if it were executed.
 HARM = (

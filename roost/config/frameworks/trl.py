@@ -1,0 +1,537 @@
+"""TRL: `trl grpo`, or a script behind `accelerate launch` or `torchrun`, with the server that `trl vllm-serve` starts.
+
+The launcher says how many learner processes there are, one per GPU. Engines are cut from them in order (colocate), or
+are the replicas of a server on GPUs of its own, which are those that its command may see.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
+from roost.config.frameworks.arguments import Arguments, read_flags, resolved
+from roost.config.frameworks.pools import check_divides, component
+from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.model_files import (
+    DEFAULT_ADAPTER_RANK,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.section import Section, Unresolved
+from roost.config.shell.reading import Command, Reading
+from roost.config.shell.values import Value
+from roost.config.source import read_text, read_yaml
+from roost.config.yaml_events import Position
+
+VERSION = "TRL of 2026-07-24 (f2cd57710)"
+DEFAULTS: Mapping[str, Any] = {
+    "use_vllm": False,
+    "vllm_mode": "colocate",  # server before 2025-12
+    "vllm_tensor_parallel_size": 1,
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_enable_sleep_mode": False,
+    "beta": 0.0,
+    "tensor_parallel_size": 1,  # of the server
+    "data_parallel_size": 1,
+    "gpu_memory_utilization": 0.9,
+}
+# Configs of accelerate that TRL ships, by name: each is for one machine of eight GPUs.
+_ONE_MACHINE = {"num_machines": 1, "num_processes": 8}
+SHIPPED: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"distributed_type": "FSDP", **_ONE_MACHINE} for name in ("fsdp1", "fsdp2")},
+    **{
+        f"{prefix}zero{stage}": {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {"zero_stage": stage},
+            **_ONE_MACHINE,
+        }
+        for prefix in ("", "deepspeed_")
+        for stage in (1, 2, 3)
+    },
+    "multi_gpu": {"distributed_type": "MULTI_GPU", **_ONE_MACHINE},
+    "single_gpu": {"distributed_type": "NO", **_ONE_MACHINE},
+}
+PROGRAM = re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py")
+SIGNS = ("--use_vllm", "--vllm_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_tensor_parallel_size")
+NAMED = re.compile(r"(?:.*[./])?\w*(?:grpo|gspo|rloo)\w*(?:\.py)?", re.IGNORECASE)
+TRAINERS = ("grpo", "rloo")
+CONFIGS = ("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig")
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
+SWITCHES = frozenset(("--multi_gpu", "--use_deepspeed", "--use_fsdp", "--cpu", "--standalone"))
+PLACING = (
+    *(f"{dashes}{name}" for name in DEFAULTS for dashes in ("", "--")),
+    *(
+        f"{dashes}{name}"
+        for dashes in ("", "--")
+        for name in (
+            *("num_processes", "num_machines", "gpu_ids", "nproc_per_node", "nnodes", "num_gpus", "num_nodes"),
+            *("config_file", "accelerate_config", "config", "multi_gpu", "distributed_type", "machine_rank"),
+            *("model_name_or_path", "use_peft", "lora_r", "max_prompt_length", "max_completion_length"),
+            *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "deepspeed"),
+        )
+    ),
+    *("CUDA_VISIBLE_DEVICES", "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
+)
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SERVERS = (("trl", "vllm-serve"), ("vllm", "serve"))
+SERVER_PROGRAMS = ("trl.scripts.vllm_serve", "vllm_serve.py")
+
+
+# --- commands
+
+
+def read_arguments(words: Sequence[Value]) -> Arguments:
+    """Flags with underscores, whichever way they are written."""
+    read = read_flags(words, SWITCHES)
+    found = Arguments(options=read.options, unknown=read.unknown)
+    for key, value in read.values.items():
+        name = "--" + key[2:].replace("-", "_")
+        found.set((name,), value, read.positions[(key,)])
+    return found
+
+
+def is_trl(command: Command, program: str, arguments: Arguments) -> bool:
+    """Return True for `trl grpo`, and for scripts with flags, a name or a config class of TRL's trainers."""
+    at = _program_at(command, program)
+    if program.rpartition("/")[2] == "trl":
+        following = command.words[at + 1].known if at + 1 < len(command.words) else None
+        return following in TRAINERS
+    if any(sign in arguments.values for sign in SIGNS):
+        return True
+    has_overrides = any(re.match(r"[+~]*[\w.]+=", word.prefix) for word in command.words[at + 1 :])
+    has_launcher = _launcher_at(command, at) is not None
+    is_named = NAMED.fullmatch(program) is not None and (bool(arguments.values) or has_launcher)
+    return (is_named and not has_overrides) or bool(_keywords(program, command))
+
+
+def with_files(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+    """The arguments over the launcher's, and over the files that both name."""
+    program = next((word.known for word in command.words if word.known and PROGRAM.fullmatch(word.known)), "") or ""
+    at = _program_at(command, program)
+    start = _launcher_at(command, at)
+    whole = Arguments(options=arguments.options, unknown=arguments.unknown)
+    for key, (value, position) in _keywords(program, command).items():
+        whole.set((key,), value, position)
+    launcher = read_arguments(command.words[start + 1 : at]) if start is not None else Arguments()
+    name = (command.words[start].known or "").rpartition("/")[2] if start is not None else program.rpartition("/")[2]
+    if name not in ("accelerate", "deepspeed", "trl"):
+        whole.set(("nproc_per_node",), 1, command.position)  # python, or the default of torchrun
+    for given in (launcher, arguments):
+        for key, is_own in (("--config", given is arguments), ("--config_file", True), ("--accelerate_config", True)):
+            if key in given.values and is_own:
+                _add_file(whole, given, key, command, findings)
+    for given in (launcher, arguments):
+        for key, value in given.values.items():
+            whole.set((key,), value, given.positions[(key,)])
+    visible = command.variables.get(VISIBLE)
+    if isinstance(visible, Value):
+        whole.set((VISIBLE,), _text(visible), visible.position)
+    return whole
+
+
+def with_server(arguments: Arguments, command: Command, reading: Reading) -> Arguments:
+    """The arguments with those of the server that the same script starts."""
+    for other in reading.commands.values():
+        names = [(word.known or "").rpartition("/")[2] for word in other.words]
+        pairs = list(pairwise(names))
+        at = next((at for at, pair in enumerate(pairs) if pair in SERVERS or pair[1] in SERVER_PROGRAMS), None)
+        if at is None:
+            continue
+        arguments.set(("vllm_serve",), {}, other.position)
+        read = read_arguments(other.words[at + 2 :])
+        for key, value in read.values.items():
+            arguments.set(("vllm_serve", key), value, read.positions[(key,)])
+        visible = other.variables.get(VISIBLE)
+        if isinstance(visible, Value):
+            arguments.set(("vllm_serve", VISIBLE), _text(visible), other.position)
+        if any(name in ("srun", "ssh", "pdsh") for name in names[:at]):
+            arguments.set(("vllm_serve", "elsewhere"), True, other.position)
+        break
+    return arguments
+
+
+def _text(value: Value) -> Any:
+    return value.known if value.known is not None else resolved(value)
+
+
+def _program_at(command: Command, program: str) -> int:
+    return next((at for at, word in enumerate(command.words) if word.known == program), len(command.words))
+
+
+def _launcher_at(command: Command, end: int) -> int | None:
+    places = [at for at, word in enumerate(command.words[:end]) if (word.known or "").rpartition("/")[2] in LAUNCHERS]
+    return places[-1] if places else None
+
+
+def _here(name: str, command: Command) -> Path | None:
+    """A file that a command names, where it is here."""
+    for base in (command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]):
+        try:
+            if (base / name).is_file():
+                return base / name
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _add_file(whole: Arguments, given: Arguments, key: str, command: Command, findings: Findings) -> None:
+    """Add a YAML file of TRL or accelerate; one of accelerate that TRL ships is known without its file."""
+    name = given.values[key]
+    position = given.positions[(key,)]
+    file = _here(name, command) if isinstance(name, str) else None
+    source = read_yaml(file, findings) if file is not None else None
+    shipped = SHIPPED.get(Path(str(name)).stem) if key != "--config" else None
+    if source is not None:
+        for path, value in source.values.items():
+            whole.set((str(path),), value, source.positions.get((path,), position))
+    elif shipped is not None:
+        for path, value in shipped.items():
+            whole.set((path,), value, position)
+        if "/" in str(name) or "." in str(name):  # a path; a name alone is one of TRL's
+            findings.note(
+                "RST-N060",
+                Where(*position),
+                f"{name} is not here; the config that TRL ships by this name is used",
+                f"it is for {_ONE_MACHINE['num_processes']} processes on one machine",
+                "plan from the folder that the job is started in",
+            )
+    else:
+        findings.warn(
+            "RST-N060",
+            Where(*position),
+            f"{name if isinstance(name, str) else 'the file'} is not here; defaults are used instead of it",
+            f"defaults of {VERSION}",
+            "plan from the folder that the job is started in",
+        )
+
+
+def _keywords(program: str, command: Command) -> dict[str, tuple[Any, Position]]:
+    """Keyword arguments of the trainer's config in a script that is here; nothing of it is run."""
+    file = _here(program, command) if program.endswith(".py") else None
+    text = read_text(file, Findings(), "a script") if file is not None else None
+    if text is None or not any(name in text for name in CONFIGS):
+        return {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, tuple[Any, Position]] = {}
+    for node in ast.walk(tree):
+        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if name not in CONFIGS or not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                place = (str(file), keyword.value.lineno, keyword.value.col_offset + 1)
+                found[keyword.arg] = (_literal(keyword.value), place)
+        if name == "AsyncGRPOConfig":
+            here = (str(file), node.lineno, node.col_offset + 1)
+            found |= {"use_vllm": (True, here), "vllm_mode": ("server", here), "async": (True, here)}
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return Unresolved(ast.unparse(node)[:60], "it is computed when the script runs", "write the value itself")
+
+
+# --- job
+
+
+def read_trl(root: Section, notation: Notation) -> Job:
+    """Read the arguments of a TRL job."""
+    return _TRL(root).job()
+
+
+@dataclass(slots=True)
+class _TRL:
+    root: Section
+    components: list[Component] = field(default_factory=list)
+
+    def job(self) -> Job:
+        machines = self._machines()
+        processes = self._processes()
+        if processes % machines:
+            self.root.findings.error(
+                "RST-N056",
+                self._where("num_machines"),
+                f"is {machines}, which does not divide the {processes} processes",
+                f"num_processes counts those of all machines: {processes} % {machines} = {processes % machines}",
+                "write a multiple of the machines as num_processes",
+            )
+        visible = self._visible(self.root, processes) if machines == 1 else None
+        learner = visible if visible is not None else list(range(processes))
+        server = self._server_devices(learner, machines) if self._mode() == "server" else []
+        width = max(1, processes // machines) if machines > 1 else max([*learner, *server]) + 1
+        if machines == 1 and self._serves_elsewhere():
+            width = max(len(learner), len(server), *(device + 1 for device in learner))
+        self._learner(learner)
+        self._engines(learner, server)
+        self._report_idle_settings()
+        last = max([*learner, *server])
+        settings: dict[str, object] = {
+            "engines_sleep": self._mode() == "colocate" and self._flag("vllm_enable_sleep_mode")
+        }
+        if self._is_async():
+            settings["async_rollouts"] = True
+        return Job(
+            Notation.TRL,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=max(machines, last // width + 1),
+            accelerators_per_node=width,
+            settings=settings,
+        )
+
+    # --- keys
+
+    def _key(self, name: str) -> str:
+        """A setting as it is written: a flag, or a key of a file."""
+        is_script = self.root.source.launch is not None
+        return f"--{name}" if f"--{name}" in self.root.values or (is_script and name not in self.root.values) else name
+
+    def _where(self, name: str) -> Where:
+        return self.root.where(self._key(name))
+
+    def _flag(self, name: str) -> bool:
+        return self.root.flag(self._key(name), bool(DEFAULTS.get(name, False)))
+
+    def _is_given(self, name: str) -> bool:
+        return self.root.values.get(self._key(name)) is not None
+
+    def _number(self, name: str, default: int, maximum: int | None = None) -> int:
+        return self.root.whole_number(self._key(name), 1, default, maximum) or 1
+
+    def _program(self) -> str:
+        return self.root.source.launch.program if self.root.source.launch is not None else ""
+
+    def _is_async(self) -> bool:
+        return "async_grpo" in self._program() or self.root.values.get("async") is True
+
+    def _mode(self) -> str:
+        """Where engines are: colocate, server, or none."""
+        if self._is_async():
+            return "server"
+        if not self._flag("use_vllm"):
+            return "none"
+        mode = self.root.text(self._key("vllm_mode")) or str(DEFAULTS["vllm_mode"])
+        if mode not in ("colocate", "server"):
+            self.root.error(
+                "RST-N068", self._key("vllm_mode"), f"is {mode}; it is colocate or server", fix="write one of the two"
+            )
+        return mode
+
+    # --- processes
+
+    def _machines(self) -> int:
+        name = next((name for name in ("num_machines", "nnodes", "num_nodes") if self._is_given(name)), "num_machines")
+        return self._number(name, 1, MAX_NODES)
+
+    def _processes(self) -> int:
+        forced = self._flag("multi_gpu")
+        if self._distribution() in ("NO", "FALSE") and not forced:  # YAML reads a plain NO as false
+            if "--num_processes" in self.root.values and self._number("num_processes", 1, MAX_ACCELERATORS) > 1:
+                why = (
+                    f"distributed_type is {self._distribution()} in the config of accelerate, which starts one process"
+                )
+                self._has_no_effect("num_processes", why, "use another config, or add --multi_gpu")
+            return 1
+        for name in ("nproc_per_node", "num_gpus"):
+            if self._is_given(name):
+                return self._number(name, 1, MAX_ACCELERATORS) * self._machines()
+        if self._is_given("num_processes"):
+            count = self._number("num_processes", 1, MAX_ACCELERATORS)
+            if forced and count == 1:
+                what, why = "cannot be used with one process", "accelerate ends with an error"
+                self.root.findings.error("RST-N068", self._where("multi_gpu"), what, why, "remove it")
+            return count
+        ids = self._ids(self.root)
+        if ids is not None:
+            return len(ids)
+        self.root.findings.error(
+            "RST-N081",
+            self._where("num_processes"),
+            "is not written, so that the job has as many processes as the machine has GPUs",
+            "accelerate counts the GPUs that it sees when it starts",
+            f"write {self.root.spell(self._key('num_processes'), 8)}, or give it before: {VISIBLE}=0,1,2,3",
+        )
+        return 1
+
+    def _distribution(self) -> str:
+        return str(self.root.values.get("distributed_type", "")).upper()
+
+    def _has_no_effect(self, name: str, why: str, fix: str) -> None:
+        self.root.findings.warn("RST-N068", self._where(name), "has no effect", why, fix)
+
+    def _ids(self, section: Section) -> list[int] | None:
+        """The GPUs that a command may see."""
+        for key in ("--gpu_ids", "gpu_ids", VISIBLE):
+            value = section.get(key)
+            parts = re.fullmatch(r"\d{1,6}(,\d{1,6})*", str(value).replace(" ", ""))
+            if value is not None and parts is not None:
+                return [int(part) for part in parts[0].split(",")]
+        return None
+
+    def _visible(self, section: Section, needed: int, what: str = "processes") -> list[int] | None:
+        """As many GPUs as are needed, of those that a command may see."""
+        ids = self._ids(section)
+        if ids is not None and len(ids) < needed:
+            self.root.findings.error(
+                "RST-N082",
+                section.where(VISIBLE),
+                f"shows {counted(len(ids), 'GPU')} to {needed} {what}",
+                f"{','.join(map(str, ids))} are {len(ids)}, fewer than {needed}",
+                "show more GPUs, or start fewer",
+            )
+            return None
+        return ids[:needed] if ids is not None else None
+
+    # --- server
+
+    def _server(self) -> Section:
+        return self.root.below("vllm_serve")
+
+    def _serves_elsewhere(self) -> bool:
+        return self._server().values.get("elsewhere") is True
+
+    def _server_size(self) -> tuple[int, int]:
+        """GPUs of an engine of the server, and engines."""
+        tensor, data = (
+            self._server().whole_number(f"--{kind}_parallel_size", 1, DEFAULTS[f"{kind}_parallel_size"]) or 1
+            for kind in ("tensor", "data")
+        )
+        return tensor, data
+
+    def _server_devices(self, learner: Sequence[int], machines: int) -> list[int]:
+        if "vllm_serve" not in self.root:
+            self.root.findings.note(
+                "RST-N083",
+                self._where("vllm_mode"),
+                "the engines are those of a server that this job does not start",
+                "they are not planned",
+                "start trl vllm-serve in the same script to plan both",
+            )
+            return []
+        tensor, data = self._server_size()
+        size = tensor * data
+        ids = self._visible(self._server(), size, "processes of the server")
+        if machines > 1 or self._serves_elsewhere():
+            start = max(max(learner) + 1, len(learner))
+            return list(range(start, start + size))
+        devices = ids if ids is not None else list(range(size))
+        shared = sorted(set(devices) & set(learner))
+        if shared:
+            self.root.findings.error(
+                "RST-N082",
+                self.root.where("vllm_serve"),
+                f"the server and the learner both take {counted(len(shared), 'GPU')}: {','.join(map(str, shared))}",
+                f"each takes the first GPUs it sees; {VISIBLE} does not keep them apart",
+                f"write {VISIBLE}=... before both commands",
+            )
+        return devices
+
+    # --- components
+
+    def _sharding(self) -> Sharding:
+        kind = "MULTI_GPU" if self._flag("multi_gpu") else self._distribution()
+        if kind == "FSDP":
+            return Sharding.FULL
+        if kind == "DEEPSPEED":
+            stage = self.root.below("deepspeed_config").values.get("zero_stage")
+            return Sharding.FULL if stage == 3 else Sharding.OPTIMIZER
+        file = first_text((self.root, self._key("deepspeed"))) or ""  # a config of DeepSpeed, by its usual name
+        if "zero3" in file:
+            return Sharding.FULL
+        return Sharding.OPTIMIZER if "zero" in file else Sharding.NONE
+
+    def _learner(self, devices: Sequence[int]) -> None:
+        path = first_text((self.root, self._key("model_name_or_path")))
+        lengths = [
+            first_number((self.root, self._key(name))) for name in ("max_prompt_length", "max_completion_length")
+        ]
+        rank = first_number((self.root, self._key("lora_r"))) or DEFAULT_ADAPTER_RANK
+        has_adapter = self._flag("use_peft")
+        deepspeed = self.root.below("deepspeed_config").values.get("offload_optimizer_device")
+        model = ModelUse(
+            path,
+            read_model_config(path),
+            sharding=self._sharding(),
+            strategy=str(self.root.values.get("distributed_type") or "accelerate").lower(),
+            sequence=int(sum(length or 0 for length in lengths)) if all(lengths) else None,
+            offloads=("optimizer",) if deepspeed == "cpu" else (),
+            lora_rank=int(rank) if has_adapter else None,
+        )
+        name = "num_processes"
+        requested, where = DeviceList(devices, 1), self._where(name)
+        self.components.append(component("actor", self._key(name), where, requested, Role.LEARNER, None, model))
+        beta = self.root.number(self._key("beta"))
+        if beta and not has_adapter:
+            frozen = ModelUse(path, model.config, sharding=model.sharding, strategy=model.strategy)
+            self.components.append(
+                component("reference", self._key("beta"), self._where("beta"), requested, Role.SCORER, None, frozen)
+            )
+
+    def _engines(self, learner: Sequence[int], server: Sequence[int]) -> None:
+        mode = self._mode()
+        section, key, where = (
+            self.root,
+            self._key("vllm_gpu_memory_utilization"),
+            self._where("vllm_tensor_parallel_size"),
+        )
+        default = "vllm_gpu_memory_utilization"
+        devices: Sequence[int] = learner
+        if mode == "colocate":
+            size = self._number("vllm_tensor_parallel_size", DEFAULTS["vllm_tensor_parallel_size"])
+            check_divides(
+                ParallelSizes(tensor=size), len(learner), where, self.root, f"vllm_tensor_parallel_size {size}"
+            )
+            if len(learner) % size:
+                return
+        elif server:
+            size, devices = self._server_size()[0], server
+            section, key, where = self._server(), "--gpu_memory_utilization", self.root.where("vllm_serve")
+            default = "gpu_memory_utilization"
+        else:
+            return
+        fraction = fraction_of_device(section, key) or float(DEFAULTS[default])
+        path = first_text((self._server(), "--model"), (self.root, self._key("model_name_or_path")))
+        model = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="vllm")
+        written = "vllm_serve" if mode == "server" else self._key("vllm_mode")
+        requested = DeviceList(devices, size)
+        self.components.append(
+            component("rollout", written, where, requested, Role.ENGINE, ParallelSizes(tensor=size), model)
+        )
+
+    def _report_idle_settings(self) -> None:
+        """Settings of engines that another setting leaves without effect."""
+        mode = self._mode()
+        reasons = {}
+        if mode == "none":
+            why = "use_vllm is false by default; the learner generates by itself"
+            reasons = dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size"), (why, "add use_vllm"))
+        elif mode == "server":
+            why = "it is for engines in the learner's processes; a server has its own"
+            reasons["vllm_tensor_parallel_size"] = (why, "give --tensor_parallel_size to trl vllm-serve")
+        for name, (why, fix) in reasons.items():
+            if self._is_given(name):
+                self._has_no_effect(name, why, fix)
+        if mode != "server" and "vllm_serve" in self.root:
+            self.root.findings.warn(
+                "RST-N068",
+                self.root.where("vllm_serve"),
+                "the server that the script starts is not used",
+                "vllm_mode is colocate by default (server before 2025-12)"
+                if mode == "colocate"
+                else "use_vllm is not set",
+                "add --use_vllm --vllm_mode server",
+            )

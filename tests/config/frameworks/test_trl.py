@@ -1,0 +1,123 @@
+"""TRL jobs: processes by accelerate's own code, engines by TRL's, servers beside the learner, and traps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.config.findings import ConfigError
+from tests.config.frameworks.test_jobs import codes, plan_of, processes_of
+
+FOLDER = Path(__file__).parent / "golden"
+ENGINES = [json.loads(line) for line in (FOLDER / "trl.jsonl").read_text().splitlines()]
+LAUNCHES = [json.loads(line) for line in (FOLDER / "accelerate.jsonl").read_text().splitlines()]
+SERVER = "--use_vllm --vllm_mode server"
+LAUNCH = "accelerate launch --num_processes"
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(ENGINES)])
+def test_engines_by_its_own_code(case, tmp_path):
+    flags = f"--use_vllm --vllm_tensor_parallel_size {case['tensor']}" + " --vllm_enable_sleep_mode" * case["sleep"]
+    command = f"{LAUNCH} {case['processes']} train_grpo.py {flags}"
+    if case["engines"] == "refused":
+        assert "RST-N056" in codes(tmp_path, command)
+        return
+    plan = plan_of(tmp_path, command)
+    rollout = next(part for part in plan.components if part.name == "rollout")
+    devices = [int(device) for device in rollout.table.device_numbers]
+    size = len(devices) // rollout.world_size
+    assert [devices[start : start + size] for start in range(0, len(devices), size)] == case["engines"]
+    assert plan.settings["engines_sleep"] == case["sleeps"]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["args"]) for case in LAUNCHES])
+def test_processes_by_the_code_of_accelerate(case, tmp_path):
+    command = f"accelerate launch {case['args']} train_grpo.py"
+    if "refused" in case or case["processes"] % case["machines"]:
+        with pytest.raises(ConfigError):
+            plan_of(tmp_path, command)
+        return
+    plan = plan_of(tmp_path, command)
+    assert plan.components[0].world_size == case["processes"]
+    assert len(plan.inventory.nodes) == case["machines"]
+
+
+def test_a_script_of_python_says_the_mode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "from trl import GRPOConfig\nargs = GRPOConfig(use_vllm=True,\n    vllm_tensor_parallel_size=4, beta=0.04)\n"
+    )
+    plan = plan_of(tmp_path, f"{LAUNCH} 8 train.py", train_py=script)
+    assert processes_of(plan) == {
+        "actor": "8 x 1 on 0-7",
+        "reference": "8 x 1 on 0-7",
+        "rollout": "2 x 4 on 0-7",
+    }
+
+
+def test_a_value_that_python_computes_is_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("GRPOConfig(\n  use_vllm=True,\n  vllm_tensor_parallel_size=size())\n")
+    found = codes(tmp_path, f"{LAUNCH} 8 train.py")
+    assert found["RST-C022"].where.line == 3
+    assert "size()" in found["RST-C022"].what
+
+
+def test_nothing_of_a_script_of_python_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('harm', 'w')\nGRPOConfig(use_vllm=open('harm', 'w'))\n")
+    codes(tmp_path, f"{LAUNCH} 8 train.py")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_config_of_trl_is_under_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "use_vllm: true\nvllm_tensor_parallel_size: 2\nnum_processes: 8\n"
+    plan = plan_of(tmp_path, "trl grpo --config job.yaml --vllm-tensor-parallel-size 4", job_yaml=text)
+    assert processes_of(plan)["rollout"] == "2 x 4 on 0-7"
+
+
+def test_a_yaml_of_trl_is_recognised(tmp_path):
+    file = tmp_path / "grpo.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nnum_processes: 4\n")
+    assert processes_of(roost.plan(file)) == {"actor": "4 x 1 on 0-3", "rollout": "4 x 1 on 0-3"}
+
+
+def test_processes_that_only_the_machine_knows(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "RST-N081" in codes(tmp_path, "accelerate launch train_grpo.py --use_vllm")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    plan = plan_of(tmp_path, "accelerate launch train_grpo.py --use_vllm")
+    assert processes_of(plan)["actor"] == "3 x 1 on 0-2"
+
+
+def test_a_server_on_the_gpus_of_the_learner(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = codes(tmp_path, f"trl vllm-serve --model m --tensor_parallel_size 2 &\n{LAUNCH} 4 train_grpo.py {SERVER}")
+    assert "0,1" in found["RST-N082"].what
+
+
+def test_more_processes_than_gpus_are_shown(tmp_path):
+    found = codes(tmp_path, f"CUDA_VISIBLE_DEVICES=4,5 {LAUNCH} 4 train_grpo.py --use_vllm")
+    assert found["RST-N082"].what == "shows 2 GPUs to 4 processes"
+
+
+def test_a_server_that_is_not_used(tmp_path):
+    # docs/source/grpo_trainer.md starts one, and its script does not set vllm_mode
+    server = "CUDA_VISIBLE_DEVICES=4 trl vllm-serve --model m &"
+    found = codes(tmp_path, f"{server}\nCUDA_VISIBLE_DEVICES=0,1 {LAUNCH} 2 train_grpo.py --use_vllm")
+    assert found["RST-N068"].what == "the server that the script starts is not used"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 train.py --lr 1e-5",
+        "trl sft --model_name_or_path m --num_processes 8",
+        "python train_grpo.py policy.model_name=m",
+        "trl vllm-serve --model m",
+    ],
+)
+def test_other_programs_are_no_jobs_of_trl(command, tmp_path):
+    assert "RST-C038" in codes(tmp_path, command)
