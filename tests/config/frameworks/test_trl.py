@@ -104,7 +104,7 @@ def test_more_processes_than_gpus_are_shown(tmp_path):
 
 
 def test_a_server_that_is_not_used(tmp_path):
-    # docs/source/grpo_trainer.md starts one, and its script does not set vllm_mode
+    # the GRPO trainer page of its documentation starts one, and its script does not set vllm_mode
     server = "CUDA_VISIBLE_DEVICES=4 trl vllm-serve --model m &"
     found = codes(tmp_path, f"{server}\nCUDA_VISIBLE_DEVICES=0,1 {LAUNCH} 2 train_grpo.py --use_vllm")
     assert found["RST-N068"].what == "the server that the script starts is not used"
