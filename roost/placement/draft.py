@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -201,23 +201,33 @@ class Draft:
             self.places[name][slot] = Place(node, self.nodes_for(name)[node], devices)
 
     def settle_grouped(self, units: Sequence[Unit]) -> list[Unit] | None:
-        """Place all units, on accelerators of engines if free ones do not suffice; None if that is not possible.
+        """Place all units, on accelerators of engines if free ones do not suffice, or of any; None if not possible.
 
-        Returns units of the engines that had to leave, in case there is room for them elsewhere.
+        Returns units of the processes that had to leave, in case there is room for them elsewhere.
         """
         if self._settle_all(units):
             return []
-        trial, engines = self.copy(), []
-        for unit in sorted((unit for unit in units if unit.size), key=lambda unit: (-unit.size, len(unit.nodes))):
-            leaving = trial.make_room(unit, (Role.ENGINE,))
+        for roles, spared in (((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 0)):
+            trial = self.copy()
+            leaving = trial._make_room_for_all(units, roles, spared)
             if leaving is None:
+                continue
+            self.remove(leaving)
+            if not self._settle_all(units):  # which would be in the order of ranks
+                trial.settle([unit for unit in units if not unit.size])
+                self.places = trial.places
+            return [self.unit([process]) for process in leaving]
+        return None
+
+    def _make_room_for_all(self, units: Sequence[Unit], roles: Collection[Role], spared: int) -> list[ProcessId] | None:
+        left: list[ProcessId] = []
+        mine = {(member.name, member.slot) for unit in units for member in unit.members}
+        for unit in sorted((unit for unit in units if unit.size), key=lambda unit: (-unit.size, len(unit.nodes))):
+            leaving = self.make_room(unit, roles, spared)
+            if leaving is None or mine & set(leaving):
                 return None
-            engines += leaving
-        self.remove(engines)
-        if not self._settle_all(units):  # which would be in the order of ranks
-            trial.settle([unit for unit in units if not unit.size])
-            self.places = trial.places
-        return [self.unit([engine]) for engine in engines]
+            left += leaving
+        return left
 
     def _settle_all(self, units: Sequence[Unit]) -> bool:
         """Place all units on what is free, or none."""
@@ -232,43 +242,58 @@ class Draft:
         for name, slot in processes:
             self.places[name][slot] = None
 
-    def _to_evict(self, node: int, size: int, roles: Collection[Role], spared: int) -> tuple[int, list[ProcessId]]:
-        """Processes to remove for so many free accelerators on a node, as few as possible; and how many are free then.
-
-        Of each component `spared` processes are left, wherever they are.
-        """
-        free = len(self.free()[node])
-        users = Counter(
-            device
-            for name, places in self.places.items()
-            for place in places
-            if place is not None and self.kind(name, place) == ACCELERATOR
-            for device in place.devices
-        )
-        left = {name: sum(place is not None for place in places) for name, places in self.places.items()}
-        gains = [
-            (sum(users[device] == 1 and device[0] == node for device in place.devices), slot, name)
-            for name, places in self.places.items()
-            for slot, place in enumerate(places)
-            if place is not None and self.plan[name].role in roles and self.kind(name, place) == ACCELERATOR
-        ]
-        chosen: list[ProcessId] = []
-        for gain, slot, name in sorted(gains, reverse=True):
-            if free < size and gain and left[name] > spared:
-                free, left[name] = free + gain, left[name] - 1
-                chosen.append((name, slot))
-        return free, chosen
-
     def make_room(self, unit: Unit, roles: Collection[Role], spared: int = 1) -> list[ProcessId] | None:
-        """Place a unit where the fewest processes of these roles have to leave; None if that is not possible."""
-        choices = [(*self._to_evict(node, unit.size, roles, spared), node) for node in sorted(unit.nodes)]
-        fitting = [choice for choice in choices if choice[0] >= unit.size]
+        """Place a unit where the fewest processes of these roles have to leave; None if that is not possible.
+
+        Of each component `spared` processes are left, wherever they are, with those of the unit.
+        """
+        left = Counter(member.name for member in unit.members)
+        on_nodes: dict[int, dict[ProcessId, list[Device]]] = {}
+        for name, places in self.places.items():
+            for slot, place in enumerate(places):
+                left[name] += place is not None
+                if place is not None and self.kind(name, place) == ACCELERATOR:
+                    for device in place.devices:
+                        on_nodes.setdefault(device[0], {}).setdefault((name, slot), []).append(device)
+        free = self.free()
+        choices = [
+            (*self._to_evict(on_nodes.get(node, {}), unit.size - len(free[node]), left, roles, spared), node)
+            for node in sorted(unit.nodes)
+        ]
+        fitting = [choice for choice in choices if choice[0] + len(free[choice[2]]) >= unit.size]
         if not fitting:
             return None
-        _, leaving, node = min(fitting, key=lambda choice: (len(choice[1]), -choice[0]))
+        _, leaving, node = min(fitting, key=lambda choice: (len(choice[1]), -choice[0] - len(free[choice[2]])))
         self.remove(leaving)
         self._put(unit, node, self.free()[node])
         return leaving
+
+    def _to_evict(
+        self,
+        there: Mapping[ProcessId, Sequence[Device]],
+        wanted: int,
+        left: Mapping[str, int],
+        roles: Collection[Role],
+        spared: int,
+    ) -> tuple[int, list[ProcessId]]:
+        """Accelerators of a node that become free, and the processes to remove for that, as few as possible."""
+        users = Counter(device for devices in there.values() for device in devices)
+        able = {process: devices for process, devices in there.items() if self.plan[process[0]].role in roles}
+        freed, chosen, still = 0, [], dict(left)
+
+        def gain(process: ProcessId) -> tuple[int, float, int, str]:
+            """What it frees; of processes that share all their devices, those with the fewest others come first."""
+            counts = [users[device] for device in able[process]]
+            return counts.count(1), sum(1 / count for count in counts), process[1], process[0]
+
+        while freed < wanted:
+            best = max((process for process in able if still[process[0]] > spared), key=gain, default=None)
+            if best is None:
+                break
+            freed, still[best[0]] = freed + gain(best)[0], still[best[0]] - 1
+            users.subtract(able.pop(best))
+            chosen.append(best)
+        return freed, chosen
 
     def drop_uneven(self) -> None:
         """Remove processes of learners and scorers that do not fill a copy of a model cut by parallel sizes."""

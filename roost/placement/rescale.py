@@ -218,15 +218,18 @@ def _fitting(plan: Plan, inventory: Inventory) -> Draft | None:
     for fewer in range(len(units) + 1):
         if best is not None and fewer > best.cost()[0]:
             break
-        for apart, (roles, spared) in product((False, True), WAYS):
+        for apart, by_members, (roles, spared) in product((False, True), (False, True) if fewer else (False,), WAYS):
             draft = Draft(plan, inventory)
             grouped, others = draft.take_lost(apart)
-            evicted = draft.settle_grouped(grouped[: max(len(grouped) - fewer, 0)])
+            if by_members:  # units of few processes are left out first
+                grouped.sort(key=lambda unit: -len(unit.members))
+            count = max(len(grouped) - fewer, 0)
+            evicted = draft.settle_grouped(grouped[:count])
             if evicted is None:
                 continue
-            waiting = [*others, *evicted]
+            waiting = [*others, *evicted, *grouped[count:]]
             left = _make_room(draft, waiting, roles, spared) if roles else []
-            draft.settle([unit for unit in left if draft.is_grouped(unit)])
+            draft.settle([unit for unit in (*evicted, *left) if draft.is_grouped(unit) and not draft.has_place(unit)])
             draft.drop_uneven()
             draft.settle(
                 [unit for unit in (*waiting, *left) if not draft.is_grouped(unit) and not draft.has_place(unit)]
@@ -240,7 +243,10 @@ def _make_room(draft: Draft, units: Sequence[Unit], roles: Collection[Role], spa
     """Place one unit of each component that has no process where others leave; return units of those."""
     gone: list[ProcessId] = []
     for name in sorted(draft.missing(), key=draft.size, reverse=True):
-        unit = next((unit for unit in units if unit.members[0].name == name), None)
+        if name not in draft.missing():
+            continue  # came with another
+        able = [unit for unit in units if any(member.name == name for member in unit.members)]
+        unit = min(able, key=lambda unit: (unit.size, -len(unit.members)), default=None)
         leaving = draft.make_room(unit, roles, spared) if unit is not None else None
         gone += leaving or ()
     return [draft.unit([process]) for process in gone]

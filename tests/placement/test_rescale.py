@@ -184,8 +184,8 @@ def test_the_difference_reads_well():
 def least_cost(plan, lost):
     """The least (learners missing, processes elsewhere than before, processes dropped) of all placements.
 
-    Each process is tried on every set of devices of a node that is left; None if no placement has a learner and one
-    engine of each kind.
+    Each process is tried on every set of devices of a node that is left, also on those of processes that it shared
+    devices with before; None if no placement has a learner and one engine of each kind.
     """
     left = [node for node in range(plan.inventory.num_nodes) if node not in lost]
     processes = [
@@ -193,9 +193,13 @@ def least_cost(plan, lost):
         for part in sorted(plan.components, key=lambda part: part.role.value != "learner")
         for row in part.table
     ]
+    sharers = [
+        {other for other, (*_, theirs) in enumerate(processes) if set(theirs) & set(devices)}
+        for *_, devices in processes
+    ]
     best = None
 
-    def visit(index, used, cost, count):
+    def visit(index, users, cost, count):
         nonlocal best
         if best is not None and cost >= best:
             return
@@ -206,16 +210,23 @@ def least_cost(plan, lost):
         name, learns, survives, devices = processes[index]
         missing, elsewhere, dropped = cost
         more = {**count, name: count.get(name, 0) + 1}
-        if survives and not used & set(devices):
-            visit(index + 1, used | set(devices), cost, more)
+
+        def is_free(device):
+            return users.get(device, set()) <= sharers[index]
+
+        def with_it(chosen):
+            return {**users, **{device: users.get(device, set()) | {index} for device in chosen}}
+
+        if survives and all(map(is_free, devices)):
+            visit(index + 1, with_it(devices), cost, more)
         for node in left:
-            free = [(node, at) for at in range(plan.inventory.nodes[node].accelerators) if (node, at) not in used]
+            free = [(node, at) for at in range(plan.inventory.nodes[node].accelerators) if is_free((node, at))]
             for chosen in combinations(free, len(devices)):
                 if chosen != devices:
-                    visit(index + 1, used | set(chosen), (missing, elsewhere + survives, dropped), more)
-        visit(index + 1, used, (missing + learns, elsewhere + survives, dropped + (not learns)), count)
+                    visit(index + 1, with_it(chosen), (missing, elsewhere + survives, dropped), more)
+        visit(index + 1, users, (missing + learns, elsewhere + survives, dropped + (not learns)), count)
 
-    visit(0, frozenset(), (0, 0, 0), {})
+    visit(0, {}, (0, 0, 0), {})
     return best
 
 
@@ -247,12 +258,35 @@ def random_plan(chance):
     return roost.plan(job, {"nodes": [{"accelerators": accelerators, "count": nodes}]})
 
 
+def random_shared_plan(chance):
+    """A small plan whose learners and engines share some devices or all; an engine has one or two."""
+    nodes, accelerators = chance.choice([(2, 2), (2, 3), (3, 2)])
+    devices = [(node, at) for node in range(nodes) for at in range(accelerators)]
+    learners, engines = sorted(chance.sample(devices, chance.randint(1, 3))), []
+    size = chance.choice([1, 1, 2])
+    for _ in range(chance.randint(1, 3)):
+        node = chance.randrange(nodes)
+        there = [device for device in devices if device[0] == node and device not in engines]
+        engines += sorted(chance.sample(there, size)) if len(there) >= size else []
+    if not set(engines) & set(learners):
+        return None
+    train, infer = ([node * accelerators + at for node, at in some] for some in (learners, engines))
+    strategy = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": size}}
+    job = {
+        "num_gpus_per_node": accelerators,
+        "actor_train": {"device_mapping": str(train)},
+        "actor_infer": {"device_mapping": str(infer), "strategy_args": strategy},
+    }
+    return roost.plan(job, {"nodes": [{"accelerators": accelerators, "count": nodes}]})
+
+
 @pytest.mark.parametrize("part", range(4))
-def test_no_placement_moves_or_drops_fewer(part):
+@pytest.mark.parametrize("make", [random_plan, random_shared_plan], ids=["apart", "shared"])
+def test_no_placement_moves_or_drops_fewer(make, part):
     chance = random.Random(part)
     compared = 0
     while compared < 75:
-        before = random_plan(chance)
+        before = make(chance)
         if before is None:
             continue
         lost = [chance.randrange(before.inventory.num_nodes)]
