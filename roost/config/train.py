@@ -162,6 +162,11 @@ class RolloutSettings:
     max_concurrent_episodes: int | None = setting(
         None, "Episodes that run at the same time. Default: 1024 of a single turn, 256 of others.", minimum=1
     )
+    adaptive_concurrency: bool = setting(
+        False,
+        "Let the number of concurrent episodes follow the engines' KV cache and queue, up to max_concurrent_episodes "
+        "(default: 4096).",
+    )
     episode_timeout_s: float = setting(3600.0, "Time limit of an episode, in seconds.")
     rollout_logprobs: RolloutLogprobs = setting(
         RolloutLogprobs.AUTO, "Samples whose log-probs are requested from the engine, which cost vLLM much time."

@@ -20,6 +20,7 @@ from roost.engines.protocol import (
     Continuation,
     Engine,
     EngineError,
+    EngineLoad,
     EngineLost,
     InFlight,
     NotOffered,
@@ -325,6 +326,15 @@ class Fleet:
                     lost = str(error)
                     attempts += self.pool.has(member)  # no engine's fault if it was removed
         raise EngineLost(f"a request failed on {self._settings.attempts} engines; last error: {lost}")
+
+    async def loads(self) -> list[EngineLoad]:
+        """Loads of the engines that get requests, without those that do not answer."""
+        ready = self.pool.standing(EngineState.READY)
+        found = await asyncio.gather(*(member.engine.load() for member in ready), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, EngineError):
+                raise one
+        return [one for one in found if isinstance(one, EngineLoad)]
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that needs engines and that no update interrupts; raise EngineLost once none is left."""

@@ -281,6 +281,15 @@ def listed_routes(openapi: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(openapi.get("paths", {}))
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests of an engine, and the used part of its KV cache."""
+
+    running: int
+    waiting: int
+    kv_usage: float | None = None  # 0 to 1; None if the server does not report it
+
+
 class InFlight(StrEnum):
     """Treatment of running requests when an engine pauses."""
 
@@ -307,6 +316,10 @@ class Engine(Protocol):
         ...
 
     async def capabilities(self) -> Capabilities: ...
+
+    async def load(self) -> EngineLoad | None:
+        """Requests that run and wait; None if the server does not report them."""
+        ...
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None

@@ -16,6 +16,7 @@ from roost.engines.protocol import (
     Capabilities,
     Completion,
     EngineError,
+    EngineLoad,
     EngineLost,
     EngineRefused,
     Finish,
@@ -120,6 +121,19 @@ def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tupl
 def requests_at_work(loads: Mapping[str, Any]) -> int:
     """Number of running and waiting requests, from /v1/loads."""
     return sum(load.get("num_running_reqs", 0) + load.get("num_waiting_reqs", 0) for load in loads["loads"])
+
+
+def load_of(loads: Mapping[str, Any]) -> EngineLoad:
+    """Load of a server, from /v1/loads: the sum over its ranks, and the fullest KV cache.
+
+    >>> load_of({"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": 0.5}]})
+    EngineLoad(running=3, waiting=1, kv_usage=0.5)
+    """
+    used = [load["token_usage"] for load in loads["loads"] if load.get("token_usage") is not None]
+    running, waiting = (
+        sum(load.get(name, 0) for load in loads["loads"]) for name in ("num_running_reqs", "num_waiting_reqs")
+    )
+    return EngineLoad(running, waiting, max(used, default=None))
 
 
 def memory_tags(parts: Iterable[Part]) -> set[str]:
@@ -304,6 +318,11 @@ class SglangEngine(ServerClient):
 
     async def _at_work(self) -> int:
         return requests_at_work(await self._calls.get("/v1/loads", limit_s=self._limits.answer))
+
+    async def load(self) -> EngineLoad | None:
+        if not (await self.capabilities()).has("/v1/loads"):
+            return None
+        return load_of(await self._calls.get("/v1/loads", limit_s=self._limits.answer))
 
     async def resume(self) -> None:
         self._versions.resumed()

@@ -18,6 +18,7 @@ from roost.engines.protocol import (
     Capabilities,
     Completion,
     EngineError,
+    EngineLoad,
     EngineLost,
     EngineRefused,
     InFlight,
@@ -202,6 +203,8 @@ FULL_N = (0, 32)  # earlier releases may return fewer than `n` completions on th
 CORE_ROUTE = "/is_sleeping"  # answered by the engine core process, between two steps
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "wait", InFlight.HOLD: "keep"}
 CACHE_WAIT_S = 0.25
+VLLM_RUNNING, VLLM_WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+VLLM_KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second in releases before 0.10
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 NO_MASK = (
     "the server returned no sampling mask, which sampling_mask_replay needs: vLLM has it from 0.28 on, with "
@@ -212,6 +215,30 @@ NO_GUIDANCE = (
     "vllm or sglang as train.engine"
 )
 TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config, or load a checkpoint instead"
+
+
+def built_in_load(answer: Mapping[str, int]) -> EngineLoad:
+    """Load of the built-in engine, from /load."""
+    free, blocks = answer["free_blocks"], answer["num_blocks"]
+    return EngineLoad(answer["running"], answer["waiting"], 1 - free / blocks if blocks else None)
+
+
+def vllm_load(metrics: str) -> EngineLoad | None:
+    """Load of a vLLM server, from the text of /metrics: the sum over its engines, and the fullest KV cache.
+
+    >>> vllm_load('vllm:num_requests_running{engine="0"} 3.0\\nvllm:kv_cache_usage_perc{engine="0"} 0.5\\n')
+    EngineLoad(running=3, waiting=0, kv_usage=0.5)
+    """
+    found: dict[str, list[float]] = {}
+    for line in metrics.splitlines():
+        name, _, rest = line.partition("{")
+        if name in (VLLM_RUNNING, VLLM_WAITING, *VLLM_KV):
+            found.setdefault(name, []).append(float(rest.rpartition(" ")[2]))
+    if VLLM_RUNNING not in found:
+        return None
+    used = [value for name in VLLM_KV for value in found.get(name, ())]
+    running, waiting = (int(sum(found.get(name, ()))) for name in (VLLM_RUNNING, VLLM_WAITING))
+    return EngineLoad(running, waiting, max(used, default=None))
 
 
 class VllmEngine(ServerClient):
@@ -227,6 +254,12 @@ class VllmEngine(ServerClient):
             self._forget_step()
             return is_well
         return is_well and self._steps_end()
+
+    async def load(self) -> EngineLoad | None:
+        if (await self.capabilities()).takes_manifest:
+            return built_in_load(await self._calls.get("/load", limit_s=self._limits.answer))
+        text = await self._calls.get("/metrics", limit_s=self._limits.answer)
+        return vllm_load(text) if isinstance(text, str) else None
 
     def _steps_end(self) -> bool:
         """Return True if the engine core process still answers, which vLLM's /health does not show.

@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import Protocol
 
 from roost.procs.user_code import call, called, within
+from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Episode, EpisodeReward, Ints, Sampler, Scenario, Split, Task, Transcript
 
 
 class Place:
     """Concurrency slot of an episode, held until its end or until `leave_place()` is called inside it."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
+    def __init__(self, places: Slots | asyncio.Semaphore) -> None:
         self._places = places
         self._is_held = False
         self._before: Token[Place | None]

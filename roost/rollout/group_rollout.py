@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from roost.config.train import RolloutSettings
+from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Episode, Group, Task
 from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, Place
 from roost.transport.failure import WorkerFailed
@@ -22,7 +23,7 @@ class GroupRollout:
         began_at: int,
         runner: EpisodeRunner,
         settings: RolloutSettings,
-        places: asyncio.Semaphore,
+        places: Slots | asyncio.Semaphore,
         on_change: Callable[[], None],
     ) -> None:
         self.number, self.task, self.began_at = number, task, began_at

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roost.config.train import RolloutSettings
+from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Group, Scenario, Split
 from roost.rollout.episode_runner import EpisodeRunner, task_of
 from roost.rollout.group_rollout import GroupRollout, may_end, raise_fatal
@@ -127,7 +128,7 @@ class Feed:
         self._consumed = 0
         self._replaced = 0
         self._lost_in_a_row = 0
-        self._slots = asyncio.Semaphore(settings.concurrency(getattr(scenario, "single_turn", False)))
+        self.slots = Slots(settings.concurrency(getattr(scenario, "single_turn", False)))
         self._changed = asyncio.Event()
         self._on_progress, self._on_end = on_progress, on_end
         self._wanted = None if steps is None else steps * settings.prompts_per_step
@@ -231,7 +232,7 @@ class Feed:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
         self._rollouts[number] = GroupRollout(
-            number, task, version, self._runner, self._settings, self._slots, self._changed.set
+            number, task, version, self._runner, self._settings, self.slots, self._changed.set
         )
 
     def _is_wanted(self, group: Group) -> bool:

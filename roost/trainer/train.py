@@ -31,6 +31,7 @@ from roost.procs.files import full_shared_memory, is_disk_full, private_files
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.signals import PREEMPTING, Preempted, Stoppable, first_signal
 from roost.procs.user_code import contain_tasks
+from roost.rollout.concurrency import ConcurrencyControl
 from roost.rollout.episode import Scenario
 from roost.rollout.rewards.config import ConfiguredRewards
 from roost.runtime.cluster import Cluster
@@ -91,6 +92,7 @@ RESTARTS = 3  # without a step in between
 HOW_TO_GO_ON = "when the nodes are there again, or the config places less, add --resume to the command"
 LOOK_EVERY = 0.5  # seconds
 CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
+MOST_EPISODES = 4096  # with adaptive_concurrency, unless max_concurrent_episodes says otherwise
 
 OpenView = Callable[[int, int], LiveView]  # total steps, steps already done
 
@@ -365,6 +367,7 @@ class Trainer(Stoppable):
         self._saver = Saver(run, settings, CRITIC in self._setup.scorers, state.step, self._recorder)
         self._models: Models | None = None
         self._loop: Loop | None = None
+        self._control: ConcurrencyControl | None = None
         self._first_probe: Probe | None = None  # of the weights before the first step
         self._stages: Stages
 
@@ -499,8 +502,12 @@ class Trainer(Stoppable):
             more_metrics=self._more_metrics,
         )
         self._loop = loop
+        if settings.rollout.adaptive_concurrency:
+            most = settings.rollout.max_concurrent_episodes or MOST_EPISODES
+            self._control = ConcurrencyControl(feed.slots, models.fleet.loads, most, self._watching.note)
         try:
-            await loop.run()
+            async with self._control.running() if self._control is not None else contextlib.nullcontext():
+                await loop.run()
         finally:
             await feed.close()
 
@@ -510,6 +517,7 @@ class Trainer(Stoppable):
         found: dict[str, float] = dict(await rewards.new_counts()) if rewards is not None else {}
         for each in learners:
             found |= memory_metrics(each.name, await each.all("memory"))
+        found |= {} if self._control is None else self._control.pop_metrics()
         return found | memory_metrics("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
 
     async def _after_learning(self, state: TrainerState) -> None:
@@ -536,7 +544,8 @@ class Trainer(Stoppable):
             stage = self._stages.evaluation
             trying = evaluate(self._scenario, stage.runner, self._settings, self.state.version, stage.on_end)
             try:
-                found = await self.unless_preempted(models.fleet.serve(trying))
+                with contextlib.nullcontext() if self._control is None else self._control.held():
+                    found = await self.unless_preempted(models.fleet.serve(trying))
             except Preempted:
                 return  # evaluated after the resume
         if found.groups:

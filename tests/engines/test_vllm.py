@@ -13,6 +13,7 @@ from roost.engines.protocol import (
     Completion,
     Continuation,
     EngineError,
+    EngineLoad,
     Finish,
     InFlight,
     NotOffered,
@@ -21,7 +22,7 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
 )
-from roost.engines.vllm import VllmEngine
+from roost.engines.vllm import VllmEngine, vllm_load
 from roost.engines.weights.payload import (
     Broadcast,
     DeviceHandles,
@@ -138,6 +139,28 @@ def test_a_continued_completion_keeps_its_masks():
     continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), ((5, 6),)))
     continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), ((),)))
     assert continuation.completion.sampling_mask == ((5, 6), ())
+
+
+METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="toy"} 3.0
+vllm:num_requests_running{engine="1",model_name="toy"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="toy"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="toy"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="toy"} 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "load"),
+    [
+        pytest.param(METRICS, EngineLoad(7, 2, 0.5), id="several engines"),
+        pytest.param(METRICS.replace("kv_cache", "gpu_cache"), EngineLoad(7, 2, 0.5), id="before 0.10"),
+        pytest.param("python_info 1.0\n", None, id="no statistics"),
+    ],
+)
+def test_the_load_is_read_from_metrics(metrics, load):
+    assert vllm_load(metrics) == load
 
 
 def test_where_the_route_for_tokens_is_closed_completions_do():

@@ -1,0 +1,176 @@
+"""How many episodes run at the same time: slots, and a controller that follows the load of the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from roost.engines.protocol import EngineLoad
+
+FULL = 0.95  # of the KV cache: beyond it engines preempt sequences, and compute their tokens again
+ROOM = 0.85  # of the KV cache: below it there is room for more
+QUEUED = 0.1  # of the running requests; a short queue keeps an engine busy, a long one only ages samples
+SHRINK = 0.8
+GROW = 1 / 16  # of the limit, per look; several looks pass before the KV cache shows what a new episode needs
+HALF_EMPTY, GROW_FAST = 0.5, 1 / 4  # the same while so little of the KV cache is used
+LEAST = 8
+LOOK_S = 2.0
+SILENT_LOOKS = 30  # in a row, with episodes but no load of any engine; updates are over sooner
+
+
+class Slots:
+    """Slots of running episodes. Their number may change: a lower one holds once enough episodes have ended."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if episodes wait for a slot."""
+        return any(not each.done() for each in self._waiting)
+
+    async def acquire(self) -> None:
+        if self._used < self._limit and not self._waiting:
+            self._used += 1
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.release()  # granted, and cancelled before it could be used
+            raise
+
+    def release(self) -> None:
+        self._used -= 1
+        self._grant()
+
+    def resize(self, limit: int) -> None:
+        self._limit = limit
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and self._used < self._limit:
+            granted = self._waiting.popleft()
+            if not granted.done():  # else its episode was cancelled
+                self._used += 1
+                granted.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Least and most episodes that a controller may allow."""
+
+    least: int
+    most: int
+
+    def within(self, limit: float) -> int:
+        return int(min(self.most, max(self.least, limit)))
+
+
+def next_limit(limit: int, used: int, is_full: bool, loads: Sequence[EngineLoad], bounds: Bounds) -> int:
+    """The number of episodes to allow next, given the loads of the engines.
+
+    If an engine is full or has a queue, the limit shrinks by a fifth of the episodes that run, as a limit above them
+    changes nothing. If all have room and episodes wait for a slot, it grows by a sixteenth, or by a quarter while
+    half of the KV cache is free. While more episodes run than allowed, an earlier shrinking has yet to take effect.
+
+    >>> busy, idle = EngineLoad(running=60, waiting=20, kv_usage=0.97), EngineLoad(10, 0, 0.3)
+    >>> bounds = Bounds(8, 1024)
+    >>> next_limit(100, 80, True, [idle, busy], bounds), next_limit(100, 100, True, [idle], bounds)
+    (64, 125)
+    >>> next_limit(100, 40, False, [idle], bounds), next_limit(100, 100, True, [], bounds)
+    (100, 100)
+    """
+    if not loads or not used:  # others load the engines
+        return limit
+    if any(is_overloaded(load) for load in loads):
+        return min(limit, bounds.within(SHRINK * used)) if used <= limit else limit
+    most = max((load.kv_usage for load in loads if load.kv_usage is not None), default=HALF_EMPTY)
+    if is_full and most < ROOM:
+        return bounds.within(limit + max(1, int((GROW_FAST if most < HALF_EMPTY else GROW) * limit)))
+    return limit
+
+
+def is_overloaded(load: EngineLoad) -> bool:
+    """Return True if an engine has more requests than it can run."""
+    is_queued = load.waiting > max(1.0, QUEUED * load.running)
+    return is_queued or (load.kv_usage is not None and load.kv_usage > FULL)
+
+
+class ConcurrencyControl:
+    """Resizes slots by the load of the engines, and keeps figures for the metrics."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        loads: Callable[[], Awaitable[Sequence[EngineLoad]]],
+        most: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._slots, self._loads, self._note = slots, loads, note
+        self._bounds = Bounds(min(LEAST, most), most)
+        self._seen: list[Sequence[EngineLoad]] = []  # since the last `pop_metrics`
+        self._silent = 0  # looks in a row without a load
+        self._is_held = False
+
+    def pop_metrics(self) -> dict[str, float]:
+        """The limit now, and the longest queue and the fullest KV cache since the last call."""
+        seen, self._seen = self._seen, []
+        known = [load.kv_usage for loads in seen for load in loads if load.kv_usage is not None]
+        return {
+            "concurrency/limit": float(self._slots.limit),
+            "concurrency/waiting": float(max((sum(load.waiting for load in loads) for loads in seen), default=0)),
+            **({"concurrency/kv_usage": max(known)} if known else {}),
+        }
+
+    async def look(self) -> None:
+        """Look at the engines once."""
+        loads, slots = await self._loads(), self._slots
+        self._seen.append(loads)
+        self._silent = self._silent + 1 if slots.used and not loads else 0
+        if self._silent == SILENT_LOOKS:
+            self._note(f"no engine reports its load, so the number of concurrent episodes stays at {slots.limit}")
+        slots.resize(next_limit(slots.limit, slots.used, slots.is_full, loads, self._bounds))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Look at the engines again and again while the body runs."""
+        task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the limit as it is while the body runs: the engines serve others, such as an evaluation."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if not self._is_held:
+                    await self.look()
+        except Exception as error:  # an answer of a server that is not understood must not end the run
+            why = f"{type(error).__name__}: {error}"
+            self._note(f"the number of concurrent episodes stays at {self._slots.limit}, as {why}")
