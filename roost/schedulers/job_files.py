@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
@@ -64,6 +65,7 @@ SUFFIXES = {  # of job files
 }
 WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes of a job must be given Ray's token
 TOKEN = "RAY_AUTH_TOKEN"
+SKY_CARD, DSTACK_CARD = "resources.accelerators=", "resources.gpu.name="  # options that name the card of all nodes
 SKY_VOLUME = "volumes."  # option that mounts a volume of SkyPilot: volumes./shared=NAME
 AS_YAML = (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK)
 ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}
@@ -101,6 +103,9 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
     _check(scheduler, allocation, options)
     if scheduler in WITHOUT_SHARED_HOME and allocation.nodes > 1:
         options = replace(options, env={TOKEN: None, **options.env})
+    if scheduler is Scheduler.SKYPILOT:
+        count = allocation.requests[0].requested_accelerators
+        options = replace(options, options=tuple(_with_count(option, count) for option in options.options))
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -159,7 +164,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "setup": options.setup,
         "hosts": options.hosts,
         "options_of": lambda label: slurm_options(options.options, label),
-        "gpu_name": gpu_name,
+        "gpu_name": partial(gpu_name, is_given=any(one.startswith((SKY_CARD, DSTACK_CARD)) for one in options.options)),
         "apptainer_gpus": apptainer_gpus,
         "resource_name": resource_name,
         "pods_without_head": lambda request: request.nodes - (request is first),
@@ -261,18 +266,39 @@ def slurm_options(written: Sequence[str], label: str) -> list[str]:
     return [*(option for option in everywhere if option.partition("=")[0] not in replaced), *own]
 
 
-def gpu_name(request: NodeRequest) -> str:
-    """The name that clouds have for a card.
+def gpu_name(request: NodeRequest, is_given: bool = False) -> str:
+    """The name that clouds have for a card; with `is_given` an option replaces it, and it may be unknown.
 
     >>> gpu_name(NodeRequest("a", range(1), 8, "NV_GPU", "NVIDIA A100-SXM4-80GB", 79.6, 1, 1))
     'A100-80GB'
     """
     model = request.accelerator_model.upper().replace(" ", "").replace("-", "")
     found = next((name for name in GPU_NAMES if name in model), None)
+    if found is None and is_given:
+        return "given"
     if found is None:
         what = f"{request.accelerator_model!r} is no known card" if model else "the plan does not say which card"
-        raise CannotRender(f"{what}; give --inventory with accelerator_model: one of {', '.join(GPU_NAMES)}")
+        raise CannotRender(
+            f"{what}; name it by --option {SKY_CARD}H100 (SkyPilot) or {DSTACK_CARD}H100 (dstack), or give --inventory "
+            f"with accelerator_model: one of {', '.join(GPU_NAMES)}"
+        )
     return "A100-80GB" if found == "A100" and (request.accelerator_memory_gb or 0) > LARGE_A100_GB else found
+
+
+def _with_count(option: str, count: int) -> str:
+    """The option that names SkyPilot's card with the number that the plan needs; others as they are.
+
+    >>> _with_count("resources.accelerators=H100", 8), _with_count("resources.infra=aws", 8)
+    ('resources.accelerators=H100:8', 'resources.infra=aws')
+    """
+    if not option.startswith(SKY_CARD) or not count:
+        return option
+    name, colon, number = option.removeprefix(SKY_CARD).partition(":")
+    if not re.fullmatch(r"[\w.-]+", name):
+        return option  # a mapping or list of SkyPilot's
+    if colon and number.strip() != str(count):
+        raise CannotRender(f"--option {option!r}: the plan needs {count} accelerators on a node; write {name}:{count}")
+    return f"{SKY_CARD}{name}:{count}"
 
 
 def resource_name(request: NodeRequest) -> str:

@@ -152,6 +152,25 @@ def test_a_cloud_needs_the_name_of_the_card():
         render(Scheduler.SKYPILOT, requests_of(roll()), options())
 
 
+CARDS = [
+    pytest.param(Scheduler.SKYPILOT, "resources.accelerators=H100", "H100:4", id="name"),
+    pytest.param(Scheduler.SKYPILOT, "resources.accelerators=H100:4", "H100:4", id="with-the-count"),
+    pytest.param(Scheduler.SKYPILOT, "resources.accelerators={H100: 4, H200: 4}", {"H100": 4, "H200": 4}, id="any-of"),
+    pytest.param(Scheduler.SKYPILOT, "resources.accelerators=H100:2", None, id="another-count"),
+    pytest.param(Scheduler.DSTACK, "resources.gpu.name=H100", "H100", id="dstack"),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "option", "found"), CARDS)
+def test_an_option_names_the_card(scheduler, option, found):
+    if found is None:
+        with pytest.raises(CannotRender, match="the plan needs 4 accelerators on a node; write H100:4"):
+            render(scheduler, requests_of(roll()), options(options=(option,)))
+        return
+    resources = yaml.safe_load(render(scheduler, requests_of(roll()), options(options=(option,))))["resources"]
+    assert (resources["gpu"]["name"] if scheduler is Scheduler.DSTACK else resources["accelerators"]) == found
+
+
 def test_keys_of_a_yaml_file_can_be_set():
     text = render(Scheduler.SKYPILOT, uniform(), options(options=("resources.infra=aws", "resources.use_spot=true")))
     resources = yaml.safe_load(text)["resources"]
