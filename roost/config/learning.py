@@ -48,7 +48,7 @@ class Setting:
 
     def native(self, notation: str) -> tuple[tuple[str, ...], ...]:
         """The keys of a notation, each as its path from the root of the config."""
-        written: str = getattr(self, notation)
+        written: str = getattr(self, notation, "")
         return tuple(tuple(path.split(".")) for path in written.split("|")) if written else ()
 
 

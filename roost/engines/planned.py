@@ -77,7 +77,7 @@ def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> Eng
     >>> engine_kind("vllm"), engine_kind(None)
     (<EngineKind.VLLM: 'vllm'>, <EngineKind.TORCH: 'torch'>)
     """
-    if strategy in (None, "hf_infer", "huggingface"):
+    if strategy in (None, "hf", "hf_infer", "huggingface"):
         return default
     if strategy in list(EngineKind):
         return EngineKind(strategy)

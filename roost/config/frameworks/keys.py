@@ -8,46 +8,92 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from roost.config.findings import counted, did_you_mean
+from roost.config.frameworks import verl_train
 from roost.config.job import Notation
 from roost.config.known_keys.reasons import PLACING
-from roost.config.known_keys.tables import Effect, KeyUse, Known
+from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
 from roost.config.section import Section
 
 MAX_NAMES = 12
+Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
 NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
 
 
-def framework_keys(root: Section, notation: Notation, placing: Sequence[str]) -> tuple[KeyUse, ...]:
+# Frameworks whose training settings are read: the keys that they follow from, and the tables of those that are not.
+FOLLOWED = {Notation.VERL: (verl_train.DERIVED_FROM, verl_train.TABLE, verl_train.NOT_FOLLOWED)}
+
+
+def framework_keys(
+    root: Section, notation: Notation, placing: Sequence[str], followed: Following | tuple[()] = ()
+) -> tuple[KeyUse, ...]:
     """Every key of the job, in the order written."""
     program = notation.program
     unread = Known(Effect.TRAINING, f"Roost plans jobs of {program}, and does not train them", f"train with {program}")
     uses = []
     for path in _leaves(root.values, ()):
+        if path[0] == "train":
+            continue
         written = ".".join(path)
         places = any(fnmatchcase(written, pattern) for pattern in placing)
         parent, _, name = written.rpartition(".")
         siblings = [one.rpartition(".")[2] for one in placing if one.rpartition(".")[0] == parent and "*" not in one]
         hint = "" if places else did_you_mean(name, siblings, NEAR_MISS)
-        uses.append(KeyUse(root.where(*path), PLACING if places else unread, places, hint=hint))
+        known = _known(written, followed) if followed else unread
+        value: Any = root.below(*path[:-1]).values.get(path[-1])
+        is_set = not followed or known.counts(value)
+        uses.append(KeyUse(root.where(*path), PLACING if places else known, places, is_set, hint))
     return tuple(uses)
 
 
-def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notation) -> None:
-    """A warning for keys that are nearly ones for placing, and one note about the others."""
+def _known(written: str, followed: Following) -> Known:
+    derived_from, table, other = followed
+    for name, keys in derived_from.items():
+        if written in keys:
+            return Known(Effect.FOLLOWED, f"{name} in train")
+    matching = (entry.known for entry in table if any(fnmatchcase(written, one) for one in entry.patterns()))
+    return next(matching, other)
+
+
+def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notation, is_trained: bool = False) -> None:
+    """A warning for keys that are nearly ones for placing, and the others: one by one where the job is trained."""
     for use in uses:
         if use.hint:
             root.findings.warn("RST-C023", use.where, "is not a key that places", use.hint, "correct the key")
+    if is_trained:
+        _report_unfollowed(uses, root)
+        return
     unread = [use for use in uses if not use.places]
     if unread:
         sections = Counter(use.section or "flags" for use in unread)
         listed = ", ".join(f"{name} {count}" for name, count in sections.most_common(MAX_NAMES))
+        program = notation.program
+        fix = f"roost explain {root.source.file or 'CONFIG'} keys lists them"
+        if notation in FOLLOWED:
+            fix += "; roost train follows some of them"
         root.findings.note(
             "RST-T042",
             root.where(),
-            f"Roost only places jobs of {notation.program}: {counted(len(unread), 'key')} about training "
-            f"{'is' if len(unread) == 1 else 'are'} not used ({listed})",
-            fix=f"roost explain {root.source.file or 'CONFIG'} keys lists them",
+            f"{'the plan' if notation in FOLLOWED else 'Roost'} only places jobs of {program}: "
+            f"{counted(len(unread), 'key')} about training {'is' if len(unread) == 1 else 'are'} not used ({listed})",
+            fix=fix,
         )
+
+
+def _report_unfollowed(uses: Sequence[KeyUse], root: Section) -> None:
+    """A warning at each key that would change the training, and one note about the others."""
+    reported = {finding.where.path for finding in root.findings.collected}
+    left = [use for use in uses if use.is_set and use.is_unused(trains=True) and use.where.path not in reported]
+    for use in left:
+        if use.known.effect is Effect.TRAINING:
+            root.findings.warn("RST-T014", use.where, "is not followed", use.known.reason, use.known.instead)
+    quiet = [use.where.key_path for use in left if use.known.effect is not Effect.TRAINING]
+    if quiet:
+        listed = ", ".join(quiet[:MAX_NAMES]) + (
+            f" and {len(quiet) - MAX_NAMES} more" if len(quiet) > MAX_NAMES else ""
+        )
+        what = f"{counted(len(quiet), 'key')} about speed, files and backends not used: {listed}"
+        fix = f"roost check --train {root.source.file or 'CONFIG'} gives the reason for each"
+        root.findings.note("RST-T041", root.where(), what, fix=fix)
 
 
 def _leaves(values: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from roost.config.findings import shown
+from roost.config.frameworks import verl_train as training_verl
 from roost.config.job import Job, Notation
 from roost.config.notations import loop_train as training_loop
 from roost.config.notations import rlinf_train as training_rlinf
@@ -18,6 +19,7 @@ _DIALECTS: Mapping[Notation, ModuleType] = {
     Notation.RLINF: training_rlinf,
     Notation.ROLL: training_roll,
     Notation.LOOP: training_loop,
+    Notation.VERL: training_verl,
 }
 # The keys that each setting follows from: where a finding points to, and docs/training-settings.md.
 DERIVED_FROM: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
@@ -118,6 +120,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("llm.vllm_class.frequency_penalty"),
         Unlike("llm.lora_dropout"),
     ),
+    Notation.VERL: (),  # its keys are judged in roost/config/frameworks/keys.py
 }
 HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
 PRECISIONS = {

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
-from roost.config.frameworks.keys import framework_keys, report_framework_keys
+from roost.config.frameworks.keys import FOLLOWED, framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_nemo, is_prime
 from roost.config.job import Job, Layout, Notation
 from roost.config.known_keys.report import key_uses, report_keys, report_unread
+from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
@@ -91,20 +92,30 @@ def read_job(
 
 
 def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
-    """A job of another framework, which is planned only."""
+    """A job of another framework; those of some are also trained."""
     # Only now: other configs do not wait for them.
     from roost.config.frameworks.launcher import FRAMEWORKS
 
-    if trains:
+    if trains and notation not in FOLLOWED:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
         fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
     framework = next(one for one in FRAMEWORKS if one.notation is notation)
     job = framework.read_job(root, notation)
-    uses = framework_keys(root, notation, framework.placing) if needs_components else ()
-    report_framework_keys(uses, root, notation)
-    return replace(job, keys=uses, warnings=root.findings.warnings, notes=root.findings.notes)
+    training, resolved = read_training(root, job, trains) if notation in FOLLOWED else (None, ())
+    uses: tuple[KeyUse, ...] = ()
+    if needs_components:
+        uses = framework_keys(root, notation, framework.placing, FOLLOWED.get(notation, ()))
+        report_framework_keys(uses, root, notation, is_trained=training is not None)
+    return replace(
+        job,
+        training=training,
+        resolved=resolved,
+        keys=uses,
+        warnings=root.findings.warnings,
+        notes=root.findings.notes,
+    )
 
 
 def recognise(root: Section) -> Notation | None:

@@ -40,7 +40,7 @@ SCHEDULES = {
 }
 # float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "huggingface": "torch"}
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch", "huggingface": "torch"}
 
 
 def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:

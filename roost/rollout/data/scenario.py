@@ -402,13 +402,19 @@ def has_values(row: Row, only: Mapping[str, Any]) -> bool:
 def _with_answer(row: Row, source: DataSource) -> Row:
     """The columns of a row, and the named one as `answer`.
 
-    An `answer` beside an `optional_answer` replaces it: ROLL's rewards read that column by name.
+    An `answer` beside an `optional_answer` replaces it: ROLL's rewards read that column by name. An optional answer may
+    stand in a column of mappings, as verl's does: `reward_model.ground_truth`.
     """
-    wanted = source.answer or source.optional_answer
-    if wanted not in row:
+    wanted = source.answer or source.optional_answer or ""
+    outer, _, inner = wanted.partition(".")
+    if wanted in row:
+        found = row[wanted]
+    elif isinstance(nested := row.get(outer), Mapping) and inner in nested:
+        found = nested[inner]
+    else:
         return row
-    named = {} if source.optional_answer is None else {source.optional_answer: row[wanted]}
-    return {**row, **named, "answer": row[wanted]}
+    named = {} if source.optional_answer is None else {source.optional_answer: found}
+    return {**row, **named, "answer": found}
 
 
 def _raw_tag(row: Row, source: DataSource) -> str:

@@ -239,3 +239,15 @@ def test_a_value_in_doubt_is_not_to_be_given_by_its_own_name(tmp_path):
     found = codes(tmp_path, f"grep -q H200 gpus && NNODES=4\n{VERL} trainer.nnodes=$NNODES")
     assert "condition in line 2" in found["RST-C022"].why
     assert found["RST-C022"].fix.startswith("write the value in the script")
+
+
+@pytest.mark.parametrize(("available", "is_refused"), [(8, False), (2, True)])
+def test_a_pool_on_one_node_need_not_fill_it(available, is_refused, tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(f"{VERL} trainer.n_gpus_per_node=4\n")
+    machines = {"nodes": [{"accelerators": available}]}
+    if is_refused:
+        with pytest.raises(ConfigError, match="n_gpus_per_node"):
+            roost.plan(file, machines)
+    else:
+        assert processes_of(roost.plan(file, machines)) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}

@@ -1,5 +1,7 @@
 """Settings that only a run shows: passes over the data, and the engine that one of ROLL's strategies starts."""
 
+import json
+
 import pytest
 
 from tests.local_ray import ACCELERATORS
@@ -44,3 +46,18 @@ def test_the_built_in_engine_for_hugging_faces_in_rolls_notation(model, tmp_path
         "train": {"task": ARITHMETIC, "engine_options": {"max_context": 64}},
     }
     assert trained(job, tmp_path / "run").state.step == 1
+
+
+@pytest.mark.long
+def test_a_script_of_verl(model, tmp_path):
+    rows = [{"prompt": f"{a}+{b}=", "reward_model": {"ground_truth": str(a + b)}} for a in range(3) for b in range(3)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    arguments = f"""algorithm.adv_estimator=rloo data.train_files={tmp_path}/train.jsonl data.train_batch_size=4
+        data.max_prompt_length=8 data.max_response_length=3 actor_rollout_ref.model.path={model}
+        {actor}.ppo_mini_batch_size=4 {rollout}.n=2 {rollout}.name=hf {rollout}.tensor_model_parallel_size=1
+        trainer.n_gpus_per_node=1 trainer.total_training_steps=1 +train.engine_options.max_context=64"""
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {' '.join(arguments.split())}\n")
+    done = trained(script, tmp_path / "run")
+    assert done.state.step == len(done.run.steps()) == 1

@@ -1,0 +1,125 @@
+"""Training settings of verl's scripts: each key is followed, or named at its line."""
+
+import json
+
+import pytest
+
+from roost.config.compose import load
+from roost.config.findings import Findings
+from roost.config.job import Origin
+from roost.config.notations.notation import read_job
+from roost.config.train import value_of
+from tests.cli.terminal import run
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SMALL = (
+    "algorithm.adv_estimator=grpo data.train_files=train.jsonl actor_rollout_ref.model.path=/models/small "
+    f"{ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.name=hf trainer.n_gpus_per_node=1"
+)
+
+
+def script(folder, arguments=""):
+    file = folder / "run.sh"
+    words = "".join(f" \\\n  {word}" for word in f"{SMALL} {arguments}".split())
+    file.write_text(f"#!/bin/bash\npython3 -m verl.trainer.main_ppo{words}\n")
+    return file
+
+
+def job_of(folder, arguments=""):
+    findings = Findings()
+    job = read_job(load(script(folder, arguments), (), findings), findings, trains=True)
+    assert not findings.errors, [str(finding) for finding in findings.errors]
+    return job, findings
+
+
+def setting(folder, arguments, name):
+    job, _ = job_of(folder, arguments)
+    return job.training.minibatches if name == "minibatches" else value_of(job.training, name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ("", "model", "/models/small"),
+        ("", "prompts_per_step", 1024),
+        ("", "minibatches", 4),
+        ("", "max_new_tokens", 512),
+        ("", "max_epochs", 30),
+        ("", "learning_rate", 1e-6),
+        ("", "clip_range", 0.2),
+        ("", "dual_clip", 3.0),
+        ("", "loss_aggregation", "token-mean"),
+        ("", "advantage_estimator", "grpo"),
+        ("", "kl_coef", 0.0),
+        ("", "engine", "torch"),
+        ("data.train_batch_size=64 data.max_response_length=99", "prompts_per_step", 64),
+        ("data.train_batch_size=64 data.max_response_length=99", "max_new_tokens", 99),
+        (f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=16", "minibatches", 4),
+        (f"{ROLLOUT}.n=8", "num_generations", 8),
+        (f"{ROLLOUT}.temperature=0.7", "temperature", 0.7),
+        (f"{ROLLOUT}.name=vllm", "engine", "vllm"),
+        (f"{ACTOR}.optim.lr=3e-6", "learning_rate", 3e-6),
+        (f"{ACTOR}.clip_ratio_low=0.1 {ACTOR}.clip_ratio_high=0.28", "clip_range", 0.1),
+        (f"{ACTOR}.clip_ratio_low=0.1 {ACTOR}.clip_ratio_high=0.28", "clip_range_high", 0.28),
+        (f"{ACTOR}.use_kl_loss=True", "kl_coef", 0.001),
+        (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.01 {ACTOR}.kl_loss_type=kl", "kl_estimator", "k1"),
+        (f"{ACTOR}.kl_loss_coef=0.01", "kl_coef", 0.0),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.05", "kl_penalty_coef", 0.05),
+        ("algorithm.adv_estimator=rloo", "advantage_estimator", "leave_one_out"),
+        ("algorithm.norm_adv_by_std_in_grpo=False", "advantage_estimator", "group_mean"),
+        ("trainer.total_training_steps=7", "max_steps", 7),
+        ("trainer.test_freq=5 trainer.save_freq=-1", "eval_every", 5),
+        ("trainer.test_freq=5 trainer.save_freq=-1", "checkpoint_every", 0),
+        ("actor_rollout_ref.model.lora_rank=32", "lora_rank", 32),
+    ],
+)
+def test_a_key_and_its_setting(arguments, name, value, tmp_path):
+    assert setting(tmp_path, arguments, name) == value
+
+
+def test_data_of_several_files(tmp_path):
+    data = setting(
+        tmp_path, "data.train_files=[a.parquet,b.parquet] data.val_files=c.parquet data.shuffle=False", "data"
+    )
+    assert (data["path"], data["eval"], data["shuffle"]) == (["a.parquet", "b.parquet"], ["c.parquet"], False)
+
+
+def test_origins_are_the_lines_of_the_script(tmp_path):
+    job, _ = job_of(tmp_path, f"{ACTOR}.optim.lr=3e-6")
+    found = {one.name: one for one in job.resolved}
+    (key,) = found["learning_rate"].keys
+    assert (key.line, key.key_path) == (9, "actor_rollout_ref.actor.optim.lr")
+    assert found["dual_clip"].origin is Origin.NOTATION
+
+
+def test_what_is_ignored_is_named_at_its_line(tmp_path):
+    ignored = f"{ACTOR}.policy_loss.loss_mode=clip-cov {ACTOR}.clip_ratio=0.3 trainer.logger=console"
+    _, findings = job_of(tmp_path, ignored)
+    named = {finding.where.key_path: finding for finding in findings.warnings if finding.code == "RST-T014"}
+    assert {name: finding.where.line for name, finding in named.items()} == {
+        "actor_rollout_ref.actor.policy_loss.loss_mode": 9,
+        "actor_rollout_ref.actor.clip_ratio": 10,
+    }
+    assert "clip_ratio_low" in named["actor_rollout_ref.actor.clip_ratio"].why
+    assert any("trainer.logger" in note.what for note in findings.notes if note.code == "RST-T041")
+
+
+def test_the_reward_is_said(tmp_path):
+    _, findings = job_of(tmp_path)
+    assert any("data_source" in note.why for note in findings.notes if note.code == "RST-T061")
+    _, findings = job_of(tmp_path, "+train.rewards.mine._target_=roost.rollout.rewards.math_answer.MathAnswer")
+    assert "RST-T061" not in {note.code for note in findings.notes}
+
+
+def test_a_plan_alone_reads_no_settings(tmp_path):
+    findings = Findings()
+    job = read_job(load(script(tmp_path), (), findings), findings)
+    assert job.training is None
+    assert {note.code for note in findings.notes} == {"RST-T042"}
+
+
+def test_check_says_that_a_script_can_train(tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}))
+    result = run("check", "--train", script(tmp_path, f"{ROLLOUT}.n=2"), width=300)
+    assert result.exit_code == 0, result.output
+    assert "can train" in result.stdout
