@@ -61,9 +61,10 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
 }
 PROGRAM = re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py")
 SIGNS = ("--use_vllm", "--vllm_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_tensor_parallel_size")
-NAMED = re.compile(r"(?:.*[./])?\w*(?:grpo|gspo|rloo)\w*(?:\.py)?", re.IGNORECASE)
+NAMED = re.compile(r"(?:.*[./])?\w*(?:grpo|gspo|rloo|trl)\w*(?:\.py)?", re.IGNORECASE)
 TRAINERS = ("grpo", "rloo")
 CONFIGS = ("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig")
+MAIN_KEYS = ("model_name_or_path", "output_dir", "num_generations")  # one of which each YAML of TRL has
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
 SWITCHES = frozenset(("--multi_gpu", "--use_deepspeed", "--use_fsdp", "--cpu", "--standalone"))
 PLACING = (
@@ -516,7 +517,8 @@ class _TRL:
         """Settings of engines that another setting leaves without effect."""
         mode = self._mode()
         reasons = {}
-        if mode == "none":
+        is_unread = "--config" in self.root.values and not any(key in self.root.values for key in MAIN_KEYS)
+        if mode == "none" and not is_unread:  # use_vllm may be in a file that is not here
             why = "use_vllm is false by default; the learner generates by itself"
             reasons = dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size"), (why, "add use_vllm"))
         elif mode == "server":

@@ -110,6 +110,16 @@ def test_a_server_that_is_not_used(tmp_path):
     assert found["RST-N068"].what == "the server that the script starts is not used"
 
 
+def test_a_mode_beside_a_config_that_is_not_here_is_not_judged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = f"{LAUNCH} 4 train_trl.py --config job.yaml --vllm_mode colocate"
+    found = codes(tmp_path, command)
+    assert "RST-N060" in found
+    assert "RST-N068" not in found
+    (tmp_path / "job.yaml").write_text("output_dir: runs\n")
+    assert "RST-N068" in codes(tmp_path, command)
+
+
 @pytest.mark.parametrize(
     "command",
     [
