@@ -1,6 +1,7 @@
 """Jobs that the frameworks ship become the processes that their own layout gives."""
 
 import shlex
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,24 @@ def codes(folder, command):
     except ConfigError as error:
         return {finding.code: finding for finding in error.findings}
     return {finding.code: finding for finding in (*plan.warnings, *plan.notes)}
+
+
+def check_layout(folder, command, layout, refusals):
+    """Compare a plan with `[processes, GPUs of each, group]` of each component; a letter in common is shared GPUs."""
+    if layout == "refused":
+        with pytest.raises(ConfigError) as caught:
+            plan_of(folder, command)
+        assert {finding.code for finding in caught.value.findings} <= refusals
+        return
+    found = {}
+    for part in plan_of(folder, command).components:
+        name = "rollout" if part.name.startswith("rollout") else part.name  # engines for prefill and decode are one
+        devices = [int(device) for device in part.table.device_numbers]
+        count, _, before = found.get(name, (0, 0, set()))
+        found[name] = (count + part.world_size, len(devices) // part.world_size, before | set(devices))
+    assert {name: part[:2] for name, part in found.items()} == {name: tuple(part[:2]) for name, part in layout.items()}
+    for one, other in combinations(layout, 2):
+        assert bool(found[one][2] & found[other][2]) == bool(set(layout[one][2]) & set(layout[other][2]))
 
 
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"

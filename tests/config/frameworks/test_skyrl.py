@@ -1,46 +1,21 @@
 """SkyRL jobs: layouts by its own code, and settings that contradict each other."""
 
 import json
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import roost
-from roost.config.findings import ConfigError
-from tests.config.frameworks.test_jobs import codes, plan_of, processes_of
+from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "skyrl.jsonl").read_text().splitlines()]
 JOB = "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base"
 EIGHT = "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8"
 
 
-def layout_of(plan):
-    """Processes, GPUs of each and all GPUs by component, with both kinds of engines as one."""
-    found = {}
-    for part in plan.components:
-        name = "rollout" if part.name.startswith("rollout") else part.name
-        devices = [int(device) for device in part.table.device_numbers]
-        count, _, before = found.get(name, (0, 0, set()))
-        found[name] = (count + part.world_size, len(devices) // part.world_size, before | set(devices))
-    return found
-
-
 @pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
 def test_a_layout_by_its_own_code(case, tmp_path):
-    if case["layout"] == "refused":
-        with pytest.raises(ConfigError) as caught:
-            plan_of(tmp_path, f"{JOB} {case['args']}")
-        assert {finding.code for finding in caught.value.findings} <= {"RST-N063", "RST-N066"}
-        return
-    found = layout_of(plan_of(tmp_path, f"{JOB} {case['args']}"))
-    expected = case["layout"]
-    assert {name: part[:2] for name, part in found.items()} == {
-        name: tuple(part[:2]) for name, part in expected.items()
-    }
-    for one, other in combinations(expected, 2):
-        is_shared = bool(set(expected[one][2]) & set(expected[other][2]))
-        assert bool(found[one][2] & found[other][2]) == is_shared
+    check_layout(tmp_path, f"{JOB} {case['args']}", case["layout"], {"RST-N063", "RST-N066"})
 
 
 def test_a_yaml_of_skyrl_is_recognised(tmp_path):
