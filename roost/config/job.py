@@ -149,6 +149,15 @@ class ParallelSizes:
         return self.tensor * self.pipeline * self.context
 
 
+def heads_divide(size: int, heads: int, key_heads: int) -> bool:
+    """Return True if each of `size` ranks gets as many heads, and the key heads that they use.
+
+    >>> heads_divide(2, 8, 2), heads_divide(4, 8, 2), heads_divide(3, 9, 2), heads_divide(16, 8, 8)
+    (True, True, False, False)
+    """
+    return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
+
+
 class Role(StrEnum):
     """Role of a component in training, which decides the phases it is active in."""
 

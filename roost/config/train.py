@@ -75,6 +75,7 @@ class LearnerSettings:
         "Compile decoder layers with torch.compile; the first step then takes one to two minutes longer. Default: on "
         "GPUs, for models of 0.2 B parameters and more.",
     )
+    context_parallel_size: int = 1  # ranks that share the tokens of a micro-batch; of the plan
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were generated with
     seed: int = 0

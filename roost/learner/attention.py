@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from roost.learner.context import ContextGroup
 from roost.learner.sample import Ints
 
 NAME = "roost_packed"
@@ -30,9 +31,10 @@ class Segments:
     starts: Tensor  # int32, on the device, with the end of the last
     alike: tuple[tuple[int, Tensor], ...]  # distinct lengths, each with the tokens of its sequences
     back: Tensor  # position of each token after grouping by length
+    context: ContextGroup | None = None  # ranks that share the tokens
 
     @classmethod
-    def of(cls, borders: Ints, device: torch.device) -> Segments:
+    def of(cls, borders: Ints, device: torch.device, context: ContextGroup | None = None) -> Segments:
         lengths = np.diff(borders)
         alike = [
             (int(length), (borders[:-1][lengths == length][:, None] + np.arange(length)).ravel())
@@ -41,7 +43,7 @@ class Segments:
         back = np.argsort(np.concatenate([places for _, places in alike]))
         starts = torch.from_numpy(borders.astype(np.int32)).to(device)
         tokens = tuple((length, torch.from_numpy(places).to(device)) for length, places in alike)
-        return cls(tuple(lengths.tolist()), starts, tokens, torch.from_numpy(back).to(device))
+        return cls(tuple(lengths.tolist()), starts, tokens, torch.from_numpy(back).to(device), context)
 
 
 def register() -> None:
@@ -68,9 +70,15 @@ def _attend(
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
     # Under autocast, rotary embeddings leave queries and keys in float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    context = segments.context
+    if context is not None:
+        query, key, value = (context.by_heads(each) for each in (query, key, value))
     attend = _flash if _can_flash(query, value) and not _is_uniform(segments, sliding_window) else _by_length
+    attended = attend(query, key, value, segments, scaling, sliding_window)
+    if context is not None:
+        attended = context.by_tokens(attended)
     # Not a view: a compiled layer would be compiled again for each shape of the view's base.
-    return attend(query, key, value, segments, scaling, sliding_window).clone(), None
+    return attended.clone(), None
 
 
 def _is_uniform(segments: Segments, window: int | None) -> bool:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from roost.config.teacher import Distillation
 from roost.learner.attention import ARGUMENT, Segments
+from roost.learner.context import ContextGroup
 from roost.learner.losses import distillation_losses
 from roost.learner.packing import PAD, Packed
 from roost.learner.sample import Sample
@@ -35,8 +36,18 @@ class Rows:
     masks: Tensor | None = None  # ids that each target was sampled from, padded
 
     @classmethod
-    def of(cls, packed: Packed, device: torch.device, samples: Sequence[Sample] = ()) -> Rows:
-        """Rows of the packed samples, with the teacher's distribution if `samples` have it."""
+    def of(
+        cls,
+        packed: Packed,
+        device: torch.device,
+        samples: Sequence[Sample] = (),
+        context: ContextGroup | None = None,
+    ) -> Rows:
+        """Rows of the packed samples, with the teacher's distribution if `samples` have it.
+
+        With a context group, this rank's rows.
+        """
+        packed, own = (packed, slice(None)) if context is None else context.cut(packed)
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
         taught = [sample.distribution for sample in samples if sample.distribution is not None]
@@ -45,10 +56,10 @@ class Rows:
             [each.token_ids for each in taught if each.token_ids is not None],
         )
         teacher, teacher_ids = (
-            torch.from_numpy(np.concatenate(each)).to(device) if each else None for each in (logits, ids)
+            torch.from_numpy(np.concatenate(each)[own]).to(device) if each else None for each in (logits, ids)
         )
         masks = None if packed.masks is None else torch.from_numpy(packed.masks).to(device)
-        segments = Segments.of(packed.borders, device)
+        segments = Segments.of(packed.borders, device, context)
         return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks)
 
 

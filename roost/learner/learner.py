@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, state_bytes
+from roost.learner.context import ContextGroup
 from roost.learner.distributed import added_up, most, together, world_size
 from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
@@ -173,7 +174,8 @@ class Learner:
     """A model with its optimizer, on one device.
 
     With several ranks, the model is sharded over all of them, and every method must be called on all ranks, each with
-    its own samples: any number, or none. Call `init_distributed` first.
+    its own samples: any number, or none. Call `init_distributed` first. Ranks of a context group compute the samples of
+    all of them together, each a part of the tokens.
     """
 
     def __init__(
@@ -183,6 +185,10 @@ class Learner:
         self._device = device
         self._head = head
         self._outputs = load_outputs(settings, device, head)
+        config = self.module.config.get_text_config()
+        heads = config.num_attention_heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        self._context = ContextGroup.of(settings.context_parallel_size, heads, key_heads)
         self._learns = learns
         self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
@@ -298,7 +304,9 @@ class Learner:
             (loss * world_size()).backward()
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
-        statistics = added_up(together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}]))
+        found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}])
+        # All ranks of a context group have computed the same.
+        statistics = added_up({} if self._context is not None and self._context.rank else found)
         if self._head is Head.POLICY and settings.entropy_coef_end is not None:
             statistics["entropy_coef"] = settings.entropy_coef
         limits = overstepped(statistics, settings)
@@ -397,7 +405,11 @@ class Learner:
             self._outputs.reshard()  # without a backward pass, the weights of the root stay gathered
 
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-        """Yield micro-batches; all ranks have the same number, and the last ones may be empty."""
+        """Yield micro-batches; all ranks have the same number, and the last ones may be empty.
+
+        Ranks of a context group have the same ones, of the samples of all of them.
+        """
+        samples = samples if self._context is None else self._context.gathered(samples)
         useful = [sample for sample in samples if predicted(sample).any()]
         parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
         for number in range(most(len(parts))):
@@ -405,8 +417,11 @@ class Learner:
 
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         with self._precision():
-            outputs: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples))
+            outputs: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples, self._context))
+        if self._context is None:
             return outputs
+        _, own = self._context.cut(packed)
+        return tuple(self._context.all_rows(each, own, len(packed.rows)) for each in outputs)
 
     def _precision(self) -> AbstractContextManager[object]:
         """Autocast for mixed precision; FSDP casts the weights itself."""

@@ -166,7 +166,8 @@ def sleep_level_of(settings: TrainSettings) -> int:
 def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict[str, GroupSpec]:
     """Worker groups of the learner and the scorers."""
     learner = resolved_learner(settings.learner, setup.on_gpu)
-    groups = {ACTOR: LearnerWorker.create_group(learner, Head.POLICY, setup.threads)}
+    policy = replace(learner, context_parallel_size=plan[ACTOR].parallel.context)
+    groups = {ACTOR: LearnerWorker.create_group(policy, Head.POLICY, setup.threads)}
     for name in setup.scorers:
         groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, setup.threads)
     return groups
@@ -206,12 +207,12 @@ def scorer_group(
 ) -> GroupSpec:
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
-    model = resolve_model(own or learner.model)
+    model, context = resolve_model(own or learner.model), plan[name].parallel.context
+    settings = replace(learner, model=model, adapter=None, context_parallel_size=context)
     if name == CRITIC:
-        settings = replace(learner, model=model, adapter=None, optimizer=critic)
-        return LearnerWorker.create_group(settings, Head.VALUE, threads)
+        return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.
-    settings = replace(learner, model=model, adapter=None, weight_dtype=learner.compute_dtype)
+    settings = replace(settings, weight_dtype=learner.compute_dtype)
     return LearnerWorker.create_group(settings, Head.POLICY, threads, learns=False)
 
 

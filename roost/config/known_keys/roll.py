@@ -181,7 +181,7 @@ TABLE = (
         LEARNER,
         """enable_old_logprobs_recompute pure_opd_pipeline_type teacher.** ROLE.training_args.**
         ROLE.model_args.{disable_gradient_checkpointing,gradient_checkpointing_use_reentrant}
-        ROLE.model_args.{attn_implementation,flash_attn,device_map,ulysses_size,vision_dp,autocast_adapter_dtype}
+        ROLE.model_args.{attn_implementation,flash_attn,device_map,vision_dp,autocast_adapter_dtype}
         ROLE.{model_args.**,generating_args.**}""",
     ),
     Entry(

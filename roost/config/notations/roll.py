@@ -367,7 +367,8 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
             pipeline=config.whole_number("pipeline_parallel_size", 1, 1) or 1,
         ), name
     if name is not None and not name.startswith("megatron"):
-        return ParallelSizes(), name  # other learners cut nothing by tensor or pipeline
+        # Other learners cut nothing by tensor or pipeline.
+        return ParallelSizes(context=section.below("model_args").whole_number("ulysses_size", 1, 1) or 1), name
     return ParallelSizes(
         tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
         pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roost.config.findings import Findings, Where
+from roost.config.job import Role, heads_divide
 from roost.config.teacher import is_teacher
 from roost.config.train import (
     HIGHEST_RATE,
@@ -409,15 +410,17 @@ def _trains_a_whole_model(settings: TrainSettings) -> bool:
 
 def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     actor = parts.get("actor")
-    if actor is not None and actor.parallel.model > 1:
-        sizes = actor.parallel
+    if actor is not None and (ways := actor.parallel.tensor * actor.parallel.pipeline) > 1:
         findings.warn(
             "RST-T034",
             at("actor"),
-            f"the model is to be cut over {sizes.model} devices, but Roost's learner shards it over all it has (FSDP)",
-            f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}",
-            "remove the parallel sizes",
+            f"the model is to be cut over {ways} devices, but Roost's learner shards it over all it has (FSDP)",
+            f"tensor {actor.parallel.tensor}, pipeline {actor.parallel.pipeline}",
+            "remove these sizes",
         )
+    for part in parts.values():
+        if part.role in (Role.LEARNER, Role.SCORER) and part.parallel.context > 1:
+            _check_context(part, at(part.name), findings)
     rates = {
         "learning_rate": settings.learner.optimizer.learning_rate,
         "critic_learning_rate": settings.critic_learning_rate or 0.0,
@@ -435,6 +438,23 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
             "is 0, with which the critic learns nothing",
             fix="write a number above 0, or leave it out",
         )
+
+
+def _check_context(part: ComponentPlan, place: Where, findings: Findings) -> None:
+    """Check that ranks and heads can be divided into context groups."""
+    size, ranks = part.parallel.context, len(part.table.nodes)
+    fix = "write a context_parallel_size that divides it"
+    if ranks % size:
+        findings.error("RST-T120", place, f"{ranks} ranks cannot be divided into context groups of {size}", fix=fix)
+    if part.model.config is None:
+        return
+    try:
+        shape = shape_from_config(part.model.config)
+    except UnknownShape:
+        return
+    if not heads_divide(size, shape.heads, shape.kv_heads):
+        what = f"{shape.heads} heads and {shape.kv_heads} key heads cannot be divided over {size} ranks"
+        findings.error("RST-T120", place, what, "context parallelism exchanges tokens for heads in attention", fix)
 
 
 def _check_schedules(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

@@ -49,7 +49,8 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
 def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_from(model, tmp_path):
     def values(placement, steps):
         more = {"advantage_estimator": "gae", "kl_coef": 0.01, "num_generations": 2, "checkpoint_every": 1}
-        return config(model, placement, max_steps=steps, **more)
+        actor = {"model": {"context_parallel_size": 2 if placement is two else 1}}
+        return config(model, placement, actor=actor, max_steps=steps, **more)
 
     two = {"actor": "0-1", "critic": "0", "reference": "1", "rollout": "1"}
     run = trained(values(two, 2), tmp_path / "run").run

@@ -1,0 +1,132 @@
+"""Context parallelism (Ulysses): ranks share the tokens of a packed batch, and exchange tokens for heads to attend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from roost.config.job import heads_divide
+from roost.learner.packing import Packed
+from roost.learner.sample import Sample
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ContextGroup:
+    """Neighbouring ranks, each of which computes its share of the tokens of the same batches."""
+
+    size: int
+    rank: int  # of this process in the group
+    group: Any
+
+    @classmethod
+    def of(cls, size: int, heads: int, key_heads: int) -> ContextGroup | None:
+        """The group of this rank; None for size 1. Raise ValueError if ranks or heads cannot be divided."""
+        if size == 1:
+            return None
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if ranks % size:
+            raise ValueError(f"context_parallel_size is {size}, which does not divide {ranks} ranks")
+        if not heads_divide(size, heads, key_heads):
+            raise ValueError(
+                f"context_parallel_size is {size}, but the model has {heads} heads and {key_heads} key heads; "
+                "write a size that divides both"
+            )
+        group, _ = dist.new_subgroups(size)
+        return cls(size, dist.get_rank() % size, group)
+
+    def gathered(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Samples of all ranks of the group; this rank's are the same objects."""
+        found: list[Sequence[Sample]] = [()] * self.size
+        dist.all_gather_object(found, list(samples), group=self.group)
+        found[self.rank] = samples
+        return [sample for some in found for sample in some]
+
+    def cut(self, packed: Packed) -> tuple[Packed, slice]:
+        """This rank's tokens of a batch, and which of its rows are among them. Borders stay those of the batch.
+
+        Tokens that do not divide are padded by a sequence of their own.
+        """
+        count = len(packed.token_ids)
+        padding = -count % self.size
+        share = (count + padding) // self.size
+        own = slice(self.rank * share, (self.rank + 1) * share)
+        rows = slice(*np.searchsorted(packed.rows, (own.start, own.stop)).tolist())
+        tail = np.arange(padding)
+        part = replace(
+            packed,
+            token_ids=np.concatenate([packed.token_ids, np.zeros_like(tail)])[own],
+            positions=np.concatenate([packed.positions, tail])[own],
+            borders=np.append(packed.borders, count + padding) if padding else packed.borders,
+            rows=packed.rows[rows] - own.start,
+            targets=packed.targets[rows],
+            masks=None if packed.masks is None else packed.masks[rows],
+        )
+        return part, rows
+
+    def by_heads(self, states: Tensor) -> Tensor:
+        """From all heads of this rank's tokens to all tokens of this rank's heads, [1, heads, tokens, head size]."""
+        states = states.squeeze(0)
+        if len(states) < self.size:
+            states = states.repeat_interleave(self.size // len(states), dim=0)
+        heads, tokens, width = states.shape
+        received = self._exchanged(states.reshape(self.size, heads // self.size, tokens, width))
+        return received.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, width)
+
+    def by_tokens(self, states: Tensor) -> Tensor:
+        """From all tokens of this rank's heads to all heads of this rank's tokens, [1, tokens, heads, head size]."""
+        _, tokens, heads, width = states.shape
+        received = self._exchanged(states.reshape(self.size, tokens // self.size, heads, width))
+        return received.transpose(0, 1).reshape(1, tokens // self.size, self.size * heads, width)
+
+    def all_rows(self, own: Tensor, rows: slice, count: int) -> Tensor:
+        """Outputs of all rows of a batch, from those of each rank. Gradients stay with the rank that computed them.
+
+        Every rank computes the loss of the whole batch, so each has the whole gradient of its own rows.
+        """
+        whole: Tensor = _AllRows.apply(own, rows, count, self.group)  # type: ignore[no-untyped-call]
+        return whole
+
+    def _exchanged(self, parts: Tensor) -> Tensor:
+        received: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        return received
+
+
+class _Exchange(torch.autograd.Function):
+    """Sends the parts of the first dimension to the ranks of the group, and stacks those received."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return _exchanged(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _exchanged(grads[0], ctx.group), None
+
+
+def _exchanged(parts: Tensor, group: Any) -> Tensor:
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
+        ctx.rows = rows
+        # A buffer of all rows, of which each rank fills its own: ranks have different numbers of rows.
+        whole = own.new_zeros(count, *own.shape[1:])
+        whole[rows] = own
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return grads[0][ctx.rows], None, None, None
