@@ -55,6 +55,7 @@ class Notation(StrEnum):
     MILES = "miles"
     OPENRLHF = "openrlhf"
     NEMO = "nemo"
+    AREAL = "areal"
     SKYRL = "skyrl"
     PRIME = "prime"
     TRL = "trl"
@@ -86,6 +87,7 @@ _PROGRAMS = {
     Notation.LOOP: "ml-loop",
     Notation.OPENRLHF: "OpenRLHF",
     Notation.NEMO: "NeMo-RL",
+    Notation.AREAL: "AReaL",
     Notation.SKYRL: "SkyRL",
     Notation.PRIME: "prime-rl",
     Notation.TRL: "TRL",
@@ -98,6 +100,7 @@ _MACHINE_KEYS = {
     Notation.MILES: (("--actor-num-nodes",), ("--num-gpus-per-node",)),
     Notation.OPENRLHF: (("--actor.num_nodes",), ("--actor.num_gpus_per_node",)),
     Notation.PRIME: (("deployment", "num_train_nodes"), ("deployment", "gpus_per_node")),
+    Notation.AREAL: (("cluster", "n_nodes"), ("cluster", "n_gpus_per_node")),
     Notation.NEMO: (("cluster", "num_nodes"), ("cluster", "gpus_per_node")),
     Notation.TRL: (("num_machines",), ("num_processes",)),
     Notation.SKYRL: (

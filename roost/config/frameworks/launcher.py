@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import nemo, openrlhf, prime, skyrl, slime, trl, verl
+from roost.config.frameworks import areal, nemo, openrlhf, prime, skyrl, slime, trl, verl
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
 from roost.config.job import Job, Notation
 from roost.config.section import Section
@@ -64,6 +64,15 @@ FRAMEWORKS = (
     Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
     Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
     Framework(Notation.OPENRLHF, openrlhf.PROGRAM, openrlhf.read_arguments, openrlhf.read_openrlhf, openrlhf.PLACING),
+    Framework(
+        Notation.AREAL,
+        areal.PROGRAM,
+        read_overrides,
+        areal.read_areal,
+        areal.PLACING,
+        areal.accepts,
+        areal.with_config_file,
+    ),
     Framework(
         Notation.TRL,
         trl.PROGRAM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,3 +24,15 @@ def is_nemo(values: Mapping[Any, Any]) -> bool:
         key in policy for key in ("generation", "model_name", "dtensor_cfg", "megatron_cfg")
     )
     return has_policy or (isinstance(cluster, Mapping) and "gpus_per_node" in cluster)
+
+
+def is_areal(values: Mapping[Any, Any]) -> bool:
+    """Return True for configs with a backend such as `sglang:d4t2` in a role, or with `allocation_mode`."""
+    cluster = values.get("cluster")
+    if isinstance(cluster, Mapping) and "component_placement" in cluster:
+        return False
+    roles = (values.get(name) for name in ("rollout", "actor"))
+    backends = [role.get("backend") for role in roles if isinstance(role, Mapping)]
+    return "allocation_mode" in values or any(
+        isinstance(backend, str) and re.match(r"\s*[a-z]+\s*(\[\w*\]\s*)?:", backend) for backend in backends
+    )

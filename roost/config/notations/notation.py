@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import FOLLOWED, framework_keys, report_framework_keys
-from roost.config.frameworks.signs import is_nemo, is_prime
+from roost.config.frameworks.signs import is_areal, is_nemo, is_prime
 from roost.config.job import Job, Layout, Notation
 from roost.config.known_keys.report import key_uses, report_keys, report_unread
 from roost.config.known_keys.tables import KeyUse
@@ -25,6 +25,7 @@ _SIGNS = {
     Notation.LOOP: "rl.gpu_allocation (ml-loop)",
     Notation.VERL: "actor_rollout_ref (verl)",
     Notation.NEMO: "policy with cluster.gpus_per_node (NeMo-RL)",
+    Notation.AREAL: "rollout.backend or actor.backend such as sglang:d4 (AReaL)",
     Notation.SKYRL: "trainer.placement (SkyRL)",
     Notation.PRIME: "orchestrator with trainer or deployment (prime-rl)",
     Notation.TRL: "use_vllm or vllm_mode (TRL)",
@@ -124,11 +125,12 @@ def recognise(root: Section) -> Notation | None:
         return Notation(root.source.launch.framework)
     values = root.values
     shown_by = {
-        Notation.RLINF: "cluster" in values and not is_nemo(values),
+        Notation.RLINF: "cluster" in values and not is_nemo(values) and not is_areal(values),
         Notation.LOOP: isinstance(values.get("rl"), Mapping) and "gpu_allocation" in values["rl"],
         Notation.ROLL: has_roles(values),
         Notation.VERL: "actor_rollout_ref" in values,
         Notation.NEMO: is_nemo(values),
+        Notation.AREAL: is_areal(values),
         Notation.SKYRL: isinstance(values.get("trainer"), Mapping) and "placement" in values["trainer"],
         Notation.PRIME: is_prime(values, root.source.file),
         Notation.TRL: any(key in values for key in ("use_vllm", "vllm_mode")),

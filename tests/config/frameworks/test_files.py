@@ -1,6 +1,7 @@
 """Jobs that frameworks ship as config files become the processes that their own layout gives."""
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 import roost
 from roost.config.findings import ConfigError, Findings
+from roost.config.frameworks.allocation import AllocationError, parse_allocations, parse_backend
 from roost.config.frameworks.toml import read_toml
 from roost.config.ranks import spell_ranks
 
@@ -325,3 +327,91 @@ def test_findings_about_a_prime_job(text, code, line, tmp_path):
     file = tmp_path / "rl.toml"
     file.write_text(text)
     assert findings_of(file)[code].where.line == line
+
+
+# --- AReaL
+
+
+@pytest.mark.parametrize("case", golden("areal"), ids=lambda case: case["text"])
+def test_allocation_strings_as_areal_parses_them(case):
+    try:
+        if case["single"]:
+            groups = [[parse_backend(case["text"])]]
+        else:
+            groups = parse_allocations(case["text"], needs_backend=True)
+    except AllocationError:
+        assert case["result"] is None
+        return
+    found = [[[one.backend, one.name, one.data, *astuple(one.sizes), one.world] for one in group] for group in groups]
+    assert found == case["result"]
+
+
+def areal(changes=None):
+    keys = {
+        "cluster.n_nodes": 1,
+        "cluster.n_gpus_per_node": 8,
+        "rollout.backend": "sglang:d4",
+        "actor.backend": "fsdp:d4",
+        "actor.kl_ctl": 0.0,
+    }
+    return nested(keys | (changes or {}))
+
+
+def beside(target):
+    return {"type": "colocation", "target": target}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "path"),
+    [
+        ({"rollout.backend": "sglang:d8"}, "RST-N074", "n_nodes"),
+        ({"ref.backend": "fsdp:d4"}, "RST-N067", "ref"),
+        ({"actor.backend": "fsdp:p2"}, "RST-N075", "backend"),
+        ({"actor.backend": None}, "RST-N075", "backend"),
+        ({"allocation_mode": "sglang:d4+fsdp:d4"}, "RST-N069", "allocation_mode"),
+        ({"critic.backend": "fsdp:d2", "critic.scheduling_strategy": beside("actor")}, "RST-N066", "target"),
+        ({"critic.backend": "fsdp:d2", "critic.scheduling_strategy": beside("rollout")}, "RST-N068", "target"),
+        ({"rollout.scheduling_strategy": beside("actor"), "enable_offload": True}, "RST-N068", "actor"),
+        ({"rollout.backend": "sglang:t12"}, "RST-N056", "n_gpus_per_node"),
+    ],
+    ids=[
+        "too-few",
+        "unused-reference",
+        "fsdp",
+        "missing",
+        "two-ways",
+        "unequal",
+        "too-early",
+        "weights",
+        "whole-nodes",
+    ],
+)
+def test_findings_about_an_areal_job(changes, code, path):
+    assert code not in findings_of(areal())
+    assert findings_of(areal(changes))[code].where.path[-1] == path
+
+
+def test_the_reference_of_areal_is_started_for_a_kl():
+    # areal/trainer/rl_trainer.py: if config.actor.kl_ctl > 0 and config.ref is not None
+    ref = {"ref.backend": "fsdp:d4", "ref.scheduling_strategy": beside("actor")}
+    assert "reference" not in processes_of(roost.plan(areal(ref)))
+    assert processes_of(roost.plan(areal(ref | {"actor.kl_ctl": 0.1})))["reference"] == "4 x 1 on 0-3"
+
+
+def test_engines_begin_at_a_node_where_they_would_be_cut():
+    jobs = {"sglang:d2t4": "2 x 4 on 8-15", "sglang:d1t2": "1 x 2 on 6-7"}
+    for backend, expected in jobs.items():
+        changes = {"cluster.n_nodes": 2, "actor.backend": "fsdp:d6", "rollout.backend": backend}
+        assert processes_of(roost.plan(areal(changes)))["rollout"] == expected
+    by_node = {"cluster.n_nodes": 2, "scheduler.type": "slurm"}
+    assert processes_of(roost.plan(areal(by_node)))["rollout"] == "4 x 1 on 8-11"
+
+
+def test_a_script_with_a_config_of_areal(tmp_path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(areal()))
+    monkeypatch.chdir(tmp_path)
+    for program in ("examples/math/gsm8k_rl.py", "-m areal.infra.launcher.ray examples/math/gsm8k_rl.py"):
+        script = tmp_path / "run.sh"
+        script.write_text(f"#!/bin/bash\npython3 {program} --config job.yaml actor.backend=fsdp:d2 cluster.n_nodes=1\n")
+        plan = roost.plan(script)
+        assert (plan.notation, processes_of(plan)["rollout"]) == ("areal", "4 x 1 on 2-5")

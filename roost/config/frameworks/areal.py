@@ -1,0 +1,361 @@
+"""AReaL: YAML configs with a `backend` for each role, or one `allocation_mode` for all.
+
+Roles are created in order: actor, critic, reference, teacher, then the engines; each takes the next GPUs, or those of
+the role that it is colocated with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, shown
+from roost.config.frameworks.allocation import Allocation, AllocationError, parse_allocations, parse_backend
+from roost.config.frameworks.arguments import Arguments
+from roost.config.frameworks.files import file_option, find_file, merged
+from roost.config.frameworks.pools import component
+from roost.config.frameworks.signs import is_areal
+from roost.config.interpolation import resolve
+from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, Role, Sharding
+from roost.config.known_keys.reasons import PLACING as FOR_PLACING
+from roost.config.known_keys.tables import Entry
+from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.section import Section
+from roost.config.shell.reading import Command
+from roost.config.source import read_yaml
+from roost.config.teacher import TEACHER
+
+VERSION = "AReaL of 2026-08-22 (cbff54d64)"
+DEFAULTS: Mapping[str, Any] = {
+    "cluster.n_gpus_per_node": 8,
+    "actor.kl_ctl": 0.1,
+    "actor.weight_update_mode": "xccl",
+    "rollout.max_head_offpolicyness": 0,
+}
+PROGRAM = re.compile(r"areal[./](?:\w+[./])*launcher[./]\w+(?:\.py)?|.*\.py")
+ROLES = {"ref": "reference"}  # names of roles here, where they differ
+PLACING = tuple(
+    Entry(
+        FOR_PLACING,
+        """allocation_mode enable_offload cluster.{n_nodes,n_gpus_per_node} scheduler.type
+        {actor,critic,ref,rollout}.{backend,path,offload} {actor,critic,ref,rollout}.scheduling_strategy.*
+        actor.{kl_ctl,weight_update_mode,_version,use_lora,lora_rank,gradient_checkpointing} actor.mb_spec.*
+        rollout.{max_head_offpolicyness,_version} sglang.mem_fraction_static vllm.gpu_memory_utilization
+        teacher.engine_type teacher.{train,rollout}.{backend,path} teacher.{train,rollout}.scheduling_strategy.*""",
+    ).patterns()
+)
+
+
+def accepts(command: Command, program: str, arguments: Arguments) -> bool:
+    """Return True for AReaL's launchers, and for programs whose config is one of AReaL's."""
+    if program.startswith("areal"):
+        return True
+    option = arguments.options.get("--config")
+    file = find_file(option.known, command) if option is not None and option.known else None
+    source = read_yaml(file, Findings()) if file is not None and file.suffix in (".yaml", ".yml") else None
+    return source is not None and is_areal(source.values)
+
+
+def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+    """The overrides over the config that `--config` names."""
+    file = file_option("--config", arguments, command, findings)
+    source = read_yaml(file, findings) if file is not None else None
+    if source is None:
+        return arguments
+    if source.values.get("defaults"):
+        findings.warn(
+            "RST-N060",
+            source.where(("defaults",)),
+            "is not followed behind a script; the plan is made without the files that it names",
+            fix=f"plan the config itself: roost plan {file}",
+        )
+    own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+    return Arguments(
+        resolve(merged(own, arguments.values)),
+        {**source.positions, **arguments.positions},
+        arguments.options,
+        arguments.unknown,
+    )
+
+
+def read_areal(root: Section, notation: Notation) -> Job:
+    """Read the config of an AReaL job."""
+    return _AReaL(root).job()
+
+
+@dataclass(slots=True)
+class _AReaL:
+    root: Section
+    components: list[Component] = field(default_factory=list)
+    devices: dict[str, Sequence[int]] = field(default_factory=dict)  # of each role, by its written name
+    width: int = 8  # GPUs of a node
+    free: int = 0  # the first GPU that no role has
+
+    def job(self) -> Job:
+        cluster = self.root.below("cluster")
+        default = int(DEFAULTS["cluster.n_gpus_per_node"])
+        self.width = cluster.whole_number("n_gpus_per_node", 1, default, MAX_ACCELERATORS_PER_NODE) or default
+        written = cluster.whole_number("n_nodes", 1, None, MAX_NODES)
+        self._legacy() if self._is_legacy() else self._roles(written)
+        needed = max(1, -(-self.free // self.width))
+        if written is not None and self.free > written * self.width:
+            self.root.findings.warn(
+                "RST-N074",
+                cluster.where("n_nodes"),
+                f"makes {counted(written * self.width, 'GPU')}, but the roles take {self.free}",
+                f"{written} x {self.width} < {self.free}; the local scheduler then gives some GPUs to two roles "
+                "and says nothing",
+                f"write {cluster.spell('n_nodes', needed)}, or colocate roles",
+            )
+        return Job(
+            Notation.AREAL,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=max(written or needed, needed),
+            accelerators_per_node=self.width,
+            settings=self._settings(),
+        )
+
+    def _settings(self) -> dict[str, object]:
+        settings: dict[str, object] = {"engines_sleep": self._shares_with_actor()}
+        lag = self.root.below("rollout").whole_number("max_head_offpolicyness", 0)
+        if lag and not self._shares_with_actor():
+            settings["async_rollouts"] = True
+        return settings
+
+    def _shares_with_actor(self) -> bool:
+        actor, rollout = self.devices.get("actor"), self.devices.get("rollout")
+        return actor is not None and rollout is not None and bool(set(actor) & set(rollout))
+
+    # --- allocation_mode
+
+    def _is_legacy(self) -> bool:
+        has_backends = any(self.root.below(role).values.get("backend") for role in ("actor", "rollout"))
+        if has_backends and "allocation_mode" in self.root:
+            self.root.findings.warn(
+                "RST-N069",
+                self.root.where("allocation_mode"),
+                "is not used: roles have a backend each",
+                "allocation_mode is the way of older versions",
+                "remove it",
+            )
+        return not has_backends and "allocation_mode" in self.root
+
+    def _legacy(self) -> None:
+        text = self.root.text("allocation_mode")
+        try:
+            groups = parse_allocations(text or "")
+        except AllocationError as error:
+            self.root.error("RST-N075", "allocation_mode", f"{shown(text)}: {error.what}", error.why, error.fix)
+            return
+        where = self.root.where("allocation_mode")
+        for group in groups:
+            start = self._start(group[0])
+            for index, one in enumerate(group):
+                role = one.name or ("rollout" if one.is_engine else "actor")
+                self.devices[role] = self._cut(one, start) if index == 0 else self.devices[_name(group[0])]
+                self._add(role, one, where, self.root.below(role if role in self.root else "actor"))
+            self.free = max(self.devices[_name(group[0])], default=self.free - 1) + 1
+
+    # --- roles
+
+    def _roles(self, nodes: int | None) -> None:
+        actor = self._role("actor")
+        for name in ("critic", "ref"):
+            section = self.root.below(name)
+            if not section.values or (name == "ref" and not self._starts_reference(section)):
+                continue
+            self._role(name, actor)
+        teacher = self.root.below(TEACHER)
+        kind = "train" if teacher.text("engine_type") == "train" else "rollout"
+        if teacher.values and kind == "train":
+            self._role(TEACHER, None, teacher.below("train"))
+        self._role("rollout", shares=self._awex_shares(actor, nodes))
+        if teacher.values and kind == "rollout":
+            self._role(TEACHER, None, teacher.below("rollout"))
+        self._check_sharing()
+
+    def _starts_reference(self, section: Section) -> bool:
+        """The reference is started for a KL only; say so where it is configured without one."""
+        actor = self.root.below("actor")
+        coefficient = actor.get("kl_ctl")
+        if coefficient is None:
+            coefficient = DEFAULTS["actor.kl_ctl"]
+        if isinstance(coefficient, int | float) and coefficient > 0:
+            return True
+        self.root.findings.note(
+            "RST-N067",
+            section.where(),
+            "the reference is configured, but not started",
+            f"actor.kl_ctl is {shown(coefficient)}, and AReaL starts it for a KL above 0 only",
+            f"write {actor.spell('kl_ctl', 0.1)} if it is wanted",
+        )
+        return False
+
+    def _awex_shares(self, actor: Allocation | None, nodes: int | None) -> bool:
+        """Return True if awex of the first version puts engines on the actor's GPUs, whatever the strategies say."""
+        section, rollout = self.root.below("actor"), self._parsed(self.root.below("rollout"), quietly=True)
+        if actor is None or rollout is None or section.text("weight_update_mode") != "awex":
+            return False
+        total = actor.world + rollout.world
+        is_first = (section.text("_version") or "v1") == "v1" and rollout.world == actor.world
+        if not is_first or nodes is None or total <= nodes * self.width:
+            return False
+        strategy = self.root.below("rollout", "scheduling_strategy")
+        if strategy.text("type") != "colocation":
+            self.root.findings.warn(
+                "RST-N068",
+                section.where("weight_update_mode"),
+                "is awex, so that engines share the actor's GPUs although both are to be separate",
+                f"{actor.world} + {rollout.world} > {nodes} x {self.width}, and GPUs are given out again",
+                "write scheduling_strategy: {type: colocation, target: actor} in rollout, to say what happens",
+            )
+        return True
+
+    def _parsed(self, section: Section, quietly: bool = False) -> Allocation | None:
+        text = section.values.get("backend") if quietly else section.text("backend")
+        if not isinstance(text, str) or not text:
+            return None
+        try:
+            return parse_backend(text)
+        except AllocationError as error:
+            if not quietly:
+                section.error("RST-N075", "backend", f"{shown(text)}: {error.what}", error.why, error.fix)
+            return None
+
+    def _role(
+        self, name: str, default: Allocation | None = None, section: Section | None = None, shares: bool = False
+    ) -> Allocation | None:
+        """Place a role; critic and reference without a backend have the actor's."""
+        section = section if section is not None else self.root.below(name)
+        if not section.values:
+            return None
+        allocation = self._parsed(section)
+        if allocation is None:
+            if section.values.get("backend") in (None, "") and default is None and name in ("actor", "rollout"):
+                section.error("RST-N075", "backend", "is missing", "the role has no devices without it", "write it")
+            allocation = default
+        if allocation is None:
+            return None
+        strategy = section.below("scheduling_strategy")
+        target = strategy.text("target") if strategy.text("type") == "colocation" else "actor" if shares else None
+        where = section.where("backend")
+        if target is not None:
+            self.devices[name] = self._beside(allocation, ROLES.get(target, target), target, strategy)
+        else:
+            self.devices[name] = self._cut(allocation, self._start(allocation))
+            self.free = max(self.devices[name]) + 1
+        self._add(name, allocation, where, section)
+        return allocation
+
+    def _start(self, allocation: Allocation) -> int:
+        """The GPU that a role begins at: of a new node under Slurm, or where a node's end would cut an engine."""
+        used = self.free % self.width
+        by_node = self.root.below("scheduler").text("type") == "slurm"
+        if used and (by_node or used + allocation.per_process > self.width):
+            return self.free + self.width - used
+        return self.free
+
+    def _cut(self, allocation: Allocation, start: int) -> list[int]:
+        """The GPUs of a role; engines within a node do not reach over its end."""
+        size = allocation.per_process
+        if size > self.width:
+            if size % self.width:
+                self.root.findings.error(
+                    "RST-N056",
+                    self.root.where("cluster", "n_gpus_per_node"),
+                    f"is {self.width}, of which an engine of {size} GPUs cannot take whole nodes",
+                    f"{size} % {self.width} = {size % self.width}",
+                    f"use engines whose size is a multiple of {self.width}, or divides it",
+                )
+            return list(range(start, start + allocation.world))
+        devices: list[int] = []
+        for _ in range(allocation.processes):
+            if start % self.width + size > self.width:
+                start += self.width - start % self.width
+            devices += range(start, start + size)
+            start += size
+        return devices
+
+    def _beside(self, allocation: Allocation, shown_target: str, target: str, strategy: Section) -> list[int]:
+        """The GPUs of the role that another is colocated with."""
+        found = self.devices.get(target)
+        if found is None:
+            self.root.findings.error(
+                "RST-N068",
+                strategy.where("target"),
+                f"is {shown(target)}, which has no devices yet",
+                f"roles that have: {', '.join(self.devices) or 'none'}; they are created in order",
+                "name one of them" if self.devices else "write type: separation",
+            )
+            return self._cut(allocation, self._start(allocation))
+        if allocation.world != len(found):
+            self.root.findings.error(
+                "RST-N066",
+                strategy.where("target"),
+                f"is {shown_target} with {counted(len(found), 'GPU')}, but the role takes {allocation.world}",
+                "colocated roles must have as many",
+                f"write a backend of {counted(len(found), 'GPU')}",
+            )
+        return list(found)[: allocation.world] if allocation.world <= len(found) else list(found)
+
+    def _check_sharing(self) -> None:
+        """Engines on the actor's GPUs need offloading, and another way for weights than xccl."""
+        if not self._shares_with_actor():
+            return
+        mode = self.root.below("actor").text("weight_update_mode") or DEFAULTS["actor.weight_update_mode"]
+        wrong = []
+        if not self.root.flag("enable_offload") and mode != "awex":
+            wrong.append(("enable_offload", "is not true", "write enable_offload: true"))
+        if mode == "xccl":
+            wrong.append(("actor", "sends weights by xccl", "write weight_update_mode: disk in actor"))
+        for key, what, fix in wrong:
+            self.root.error("RST-N068", key, f"{what}, but the engines share the actor's GPUs", fix=fix)
+
+    # --- components
+
+    def _add(self, role: str, allocation: Allocation, where: Where, section: Section) -> None:
+        devices = self.devices[role]
+        size = allocation.per_process
+        usable = len(devices) - len(devices) % size
+        if not usable:
+            return
+        name = ROLES.get(role, role)
+        if name in (part.name for part in self.components):
+            return
+        kind = Role.ENGINE if allocation.is_engine else Role.LEARNER
+        if name == "reference" or name.startswith(TEACHER):
+            kind = Role.SCORER
+        requested = DeviceList(devices[:usable], size)
+        written = ".".join(map(str, section.path)) or role
+        model = self._model(section, allocation, kind)
+        self.components.append(component(name, written, where, requested, kind, allocation.sizes, model))
+
+    def _model(self, section: Section, allocation: Allocation, kind: Role) -> ModelUse:
+        path = first_text((section, "path"), (self.root.below("actor"), "path"))
+        if allocation.is_engine:
+            key = "mem_fraction_static" if allocation.backend == "sglang" else "gpu_memory_utilization"
+            fraction = fraction_of_device(self.root.below(allocation.backend), key)
+            return ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy=allocation.backend)
+        tokens = first_number((section.below("mb_spec"), "max_tokens_per_mb"))
+        rank = first_number((section, "lora_rank")) if section.values.get("use_lora") is True else None
+        rests = kind is Role.LEARNER and (section.values.get("offload") is True or self._is_colocated_rollout())
+        return ModelUse(
+            path,
+            read_model_config(path),
+            sharding=Sharding.OPTIMIZER if allocation.backend == "megatron" else Sharding.FULL,
+            strategy=allocation.backend,
+            recomputes=section.values.get("gradient_checkpointing") is True,
+            offloads=OFFLOADED_PARTS if rests else (),
+            lora_rank=int(rank) if rank else None,
+            tokens=int(tokens) if tokens else None,
+        )
+
+    def _is_colocated_rollout(self) -> bool:
+        return self.root.below("rollout", "scheduling_strategy").values.get("type") == "colocation"
+
+
+def _name(allocation: Allocation) -> str:
+    return allocation.name or ("rollout" if allocation.is_engine else "actor")
