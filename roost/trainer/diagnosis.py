@@ -32,6 +32,7 @@ PART_LOW = 0.5  # a reward above it is no unsolved task
 FORMAT_STEPS = 8  # before that a slow start looks the same
 # A share of 95 % of the variance leaves the advantages to one reward; others that differ among samples are ignored.
 DOMINANT, IGNORED = 0.95, 0.05
+MINOR = 0.2  # a reward of a smaller weight is meant to decide little
 # Usual shares of clipped tokens are below 0.1; beyond 0.3 a large part of each batch teaches nothing.
 CLIPPED = 0.3
 # With equal weights and precision the KL of engine and learner is about 1e-7, with bfloat16 about 1e-3.
@@ -39,7 +40,7 @@ MISMATCH_TIMES, MISMATCH_LEAST = 10.0, 1e-3  # of the smallest of the first step
 MISMATCH_MOST = 0.02  # whatever it was at the start: the ratio of a token is then off by a fifth
 # Trust regions of PPO stop at a KL of 0.01 to 0.05 per step. The first step does not count: Adam knows no scale yet.
 STEP_KL, STEP_KL_TIMES, STEP_KL_WINDOW = 0.1, 2, 10  # exceeded so many times in so many steps
-GRADIENT_TIMES = 10.0  # of the median norm of the window
+GRADIENT_TIMES = 10.0  # of the median norm of the window, which is small once most groups are solved
 
 
 class Code(StrEnum):
@@ -193,15 +194,14 @@ def length_explosion(history: History) -> str:
 
 
 def format_only(history: History) -> str:
-    """A reward has risen and levelled off, while another has not moved from the start."""
+    """A reward has risen and levelled off, while another of at least its weight has not moved from the start."""
     if history.steps < FORMAT_STEPS:
         return ""
     rises = {name: _rise(history, f"reward/{name}/mean") for name in _parts(history)}
     risen = [name for name, rise in rises.items() if rise >= PART_RISE and _is_level(history, f"reward/{name}/mean")]
-    flat = [
-        name for name, rise in rises.items() if abs(rise) < PART_FLAT and history.now(f"reward/{name}/mean") < PART_LOW
-    ]
-    if not risen or not flat:
+    low = [name for name in rises if abs(rises[name]) < PART_FLAT and history.now(f"reward/{name}/mean") < PART_LOW]
+    flat = [name for name in low if any(_weight(history, name) >= _weight(history, other) > 0 for other in risen)]
+    if not flat:
         return ""
     moved = [
         f"reward {name} {history.start(f'reward/{name}/mean', 1):.3f} -> {history.now(f'reward/{name}/mean'):.3f}"
@@ -216,7 +216,11 @@ def dominant_reward(history: History) -> str:
     most = max(shares, key=lambda name: -math.inf if math.isnan(shares[name]) else shares[name], default=None)
     if most is None or history.steps < START or not shares[most] >= DOMINANT:
         return ""
-    others = [name for name in shares if name != most and history.now(f"reward/{name}/std", 5) > IGNORED]
+    others = [
+        name
+        for name in shares
+        if name != most and _weight(history, name) >= MINOR and history.now(f"reward/{name}/std", 5) > IGNORED
+    ]
     if not others:
         return ""
     return f"{shares[most]:.0%} of the variance within groups is of {most}, though {', '.join(others)} varies, too"
@@ -254,7 +258,8 @@ def learning_rate(history: History) -> str:
     if far >= STEP_KL_TIMES and recent[-1] > STEP_KL:
         return f"KL of the policy before and after a step {median(recent):.2g}, and {far} times up to {max(recent):.2g}"
     norms = _values(history.newest, "grad/norm")
-    if len(norms) > START and min(norms[-2:]) > GRADIENT_TIMES * (usual := median(norms[:-2])) > 0:
+    is_new = min(norms[-2:], default=0.0) > max(_values(history.first, "grad/norm"), default=0.0)
+    if len(norms) > START and is_new and min(norms[-2:]) > GRADIENT_TIMES * (usual := median(norms[:-2])) > 0:
         return f"gradient norm {usual:.3g} -> {norms[-1]:.3g}"
     return ""
 
@@ -278,6 +283,12 @@ def _parts(history: History) -> list[str]:
         if name.startswith("reward/") and name.endswith("/scored") and name.count("/") == 2
     ]
     return found if len(found) > 1 else []
+
+
+def _weight(history: History, name: str) -> float:
+    """Weight of a reward; 1 if it is not known."""
+    weight = history.now(f"reward/{name}/weight", 1)
+    return 1.0 if math.isnan(weight) else weight
 
 
 def _rise(history: History, name: str) -> float:

@@ -157,7 +157,8 @@ def memory_metrics(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, 
 def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWARDS) -> dict[str, float]:
     """Mean and standard deviation of each reward, and the number of answers it scored, also of those without any.
 
-    Where several rewards are summed, `share` is how much of the variance within groups comes from each.
+    Where several rewards are summed, `weight` is that of the config, and `share` how much of the variance within groups
+    comes from each.
     """
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
@@ -170,11 +171,12 @@ def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWA
 
 
 def _reward_shares(groups: Sequence[Group], rewards: Mapping[str, Any]) -> dict[str, float]:
-    """Covariance of each weighted reward with the total, over the variance of the total; both within groups."""
+    """Weight of each reward, and its covariance with the total over the variance of the total, within groups."""
     names = [name for name in rewards if any(name in one.score.parts for group in groups for one in group.episodes)]
     if len(names) < 2:
         return {}
     weights = {name: _weight(rewards[name]) for name in names}
+    found = {f"reward/{name}/weight": weight for name, weight in weights.items()}
     rows = []
     for group in groups:
         each = [
@@ -185,8 +187,8 @@ def _reward_shares(groups: Sequence[Group], rewards: Mapping[str, Any]) -> dict[
     apart = np.array(rows)
     variance = float((apart[:, 0] ** 2).mean())
     if not variance > 0:
-        return {}
-    return {
+        return found
+    return found | {
         f"reward/{name}/share": float((apart[:, 0] * apart[:, at + 1]).mean() / variance)
         for at, name in enumerate(names)
     }

@@ -114,6 +114,7 @@ def test_the_share_of_each_reward_is_that_of_the_variance_within_groups():
     easier = parted(example_group(1, [1.0, 1.0]), [{"format": 0.0, "right": 1.0}] * 2)  # no variance within
     found = reward_metrics([group, easier], rewards)
     assert (found["reward/format/share"], found["reward/right/share"]) == (pytest.approx(0.8), pytest.approx(0.2))
+    assert (found["reward/format/weight"], found["reward/right/weight"]) == (4.0, 1.0)
     assert not any(name.endswith("/share") for name in reward_metrics([easier], rewards)), "nothing is compared"
 
 
