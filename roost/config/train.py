@@ -294,6 +294,9 @@ class TrainSettings:
         rlinf="algorithm.critic_warmup_steps",
         roll="critic_warmup",
     )
+    reference_sync_steps: int = setting(
+        0, "Copy the policy to the reference every so many steps (TRL's ref_model_sync_steps); 0: never."
+    )
     engine: str = setting("torch", "Inference engine.", choices=ENGINES)
     engine_options: Mapping[str, Any] = setting({}, "Options of the engine.")
     advantage: AdvantageSettings = AdvantageSettings()
@@ -306,6 +309,11 @@ class TrainSettings:
     def uses_reference(self) -> bool:
         """True if the KL from the reference is in the loss or in the rewards."""
         return self.learner.loss.kl_coef != 0 or self.advantage.kl_penalty_coef != 0
+
+    @property
+    def moves_reference(self) -> bool:
+        """True if the reference gets the policy's weights during the run, so that checkpoints must hold it."""
+        return self.uses_reference and self.reference_sync_steps > 0
 
     @property
     def teachers(self) -> tuple[Teacher, ...]:
@@ -362,7 +370,7 @@ class TrainSettings:
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),
-        *("critic_lr_warmup_steps", "critic_warmup_steps"),
+        *("critic_lr_warmup_steps", "critic_warmup_steps", "reference_sync_steps"),
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
         *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds", "sampling_mask_replay"),

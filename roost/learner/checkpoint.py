@@ -30,13 +30,15 @@ NORMS = "gradient_norms"  # present if outliers among gradients are skipped
 def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Tensor, device: torch.device) -> State:
     """The live tensors to be written or filled: weights, moments, progress and random states.
 
-    Frozen weights are left out, as they come with the model.
+    Frozen weights are left out beside trained ones, as they come with the model. Of a model that only scores there are
+    all, as they may be a policy's.
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    is_partial = any(not weight.requires_grad for weight in model.parameters())
+    is_partial = bool(trained) and any(not weight.requires_grad for weight in model.parameters())
     buffers = {} if is_partial else _persistent_buffers(model)
+    written = trained or dict(model.named_parameters())
     return {
-        "model": {name: weight.detach() for name, weight in trained.items()} | buffers,
+        "model": {name: weight.detach() for name, weight in written.items()} | buffers,
         "optimizer": {name: dict(optimizer.state[weight]) for name, weight in trained.items()},
         "progress": progress,
         RANDOM: {str(rank()): _random_states(device)},

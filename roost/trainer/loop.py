@@ -96,6 +96,11 @@ class Models:
         """The policy, and the critic if there is one."""
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
+    def saved(self, settings: TrainSettings) -> list[Learners]:
+        """Learners whose state is in checkpoints: those that are trained, and a reference that moves."""
+        moving = self.reference if settings.moves_reference else None
+        return self.trained if moving is None else [*self.trained, moving]
+
     async def follow_policy(self) -> None:
         """Copy the policy's weights to `inference`, if there is one."""
         if self.inference is not None:
@@ -166,6 +171,7 @@ class Loop:
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position, kl_coef)
         try:
             check_skipped(self.skipped, self.settings)
+            await self._move_reference(state.step)
             await self.after_learning(state)
             async with self._phase("sync"):
                 await self._sync(version + 1)
@@ -424,6 +430,13 @@ class Loop:
         await self.switch.to_engines(models.fleet, models.sharing, update)
         if not self.switch.is_shared:
             await models.follow_policy()
+
+    async def _move_reference(self, step: int) -> None:
+        """Copy the policy to the reference if this step is due; before a checkpoint, which holds both."""
+        settings, reference = self.settings, self.models.reference
+        if reference is not None and settings.moves_reference and step % settings.reference_sync_steps == 0:
+            async with self._phase("sync"):
+                await self.models.policy.give_weights(reference)
 
     @asynccontextmanager
     async def _phase(self, name: str, total: int | None = None) -> AsyncIterator[None]:

@@ -169,7 +169,7 @@ class SftTrainer(Stoppable):
         self._watching, self._data = watching, data
         self._name = next(name for name in SUPERVISED if name in {part.name for part in plan.components})
         self._recorder = current.get().recorder
-        self._saver = Saver(run, settings, False, state.step, self._recorder)
+        self._saver = Saver(run, settings, (), state.step, self._recorder)
         self._skipped = SkippedSteps()
         self._distillation = settings.learner.loss.distillation
         self._learners: Learners  # set by `launch`

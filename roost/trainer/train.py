@@ -46,7 +46,7 @@ from roost.trainer.guards import SkippedSteps
 from roost.trainer.loop import Loop, Models
 from roost.trainer.metrics import memory_metrics
 from roost.trainer.preflight import check_models
-from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.checkpoints import TrainerState, saved_beside
 from roost.trainer.records.fan_out import MetricSettings, open_metrics
 from roost.trainer.records.resuming import (
     Say,
@@ -66,7 +66,6 @@ from roost.trainer.records.saving import Saver
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.setup import (
-    CRITIC,
     ROLLOUT,
     check_shared_disk,
     has_gpus,
@@ -364,7 +363,7 @@ class Trainer(Stoppable):
         self._run, self._watching = run, watching
         self._setup = run_setup(plan, settings, has_gpus(plan))
         self._recorder = current.get().recorder
-        self._saver = Saver(run, settings, CRITIC in self._setup.scorers, state.step, self._recorder)
+        self._saver = Saver(run, settings, saved_beside(settings), state.step, self._recorder)
         self._models: Models | None = None
         self._loop: Loop | None = None
         self._control: ConcurrencyControl | None = None
@@ -458,6 +457,8 @@ class Trainer(Stoppable):
             await models.policy.all("restore", str(checkpoint.learner))
             if models.critic is not None:
                 await models.critic.all("restore", str(checkpoint.critic))
+            if models.reference is not None and self._settings.moves_reference:
+                await models.reference.all("restore", str(checkpoint.reference))
             await models.follow_policy()
         if self._setup.switch.is_shared:
             await self._setup.switch.offload(models.sharing)
@@ -522,12 +523,12 @@ class Trainer(Stoppable):
 
     async def _after_learning(self, state: TrainerState) -> None:
         if self._models is not None:
-            await self._saver.after_learning(self._models.trained, state, self._skipped)
+            await self._saver.after_learning(self._models.saved(self._settings), state, self._skipped)
 
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state
         if self._models is not None:
-            await self._saver.after_step(self._models.trained, state, self._skipped)
+            await self._saver.after_step(self._models.saved(self._settings), state, self._skipped)
         await self._evaluate_if_due()
 
     async def _evaluate_if_due(self) -> None:
@@ -562,7 +563,7 @@ class Trainer(Stoppable):
         if self._setup.switch.is_shared:
             await models.fleet.stop_servers()
             await self._setup.switch.load(models.sharing)
-        await self._saver.finish(models.trained, self.state, self._skipped, self._watching.note)
+        await self._saver.finish(models.saved(self._settings), self.state, self._skipped, self._watching.note)
         if not self.was_stopped:
             self._run.finish(self.state.step)
 

@@ -7,8 +7,9 @@ import torch
 
 from roost.config.train import AdapterSettings
 from roost.learner.checksums import SUMS, check_sums
+from roost.learner.learner import Learner
 from roost.procs.files import UNFINISHED, DiskFull
-from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
+from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of, trained
 from tests.small_disk import small_disk
 
 BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
@@ -30,6 +31,18 @@ def test_a_restored_run_is_the_uninterrupted_one(learner, tmp_path, adapter, don
     weights, told_too = trained(second, *BATCHES[done:])
     assert_equal(weights, expected)
     assert told_too == described
+
+
+def test_a_reference_that_has_moved_is_restored(learner, models, tmp_path):
+    policy = learner()
+    policy.learn(BATCHES[0], totals_of(BATCHES[0]))
+    first, second = (Learner(settings_of(models()), CPU, learns=False) for _ in range(2))
+    first.take(policy.weights())
+    first.save(tmp_path / "reference")
+    first.wait_saved()
+    second.restore(tmp_path / "reference")
+    assert_equal(dict(second.weights()), dict(policy.weights()))
+    assert first.checkpoint_bytes() < policy.checkpoint_bytes() / 2  # it has no moments
 
 
 def test_a_checkpoint_of_an_adapter_is_small(learner, tmp_path):

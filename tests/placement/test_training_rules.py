@@ -165,6 +165,11 @@ BROKEN = {
         "train.keep_generations",
         "is 1, but leave_one_out compares samples of one prompt",
     ),
+    "reference-of-an-adapter": (
+        rlinf(kl_coef=0.1, lora_rank=8, reference_sync_steps=5),
+        "train.reference_sync_steps",
+        "needs a reference of its own",
+    ),
     "masks-of-sglang": (
         rlinf(top_p=0.9, sampling_mask_replay=True, engine="sglang"),
         "train.sampling_mask_replay",
@@ -196,6 +201,9 @@ KEPT = {
     "critic": rlinf(WITH_CRITIC, advantage_estimator="gae"),
     "critic-learns": rlinf(WITH_CRITIC, advantage_estimator="gae", critic_learning_rate=1e-5),
     "reference": rlinf({"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coef=0.1),
+    "moving-reference": rlinf(
+        {"actor": "0-3", "rollout": "4-7", "reference": "0-3"}, kl_coef=0.1, reference_sync_steps=5
+    ),
     "adapter-is-its-own-reference": rlinf(kl_coef=0.1, lora_rank=8),
     "teacher": rlinf(WITH_TEACHER, teacher={"model": "m/m"}),
     "teacher-alone": rlinf(WITH_TEACHER, teacher={"model": "m/m"}, advantage_estimator="teacher", num_generations=1),
@@ -267,6 +275,7 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
             "makes 200 optimizer steps of warm-up, but the run has 200",
         ),
         (rlinf(keep_positive=1), "keep_positive", "has no effect"),
+        (rlinf(reference_sync_steps=5), "reference_sync_steps", "has no effect"),
         (rlinf(sampling_mask_replay=True), "sampling_mask_replay", "has no effect"),
         (rlinf(keep_others=1), "keep_others", "has no effect"),
         (rlinf(keep_by_tool_errors=True), "keep_by_tool_errors", "has no effect"),

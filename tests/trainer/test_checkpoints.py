@@ -1,13 +1,26 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from roost.config.train import AdvantageEstimator, AdvantageSettings, LearnerSettings, LossSettings, TrainSettings
 from roost.learner.checksums import Damaged, sums_of, write_sums
 from roost.trainer.feed import Position
-from roost.trainer.records.checkpoints import Checkpoint, Checkpoints, TrainerState, Unreadable
+from roost.trainer.records.checkpoints import (
+    CRITIC,
+    REFERENCE,
+    Checkpoint,
+    Checkpoints,
+    TrainerState,
+    Unreadable,
+    saved_beside,
+)
+
+KL = LearnerSettings("m", loss=LossSettings(kl_coef=0.1))
+GAE = AdvantageSettings(AdvantageEstimator.GAE)
 
 
 def write(folder, step, *parts, state=None):
@@ -31,29 +44,48 @@ def there(folder):
 
 
 @pytest.mark.parametrize(
-    ("parts", "has_critic", "whole"),
+    ("parts", "others", "whole"),
     [
-        pytest.param(("state", "learner"), False, True, id="all of it"),
-        pytest.param(("state", "learner.unfinished"), False, False, id="the learner is still being written"),
-        pytest.param(("state",), False, False, id="only the trainer's"),
-        pytest.param(("learner",), False, False, id="only the learner's"),
-        pytest.param(("state", "learner"), True, False, id="the critic is missing"),
-        pytest.param(("state", "learner", "critic.unfinished"), True, False, id="the critic is being written"),
-        pytest.param(("state", "learner", "critic"), True, True, id="with a critic"),
+        pytest.param(("state", "learner"), (), True, id="all of it"),
+        pytest.param(("state", "learner.unfinished"), (), False, id="the learner is still being written"),
+        pytest.param(("state",), (), False, id="only the trainer's"),
+        pytest.param(("learner",), (), False, id="only the learner's"),
+        pytest.param(("state", "learner"), (CRITIC,), False, id="the critic is missing"),
+        pytest.param(("state", "learner", "critic.unfinished"), (CRITIC,), False, id="the critic is being written"),
+        pytest.param(("state", "learner", "critic"), (CRITIC,), True, id="with a critic"),
+        pytest.param(("state", "learner", "critic"), (CRITIC, REFERENCE), False, id="the reference is missing"),
+        pytest.param(("state", "learner", "critic", "reference"), (CRITIC, REFERENCE), True, id="with a reference"),
     ],
 )
-def test_a_checkpoint_is_whole_or_it_is_not_taken(tmp_path, parts, has_critic, whole):
+def test_a_checkpoint_is_whole_or_it_is_not_taken(tmp_path, parts, others, whole):
     write(tmp_path, 3, *parts)
-    checkpoints = Checkpoints(tmp_path, keep=2, has_critic=has_critic)
+    checkpoints = Checkpoints(tmp_path, keep=2, others=others)
     assert steps(checkpoints.found()) == ([3] if whole else [])
     assert (checkpoints.newest() is not None) == whole
 
 
-def test_a_checkpoint_that_lacks_its_critic_is_not_offered_to_resume_from(tmp_path):
+@pytest.mark.parametrize("other", [CRITIC, REFERENCE])
+def test_a_checkpoint_that_lacks_a_learner_is_not_offered_to_resume_from(tmp_path, other):
     """Reports list checkpoints without knowing the settings of the run."""
     for step in (3, 4):
-        write(tmp_path, step, "learner", *(["critic"] if step == 3 else [])).write_state(TrainerState(step, step), True)
+        parts = [other, "learner"] if step == 3 else ["learner"]
+        write(tmp_path, step, *parts).write_state(TrainerState(step, step), (other,))
     assert steps(Checkpoints(tmp_path, keep=1).found()) == [3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ()),
+        ({"reference_sync_steps": 5}, ()),  # there is no reference
+        ({"reference_sync_steps": 5, "learner": KL}, (REFERENCE,)),
+        ({"learner": KL}, ()),  # it stays as it was
+        ({"reference_sync_steps": 5, "learner": KL, "advantage": GAE}, (CRITIC, REFERENCE)),
+    ],
+)
+def test_what_a_checkpoint_holds_beside_the_policy(changes, expected):
+    settings = TrainSettings(LearnerSettings("m"))
+    assert saved_beside(replace(settings, **changes)) == expected
 
 
 def test_where_a_run_was_is_read_as_it_was_written(tmp_path):

@@ -548,6 +548,13 @@ def test_whoever_scores_gets_the_new_policy(decision, order):
     assert order_of(run, "version 1", "policy gives inference its weights", "offload") == order
 
 
+def test_the_reference_follows_the_policy_every_so_many_steps():
+    settings = settings_of(max_steps=5, reference_sync_steps=2, loss={"kl_coef": 0.1})
+    run = trained(settings, has_reference=True)
+    wanted = "policy gives reference its weights", "policy learnt"
+    assert order_of(run, *wanted) == [wanted[1], wanted[1], wanted[0]] * 2 + [wanted[1]]
+
+
 @pytest.mark.parametrize("is_truncated", [False, True])
 def test_a_critic_is_asked_for_the_states_in_which_a_limit_ended_episodes(is_truncated):
     settings = settings_of(advantage=AdvantageSettings(AdvantageEstimator.GAE))

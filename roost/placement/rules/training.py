@@ -118,6 +118,13 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             "without an adapter the policy cannot be its own reference",
             f"place reference, or write {key}: 0",
         )
+    if settings.reference_sync_steps and not settings.uses_reference:
+        why, fix = "kl_coef and kl_penalty_coef are 0: there is no reference", "write kl_coef, or remove it"
+        findings.warn("RST-T094", at("reference_sync_steps"), "has no effect", why, fix)
+    elif settings.reference_sync_steps and "reference" not in parts and settings.learner.adapter is not None:
+        why = "the reference is the policy without its adapter, which stays as it is"
+        fix = "place reference, or remove it"
+        findings.error("RST-T110", at("reference_sync_steps"), "needs a reference of its own", why, fix)
     check_teachers(settings, parts, at, findings)
     _check_scorers(settings, parts, at, findings)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.learner.checksums import SUMS, Damaged, check_sums, write_sums
 from roost.trainer.feed import Position
 from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, number_of, write_whole
@@ -18,7 +19,7 @@ from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, num
 STATE = "trainer.json"
 
 
-LEARNER, CRITIC = "learner", "critic"
+LEARNER, CRITIC, REFERENCE = "learner", "critic", "reference"
 
 
 ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
@@ -49,30 +50,42 @@ class Checkpoint:
         return self.folder / CRITIC
 
     @property
+    def reference(self) -> Path:
+        return self.folder / REFERENCE
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Learners beside the policy whose folders are there."""
+        return tuple(name for name in (CRITIC, REFERENCE) if (self.folder / name).is_dir())
+
+    @property
     def step(self) -> int:
         found = NAME.fullmatch(self.folder.name)
         return int(found[1]) if found else -1
 
-    def is_whole(self, has_critic: bool = False) -> bool:
-        """Return True if all parts exist, including the critic's if `has_critic` or if written with one."""
+    def is_whole(self, others: Sequence[str] = ()) -> bool:
+        """Return True if all parts exist, including those of `others` and of the learners it was written with."""
         if not ((self.folder / STATE).exists() and self.learner.is_dir()):
             return False
-        return self.critic.is_dir() or not (has_critic or self._was_written_with_critic())
+        return {*others, *self._written_with()} <= {*self.others}
 
-    def _was_written_with_critic(self) -> bool:
+    def _written_with(self) -> tuple[str, ...]:
         try:
-            return json.loads((self.folder / STATE).read_text()).get("has_critic") is True
+            found = json.loads((self.folder / STATE).read_text())
+            flags = {CRITIC: found.get("has_critic"), REFERENCE: found.get("has_reference")}
         except (ValueError, AttributeError):  # damaged, as `verify` reports
-            return False
+            return ()
+        return tuple(name for name, is_there in flags.items() if is_there is True)
 
     def begin(self) -> None:
         """Create the folder, removing leftovers of an interrupted attempt, which would pass for new files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def write_state(self, state: TrainerState, has_critic: bool = False) -> None:
+    def write_state(self, state: TrainerState, others: Sequence[str] = ()) -> None:
         """Write the trainer state. Call it last, when all files of the step are written: a run may resume from it."""
-        text = json.dumps({**asdict(state), "has_critic": has_critic}).encode()
+        flags = {"has_critic": CRITIC in others, "has_reference": REFERENCE in others}
+        text = json.dumps({**asdict(state), **flags}).encode()
         write_sums(self.folder, {STATE: hashlib.sha256(text).hexdigest()})
         write_whole(self.folder / STATE, [text])
 
@@ -86,12 +99,12 @@ class Checkpoint:
         sums = sorted(self.folder.rglob(SUMS))
         return hashlib.sha256(b"".join(file.read_bytes() for file in sums)).hexdigest()
 
-    def verify(self, has_critic: bool = False) -> None:
+    def verify(self, others: Sequence[str] = ()) -> None:
         """Read all files. Raise Damaged if they differ from what was written, Unreadable if that is unknown.
 
         Checkpoints of earlier versions have no checksums; for them file sizes are checked.
         """
-        for folder in (self.folder, self.learner, *([self.critic] if has_critic else [])):
+        for folder in (self.folder, self.learner, *(self.folder / name for name in others)):
             with _reading(folder):
                 if not check_sums(folder) and folder != self.folder:
                     from roost.learner.checkpoint import check_whole  # torch: reports are written without it
@@ -130,18 +143,24 @@ class Verified:
     problems: tuple[Damaged, ...] = ()
 
 
+def saved_beside(settings: TrainSettings) -> tuple[str, ...]:
+    """Learners whose state checkpoints hold beside the policy's, in the order of `Models.saved`."""
+    has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
+    return (CRITIC,) * has_critic + (REFERENCE,) * settings.moves_reference
+
+
 class Checkpoints:
     """The checkpoints of a run."""
 
-    def __init__(self, folder: Path, keep: int, has_critic: bool = False) -> None:
-        self._folder, self._keep, self._has_critic = folder, keep, has_critic
+    def __init__(self, folder: Path, keep: int, others: Sequence[str] = ()) -> None:
+        self._folder, self._keep, self._others = folder, keep, others
 
     def at(self, step: int) -> Checkpoint:
         return Checkpoint(self._folder / f"step-{step:06d}")
 
     def found(self) -> list[Checkpoint]:
         """Complete checkpoints, newest last."""
-        return [one for one in self._every() if one.is_whole(self._has_critic)]
+        return [one for one in self._every() if one.is_whole(self._others)]
 
     def newest(self) -> Checkpoint | None:
         return next(reversed(self.found()), None)
@@ -151,7 +170,7 @@ class Checkpoints:
         problems: list[Damaged] = []
         for one in reversed(self.found()):
             try:
-                one.verify(self._has_critic)
+                one.verify(self._others)
             except Damaged as problem:
                 problems.append(problem)
             else:
@@ -165,7 +184,7 @@ class Checkpoints:
             there = ", ".join(str(each.step) for each in self.found()) or "none"
             raise FileNotFoundError(f"{self._folder} has no whole checkpoint of step {step}; there are: {there}")
         try:
-            one.verify(self._has_critic)
+            one.verify(self._others)
         except Damaged as problem:
             others = ", ".join(str(each.step) for each in self.found() if each != one)
             back = f"continue from another checkpoint ({others}): --resume STEP" if others else ANEW

@@ -179,7 +179,7 @@ def _download(remote: RemoteRun, checkpoint: Checkpoint, say: Say) -> None:
     say(f"downloading the checkpoint of step {checkpoint.step}")
     checkpoint.folder.parent.mkdir(parents=True, exist_ok=True)
     remote.download_whole(checkpoint_name(checkpoint.step), checkpoint.folder)
-    checkpoint.verify(checkpoint.critic.is_dir())
+    checkpoint.verify(checkpoint.others)
 
 
 def is_uploaded(name: str, is_last: bool) -> bool:

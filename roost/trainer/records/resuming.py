@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from roost.config.job import Job
-from roost.config.train import AdvantageEstimator, TrainSettings
+from roost.config.train import TrainSettings
 from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
-from roost.trainer.records.checkpoints import ANEW, Checkpoints, TrainerState
+from roost.trainer.records.checkpoints import ANEW, Checkpoints, TrainerState, saved_beside
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.running import RunState
 
@@ -51,8 +51,7 @@ def check_free(run: RunFolder) -> None:
 
 def checkpoints_of(run: RunFolder, settings: TrainSettings) -> Checkpoints:
     """Checkpoints of a run with these settings."""
-    has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
-    return Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
+    return Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, saved_beside(settings))
 
 
 def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:

@@ -12,7 +12,7 @@ from roost.procs.files import DiskFull, check_room, put_in_place, unfinished
 from roost.trace.spans import SpanRecorder
 from roost.trainer.guards import SkippedSteps
 from roost.trainer.learners import Learners
-from roost.trainer.records.checkpoints import Checkpoint, Checkpoints, TrainerState, best_checkpoint
+from roost.trainer.records.checkpoints import LEARNER, Checkpoint, Checkpoints, TrainerState, best_checkpoint
 from roost.trainer.records.run_folder import RunFolder, write_whole
 
 ADAPTER = "adapter"  # the folder in policy/
@@ -28,13 +28,13 @@ PARTS_OF_CHECKPOINT = 3  # weights and two moments of each; a policy has the wei
 
 
 class Saver:
-    """Writes checkpoints of the policy, and of a critic if there is one; files are written in the background."""
+    """Writes checkpoints of the policy and of `others`, learners beside it; files are written in the background."""
 
     def __init__(
-        self, run: RunFolder, settings: TrainSettings, has_critic: bool, saved_at: int, recorder: SpanRecorder
+        self, run: RunFolder, settings: TrainSettings, others: Sequence[str], saved_at: int, recorder: SpanRecorder
     ) -> None:
-        self._run, self._settings, self._has_critic, self._recorder = run, settings, has_critic, recorder
-        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, has_critic)
+        self._run, self._settings, self._others, self._recorder = run, settings, others, recorder
+        self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, others)
         self._saved_at = saved_at if saved_at else -1
         self._checkpoint_bytes = 0  # of one checkpoint; 0: not known yet
         self._is_due = False
@@ -83,12 +83,12 @@ class Saver:
             check_room(self._run.checkpoints, self._checkpoint_bytes, f"the checkpoint of step {state.step}")
             checkpoint = self.at(state.step)
             checkpoint.begin()
-            for each, folder in zip(learners, (checkpoint.learner, checkpoint.critic), strict=False):
-                await each.all("save", str(folder))
+            for each, name in zip(learners, (LEARNER, *self._others), strict=True):
+                await each.all("save", str(checkpoint.folder / name))
         self._saved_at, self._is_due, self._is_writing = state.step, False, True
 
     def _write_state(self, state: TrainerState) -> None:
-        self.at(state.step).write_state(state, self._has_critic)
+        self.at(state.step).write_state(state, self._others)
 
     def _prune(self, confirmed: int | None) -> None:
         best = best_checkpoint(self._run)
