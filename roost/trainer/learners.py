@@ -231,6 +231,9 @@ class LearnerWorker(Worker):
 
     def _give(self, bucket: Bucket | None, group: str) -> None:
         if self._rank == 0:  # every rank gathers the weights, one sends them
+            if bucket is not None:
+                # The storage of a CPU tensor that was sent can no longer be resized, as offloading does.
+                bucket = [(name, weight.clone() if weight.device.type == "cpu" else weight) for name, weight in bucket]
             self.broadcast(bucket, [(self._group_name, 0), (group, None)])
 
     def take_weights(self, group: str) -> None:

@@ -3,6 +3,8 @@
 import pytest
 
 from roost.config.train import AdapterSettings
+from roost.trainer.learners import LearnerWorker
+from roost.transport.host_tensors import tensor_parts
 from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
 
 BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
@@ -96,3 +98,22 @@ def test_what_is_offloaded_cannot_be_used(learner, part, tmp_path):
 def test_parts_that_there_are_not(learner):
     with pytest.raises(ValueError, match="no cache to offload"):
         learner().offload(["cache"])
+
+
+def test_weights_that_were_given_to_another_learner_can_be_offloaded(learner):
+    """What is sent is seen through numpy, and storage that numpy has seen cannot be resized."""
+    sent = []
+
+    class Giver(LearnerWorker):
+        _rank, _group_name = 0, "actor"
+
+        def broadcast(self, bucket, groups):
+            sent.extend(tensor_parts(weight) for _, weight in bucket or ())
+
+    worker = object.__new__(Giver)
+    worker._learner = learner()
+    worker.give_weights("reference")
+    assert len(sent) == len(dict(worker._learner.weights()))
+    worker._learner.offload()
+    worker._learner.load()
+    worker._learner.score(random_samples(9))
