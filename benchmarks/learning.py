@@ -64,8 +64,9 @@ MISMATCHES = {
     "stale, corrected": Scenario("rlinf.yaml", {"max_staleness": LAG, "old_logprobs": "decoupled"}),
 }
 SCENARIOS = MODES | {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()} | MISMATCHES
-# Starts the built-in engine with noise on the weights that it computes with, other noise for each policy version. The
-# weights that it was sent stay as they are between steps, so that their checksums are those of the learner.
+# Starts the built-in engine with noise on the weights that it samples with, other noise for each policy version. The
+# weights that it was sent stay as they are between steps and when it scores, so that checksums and probes do not see
+# the noise: Roost would start such an engine again.
 NOISY_ENGINE = """#!{python}
 import runpy, sys
 import torch
@@ -78,6 +79,8 @@ def swapped(engine):
         weight.data, other.data = other.data, weight.data
 
 def noisy_step(engine):
+    if any(each.request.wants_prompt_logprobs for each in engine._live.values()):
+        return step(engine)
     if engine.version not in noise:
         random = torch.Generator().manual_seed(engine.version)
         noise.clear()
