@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,26 @@ LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prom
 CONNECT_LIMIT_S = 5.0
 KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: vLLM and uvicorn close it after 5 s
 
+# A machine that is gone closes no connection: without these a call would wait for its own time limit, minutes for some.
+GONE_AFTER_S = 30
+
 CLOSED = "the connections to this server were closed"
+
+
+def watched_socket(address: Any) -> socket.socket:
+    """A socket that fails if the other machine acknowledges nothing for GONE_AFTER_S; that of a busy server does."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    if family in (socket.AF_INET, socket.AF_INET6):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in (("TCP_KEEPIDLE", GONE_AFTER_S // 2), ("TCP_KEEPINTVL", GONE_AFTER_S // 6)):
+            if hasattr(socket, name):  # not on every system
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        if hasattr(socket, "TCP_KEEPCNT"):
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_AFTER_S * 1000)
+    return made
 
 
 class CallFailed(Exception):
@@ -119,9 +139,9 @@ class HttpClient:
             await self._sessions.pop(loop).close()
         # Held requests keep their connections: with a limit there might be none left for resume.
         connector = (
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=watched_socket)
             if self._keep_alive
-            else aiohttp.TCPConnector(limit=0, force_close=True)
+            else aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=watched_socket)
         )
         session = aiohttp.ClientSession(
             connector=connector,

@@ -10,7 +10,7 @@ import pytest
 
 from roost.engines.http_calls import HttpCalls, RetryRule, ServerFailed
 from roost.engines.protocol import EngineLost, EngineRefused
-from roost.net.http_client import proxy_for, server_message
+from roost.net.http_client import GONE_AFTER_S, proxy_for, server_message, watched_socket
 from tests.engines.scripted_server import DROP, HANG, OK, ScriptedServer, bounded
 from tests.limits import HANG_S
 
@@ -28,6 +28,23 @@ async def calls_to(port, **options):
         yield calls, waits
     finally:
         await calls.close()
+
+
+def test_connections_notice_a_machine_that_is_gone():
+    """It closes none of them, and a weight sync would wait for the time limit of its call."""
+    with watched_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        idle, every, count, unanswered = (made.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+    assert idle + every * count == GONE_AFTER_S and unanswered == GONE_AFTER_S * 1000
+
+    async def scenario():
+        async with ScriptedServer(OK) as server, calls_to(server.port) as (calls, _):
+            await calls.get("/", limit_s=HANG_S)
+            clients = (calls._persistent, calls._new)
+            return {each.connector._socket_factory for client in clients for each in client._sessions.values()}
+
+    assert bounded(scenario()) == {watched_socket}
 
 
 BUSY = (503, "{}")

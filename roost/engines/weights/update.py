@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -93,12 +94,21 @@ async def _send_buckets(
                 if index + 1 < len(buckets):
                     following = packing(index + 1)
                 await taking.each(lambda engine, payload=payload: engine.take(payload))  # type: ignore[misc]
-                await accompanied
+                await _ended(accompanied, taking.failed)
                 carrier.release(payload)
         except BaseException:
             # Let packing finish before its memory is freed, but do not wait long for a broadcast without receivers.
             await asyncio.wait([following], timeout=PACKING_LIMIT_S)
             raise
+
+
+async def _ended(accompanied: asyncio.Future[None], failed: Mapping[str, EngineError]) -> None:
+    """Wait for a broadcast; not for long if an engine failed, for which it may wait in vain."""
+    if failed:
+        await asyncio.wait([accompanied], timeout=PACKING_LIMIT_S)
+        if not accompanied.done():
+            raise UpdateFailed(f"the broadcast does not end without {', '.join(failed)}")
+    await accompanied
 
 
 async def _announce(engine: Engine, manifest: Manifest) -> None:
@@ -270,23 +280,46 @@ class BroadcastSender(LocalSender):
             asyncio.create_task(engine.join_group(invitation))
             for engine, invitation in zip(engines, invitations, strict=True)
         ]
+        opening = _in_thread(lambda: self._open_group(invitations[0], self._device))
         try:
-            group = await asyncio.to_thread(self._open_group, invitations[0], self._device)
+            # An engine that cannot join is noticed at once; the group alone would wait for it until its time limit.
+            together: list[asyncio.Future[Any]] = [*joining, opening]
+            await asyncio.wait(together, return_when=asyncio.FIRST_EXCEPTION)
+            for each in together:
+                if each.done():
+                    each.result()
+            return await opening
         except BaseException:
             for task in joining:
                 task.cancel()
+            opening.add_done_callback(_close_late)
             raise
-        try:
-            await asyncio.gather(*joining)
-        except BaseException:
-            group.close()
-            raise
-        return group
 
     def _carrier(self) -> BroadcastCarrier:
         if self._group is None:
             raise RuntimeError("no broadcast group is open; call send")
         return BroadcastCarrier(self._group.broadcast)
+
+
+def _in_thread(
+    open_group: Callable[[], WeightGroup | VllmWeightGroup],
+) -> asyncio.Future[WeightGroup | VllmWeightGroup]:
+    """Run in a thread of its own that nobody waits for: without all engines it ends at its time limit only."""
+    opened: Future[WeightGroup | VllmWeightGroup] = Future()
+
+    def run() -> None:
+        try:
+            opened.set_result(open_group())
+        except BaseException as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="weight group").start()
+    return asyncio.wrap_future(opened)
+
+
+def _close_late(opening: asyncio.Future[WeightGroup | VllmWeightGroup]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _own_group(invitation: GroupInvitation, device: torch.device) -> WeightGroup:
