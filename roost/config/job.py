@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.findings import Finding, Where
 from roost.config.known_keys.tables import KeyUse
 from roost.config.ranks import Segment
 from roost.config.source import Source
-from roost.config.train import TrainSettings
+
+if TYPE_CHECKING:
+    from roost.config.train import TrainSettings
 
 COMMAND_LINE = "command line"  # the file of a key that an override wrote
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import HardwareRegistry
@@ -17,17 +17,15 @@ from roost.config.job import Component, Job, Layout, ModelUse, Notation, Role
 from roost.config.model_files import bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
-from roost.config.train import TrainSettings
-from roost.config.train_read import setting_location, settings_in_train
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
-from roost.placement.rules.engines import check_engines
-from roost.placement.rules.idle import check_idle
-from roost.placement.rules.training import check_training
 from roost.placement.strategies import inventory_of
+
+if TYPE_CHECKING:
+    from roost.config.train import TrainSettings
 
 Choice = TypeVar("Choice", bound=StrEnum)
 Config = Job | Mapping[str, Any] | str | Path
@@ -113,9 +111,7 @@ def try_plan(
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
-        check_training(job.training, components, lambda name: setting_location(name, job), findings)
-        check_idle(job.training, settings_in_train(job), lambda name: setting_location(name, job), findings)
-        check_engines(job.training, components, lambda name: setting_location(name, job), findings, trains)
+        _check_training(job, job.training, components, findings, trains)
     if findings.has_errors:
         return None
     return Plan(
@@ -130,6 +126,23 @@ def try_plan(
         warnings=findings.warnings,
         notes=findings.notes,
     )
+
+
+def _check_training(
+    job: Job, training: TrainSettings, components: Sequence[ComponentPlan], findings: Findings, trains: bool
+) -> None:
+    # Only now: jobs that are only placed do not wait for them.
+    from roost.config.train_read import setting_location, settings_in_train
+    from roost.placement.rules.engines import check_engines
+    from roost.placement.rules.idle import check_idle
+    from roost.placement.rules.training import check_training
+
+    def place(name: str) -> Where:
+        return setting_location(name, job)
+
+    check_training(training, components, place, findings)
+    check_idle(training, settings_in_train(job), place, findings)
+    check_engines(training, components, place, findings, trains)
 
 
 def _read(

@@ -17,9 +17,7 @@ from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Severity, Where
 from roost.config.job import Notation, Origin, ResolvedSetting
 from roost.config.known_keys.tables import Effect, KeyUse
-from roost.config.notations.dialects import DERIVED_FROM
 from roost.config.ranks import spell_ranks
-from roost.config.train import SETTINGS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.view.grid_model import FoldedRow, fold
@@ -186,6 +184,10 @@ def _short(key: Where, file: str | None) -> str:
 
 def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
     """Sentences about one setting: its value, what decides it, its meaning, and the keys that can set it."""
+    # Only now: plans without training settings do not wait for them.
+    from roost.config.notations.dialects import DERIVED_FROM
+    from roost.config.train import SETTINGS
+
     declared = SETTINGS[setting.name]
     own = [".".join(path) for path in declared.native(notation)] + list(DERIVED_FROM[notation].get(setting.name, ()))
     keys = ", ".join(dict.fromkeys([f"train.{setting.name}", *own]))

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from roost.config.findings import counted, did_you_mean
-from roost.config.frameworks import verl_train
 from roost.config.job import Notation
 from roost.config.known_keys.reasons import PLACING
 from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
@@ -19,16 +18,26 @@ Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
 NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
 
 
-# Frameworks whose training settings are read: the keys that they follow from, and the tables of those that are not.
-FOLLOWED = {Notation.VERL: (verl_train.DERIVED_FROM, verl_train.TABLE, verl_train.NOT_FOLLOWED)}
+TRAINED = (Notation.VERL,)  # frameworks whose training settings are read
+
+
+def _following(notation: Notation) -> Following:
+    """The keys that training settings follow from, and the tables of those that are not followed."""
+    from roost.config.frameworks import verl_train  # only now: jobs that are only placed do not wait for it
+
+    return verl_train.DERIVED_FROM, verl_train.TABLE, verl_train.NOT_FOLLOWED
 
 
 def framework_keys(
-    root: Section, notation: Notation, placing: Sequence[str], followed: Following | tuple[()] = ()
+    root: Section, notation: Notation, placing: Sequence[str], is_trained: bool = False
 ) -> tuple[KeyUse, ...]:
     """Every key of the job, in the order written."""
     program = notation.program
-    unread = Known(Effect.TRAINING, f"Roost plans jobs of {program}, and does not train them", f"train with {program}")
+    followed = _following(notation) if is_trained else None
+    reason, instead = f"Roost plans jobs of {program}, and does not train them", f"train with {program}"
+    if notation in TRAINED:
+        reason, instead = "the plan only places", "roost check --train says what training follows"
+    unread = Known(Effect.TRAINING, reason, instead)
     uses = []
     for path in _leaves(root.values, ()):
         if path[0] == "train":
@@ -68,12 +77,12 @@ def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notat
         listed = ", ".join(f"{name} {count}" for name, count in sections.most_common(MAX_NAMES))
         program = notation.program
         fix = f"roost explain {root.source.file or 'CONFIG'} keys lists them"
-        if notation in FOLLOWED:
+        if notation in TRAINED:
             fix += "; roost train follows some of them"
         root.findings.note(
             "RST-T042",
             root.where(),
-            f"{'the plan' if notation in FOLLOWED else 'Roost'} only places jobs of {program}: "
+            f"{'the plan' if notation in TRAINED else 'Roost'} only places jobs of {program}: "
             f"{counted(len(unread), 'key')} about training {'is' if len(unread) == 1 else 'are'} not used ({listed})",
             fix=fix,
         )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
-from roost.config.frameworks.keys import FOLLOWED, framework_keys, report_framework_keys
+from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED
+from roost.config.frameworks.keys import framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_areal, is_nemo, is_prime
-from roost.config.job import Job, Layout, Notation
-from roost.config.known_keys.report import key_uses, report_keys, report_unread
+from roost.config.job import Job, Layout, Notation, ResolvedSetting
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
 from roost.config.section import Section
 from roost.config.source import Source
-from roost.config.train_read import read_training
+
+if TYPE_CHECKING:
+    from roost.config.train import TrainSettings
 
 _SIGNS = {
     Notation.RLINF: "cluster.component_placement (RLinf)",
@@ -59,6 +61,10 @@ def read_job(
         job = read_loop(root)
     else:
         return _read_framework(root, notation, needs_components, trains)
+    # Only now: jobs of other frameworks do not wait for them.
+    from roost.config.known_keys.report import key_uses, report_keys, report_unread
+    from roost.config.train_read import read_training
+
     if len(job.components) > MAX_COMPONENTS:
         what = f"places {len(job.components):,} components, more than the {MAX_COMPONENTS} that Roost plans for"
         root.findings.error("RST-N006", root.where(), what, fix="place fewer components")
@@ -97,17 +103,22 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
     # Only now: other configs do not wait for them.
     from roost.config.frameworks.launcher import FRAMEWORKS
 
-    if trains and notation not in FOLLOWED:
+    if trains and notation not in ALSO_TRAINED:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
         fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
     framework = next(one for one in FRAMEWORKS if one.notation is notation)
     job = framework.read_job(root, notation)
-    training, resolved = read_training(root, job, trains) if notation in FOLLOWED else (None, ())
+    training: TrainSettings | None = None
+    resolved: tuple[ResolvedSetting, ...] = ()
+    if notation in ALSO_TRAINED and (trains or "train" in root):
+        from roost.config.train_read import read_training
+
+        training, resolved = read_training(root, job, trains)
     uses: tuple[KeyUse, ...] = ()
     if needs_components:
-        uses = framework_keys(root, notation, framework.placing, FOLLOWED.get(notation, ()))
+        uses = framework_keys(root, notation, framework.placing, training is not None)
         report_framework_keys(uses, root, notation, is_trained=training is not None)
     return replace(
         job,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, did_you_mean, shown
 from roost.config.job import (
@@ -33,7 +34,9 @@ from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
 from roost.config.ranks import RankSyntaxError, Segment, parse_placement
 from roost.config.section import NEAR_MISS, Section
 from roost.config.teacher import is_teacher
-from roost.config.train import TrainSettings
+
+if TYPE_CHECKING:
+    from roost.config.train import TrainSettings
 
 CLUSTER_KEYS = (
     "num_nodes",
