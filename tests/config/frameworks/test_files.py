@@ -1,6 +1,8 @@
 """Jobs that frameworks ship as config files become the processes that their own layout gives."""
 
+import contextlib
 import json
+import random
 from dataclasses import astuple
 from pathlib import Path
 
@@ -415,3 +417,20 @@ def test_a_script_with_a_config_of_areal(tmp_path, monkeypatch):
         script.write_text(f"#!/bin/bash\npython3 {program} --config job.yaml actor.backend=fsdp:d2 cluster.n_nodes=1\n")
         plan = roost.plan(script)
         assert (plan.notation, processes_of(plan)["rollout"]) == ("areal", "4 x 1 on 2-5")
+
+
+JUNK = [None, True, -1, 0, 3, 10**40, 2.5, float("nan"), "", "x", "8", "sglang:d3", "fsdp:t2"]
+JUNK += [[], [1], {}, {"a": 1}, [{"a": {}}], "${nowhere}", "multi_node", "disaggregated"]
+
+
+def test_whatever_a_key_holds_there_is_a_plan_or_findings():
+    chance = random.Random(18)
+    jobs = [(name, job["keys"]) for name, of_framework in JOBS.items() for job in of_framework]
+    planned = 0
+    for _ in range(200):
+        framework, keys = chance.choice(jobs)
+        changed = keys | {chance.choice(list(keys)): chance.choice(JUNK) for _ in range(2)}
+        with contextlib.suppress(ConfigError):
+            roost.plan(nested(changed), notation=framework)
+            planned += 1
+    assert 0 < planned < 200
