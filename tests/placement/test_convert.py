@@ -218,3 +218,10 @@ def test_the_machine_of_a_loop_plan_stays_as_it_is():
     config = {"rl": {"gpu_allocation": {"learning_gpus": [0, 1], "inference_gpus": [2]}}}
     plan = roost.plan(config, {"nodes": [{"accelerators": 4}]})
     assert convert_plan(plan, roost.Notation.LOOP, Findings()) is not None
+
+
+def test_context_groups_of_fsdp_are_kept():
+    strategy = {"strategy_name": "fsdp2_train", "strategy_config": {}}
+    role = {"device_mapping": "0-7", "strategy_args": strategy, "model_args": {"ulysses_size": 2}}
+    written, lost = losses({"num_gpus_per_node": 8, "actor_train": role}, "roll")
+    assert (written["actor_train"]["model_args"], lost) == ({"ulysses_size": 2}, "")

@@ -50,14 +50,14 @@ def _role(part: ComponentPlan, notation: Notation, findings: Findings) -> dict[s
             fix=KEEP,
         )
     if ACCELERATOR in kinds:
-        role = _devices(part, notation, findings, place) | _model(part)
+        role = _devices(part, notation, findings, place) | _model(part, notation)
     else:
         role = {"world_size": part.world_size}
     variables = _variables(part, findings, place)
     return role | ({"system_envs": variables} if variables else {})
 
 
-def _model(part: ComponentPlan) -> dict[str, Any]:
+def _model(part: ComponentPlan, notation: Notation) -> dict[str, Any]:
     """The role's model and its batch."""
     model = part.model
     if not uses_model(part):
@@ -65,6 +65,8 @@ def _model(part: ComponentPlan) -> dict[str, Any]:
     arguments: dict[str, Any] = {"model_name_or_path": model.path} if model.path else {}
     arguments |= {"dtype": precision(model)} if model.weight_bytes != 2 else {}
     arguments |= {"lora_rank": model.lora_rank} if model.lora_rank else {}
+    if part.parallel.context > 1 and part.role is not Role.ENGINE and backend(part, notation) != "megatron":
+        arguments["ulysses_size"] = part.parallel.context  # of FSDP; Megatron's is in its strategy
     written: dict[str, Any] = {"model_args": arguments} if arguments else {}
     if part.role is Role.LEARNER and model.tokens and model.sequence and model.tokens % model.sequence == 0:
         written["training_args"] = {"per_device_train_batch_size": model.tokens // model.sequence}
