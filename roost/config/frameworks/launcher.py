@@ -156,7 +156,8 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
     for at, (text, name) in enumerate(zip(texts, names, strict=True)):
         if text is not None and not re.search(r"\s", text):
             is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
-            has_file = bool(words[at + 1 :]) and words[at + 1].prefix.startswith("@")  # rl @ rl.toml
+            # rl @ rl.toml, or rl --trainer @ train.toml
+            has_file = name in prime.COMMANDS and any(word.prefix.startswith("@") for word in words[at + 1 :])
             is_command = name in _COMMANDS and (at == own or has_launcher)
             is_file = has_launcher and (is_module or text.endswith(".py"))
             if is_command or is_file or has_file or (at == 0 and "/" in text):

@@ -14,8 +14,9 @@ from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import file_option, find_file, merged, read_chain
+from roost.config.frameworks.files import file_option, find_file, is_chain, merged, read_chain
 from roost.config.frameworks.pools import check_divides, component, engines_on
+from roost.config.frameworks.signs import is_nemo
 from roost.config.interpolation import resolve
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
@@ -77,10 +78,18 @@ PLACING = tuple(
 
 
 def accepts(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for NeMo-RL's programs; other projects have programs of the same names."""
+    """Return True for NeMo-RL's programs; other projects have programs of the same names, with configs of their own."""
     if any(word.known == "accelerate" for word in command.words):
         return False
-    return "--config" in arguments.options or any(sign in arguments.values for sign in SIGNS)
+    option = arguments.options.get("--config")
+    file = find_file(option.known, command) if option is not None and option.known else None
+    source = read_yaml(file, Findings()) if file is not None else None
+    if source is None:  # a config that is not here is a finding, where the rest of the command is NeMo-RL's
+        is_own = option is not None and "torchrun" not in (word.known for word in command.words)
+        return any(sign in arguments.values for sign in SIGNS) or (is_own and Path(program).stem in OWN_CONFIGS)
+    if is_chain(source.values):
+        source = read_chain(source, Findings())
+    return source is None or is_nemo(source.values)
 
 
 def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.config.findings import Where, counted
+from roost.config.frameworks.arguments import Arguments, resolved
 from roost.config.job import Component, CpuWorkers, DeviceList, ModelUse, ParallelSizes, Role
 from roost.config.section import Section
+from roost.config.shell.reading import Command
+from roost.config.shell.values import Value
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 USUAL_WIDTH = 8  # GPUs of a machine that pools are taken to share
 
 
@@ -91,6 +96,38 @@ def check_divides(sizes: ParallelSizes, count: int, where: Where, root: Section,
             f"{names}: {count} % {sizes.model} = {count % sizes.model}",
             f"use a multiple of {sizes.model} GPUs, or smaller sizes",
         )
+
+
+def add_visible(arguments: Arguments, command: Command, *section: str) -> None:
+    """Add the GPUs that a command is shown."""
+    visible = command.variables.get(VISIBLE)
+    if isinstance(visible, Value):
+        text = visible.known if visible.known is not None else resolved(visible)
+        arguments.set((*section, VISIBLE), text, visible.position)
+
+
+def visible_devices(section: Section, *keys: str) -> list[int] | None:
+    """The GPUs that a command may see, of the first key that lists some."""
+    for key in (*keys, VISIBLE):
+        value = section.get(key)
+        parts = re.fullmatch(r"\d{1,6}(,\d{1,6})*", str(value).replace(" ", ""))
+        if value is not None and parts is not None:
+            return [int(part) for part in parts[0].split(",")]
+    return None
+
+
+def enough_visible(ids: list[int] | None, needed: int, section: Section, what: str = "processes") -> list[int] | None:
+    """As many GPUs as are needed, of those that a command may see; fewer are an error."""
+    if ids is not None and len(ids) < needed:
+        section.error(
+            "RST-N082",
+            VISIBLE,
+            f"shows {counted(len(ids), 'GPU')} to {needed} {what}",
+            f"{','.join(map(str, ids))} {'is' if len(ids) == 1 else 'are'} {len(ids)}, fewer than {needed}",
+            "show more GPUs, or start fewer",
+        )
+        return None
+    return ids[:needed] if ids is not None else None
 
 
 def component(

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides, resolved
 from roost.config.frameworks.files import find_file, merged
-from roost.config.frameworks.pools import check_divides, component
+from roost.config.frameworks.pools import (
+    VISIBLE,
+    add_visible,
+    check_divides,
+    component,
+    enough_visible,
+    visible_devices,
+)
 from roost.config.frameworks.toml import read_toml
 from roost.config.job import COMMAND_LINE, Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
@@ -42,8 +49,10 @@ DEFAULTS: Mapping[str, Any] = {
 PROGRAM = re.compile(
     r"(?:.*/)?(?:rl|sft|inference)|(?:.*[./])?prime_rl[./](?:entrypoints[./])?(?:rl|sft|inference)(?:\.py)?"
 )
-PLACING = tuple(
-    Entry(
+COMMANDS = ("rl", "sft", "inference")
+PLACING = (
+    VISIBLE,
+    *Entry(
         FOR_PLACING,
         """deployment.{type,gpus_per_node,num_train_gpus,num_infer_gpus,num_train_nodes,num_infer_nodes,num_gpus}
         deployment.{num_infer_replicas,nodes_per_fsdp_group,orchestrator_on_inference,num_nodes}
@@ -54,7 +63,7 @@ PLACING = tuple(
         {inference.vllm,vllm}.enable_expert_parallel inference.{enable_expert_parallel,gpu_memory_utilization}
         inference.{parallel,model}.{tp,dp,name} orchestrator.max_off_policy_steps
         model.name seq_len trainer.model.{name,seq_len,cp,ep,ac,ac.*,lora.rank} model.{seq_len,cp,ep,lora.rank}""",
-    ).patterns()
+    ).patterns(),
 )
 
 
@@ -117,7 +126,9 @@ def accepts(command: Command, program: str, arguments: Arguments) -> bool:
 
 def with_config_files(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
     """The flags over the files that are named, the later over the earlier."""
-    return _layered(Source({}), arguments, findings, command)
+    read = _layered(Source({}), arguments, findings, command)
+    add_visible(read, command)
+    return read
 
 
 def load_toml(file: Path, overrides: Sequence[str], findings: Findings) -> Source | None:
@@ -190,6 +201,8 @@ class _Prime:
             nodes = self._several_nodes()
         else:
             nodes = self._one_node()
+        if nodes == 1 and deployment.text("type") != "multi_node":
+            self._show()
         settings: dict[str, object] = {"engines_sleep": False}
         lag = self.root.below("orchestrator").whole_number("max_off_policy_steps", 0)
         if (DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag) > 0 and kind == "rl":
@@ -215,6 +228,19 @@ class _Prime:
         if any(key in deployment for key in ("num_train_gpus", "num_infer_gpus", "num_train_nodes")):
             return "rl"
         return "inference" if "vllm" in self.root or deployment.text("type") == "disaggregated" else "sft"
+
+    def _show(self) -> None:
+        """Move the job to the GPUs that its command may see, where it says which."""
+        parts = [(part, part.requested) for part in self.components if isinstance(part.requested, DeviceList)]
+        needed = max((max(requested.devices) + 1 for _, requested in parts), default=0)
+        ids = enough_visible(visible_devices(self.root), needed, self.root, "processes")
+        if ids is None:
+            return
+        self.components = [
+            replace(part, requested=DeviceList([ids[device] for device in requested.devices], requested.per_process))
+            for part, requested in parts
+        ]
+        self.width = max(self.width, *(device + 1 for device in ids))
 
     def _refuse(self, where: Where, what: str, why: str, fix: str) -> None:
         self.root.findings.error("RST-N070", where, what, why, fix)

@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, read_flags, resolved
-from roost.config.frameworks.pools import check_divides, component
+from roost.config.frameworks.arguments import Arguments, read_flags
+from roost.config.frameworks.pools import (
+    VISIBLE,
+    add_visible,
+    check_divides,
+    component,
+    enough_visible,
+    visible_devices,
+)
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import (
     DEFAULT_ADAPTER_RANK,
@@ -40,6 +47,7 @@ DEFAULTS: Mapping[str, Any] = {
     "vllm_enable_sleep_mode": False,
     "beta": 0.0,
     "tensor_parallel_size": 1,  # of the server
+    "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
     "gpu_memory_utilization": 0.9,
 }
@@ -79,11 +87,13 @@ PLACING = (
             *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "deepspeed"),
         )
     ),
-    *("CUDA_VISIBLE_DEVICES", "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
+    *(VISIBLE, "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
 )
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+GPU_IDS = ("--gpu_ids", "gpu_ids")
 SERVERS = (("trl", "vllm-serve"), ("vllm", "serve"))
 SERVER_PROGRAMS = ("trl.scripts.vllm_serve", "vllm_serve.py")
+SHORT = re.compile(r"-(tp|pp|dp)(?==|$)")  # flags of `vllm serve`
+LONG = {kind[0] + "p": f"--{kind}_parallel_size" for kind in ("tensor", "pipeline", "data")}
 
 
 # --- commands
@@ -132,9 +142,7 @@ def with_files(arguments: Arguments, command: Command, findings: Findings) -> Ar
     for given in (launcher, arguments):
         for key, value in given.values.items():
             whole.set((key,), value, given.positions[(key,)])
-    visible = command.variables.get(VISIBLE)
-    if isinstance(visible, Value):
-        whole.set((VISIBLE,), _text(visible), visible.position)
+    add_visible(whole, command)
     return whole
 
 
@@ -147,20 +155,20 @@ def with_server(arguments: Arguments, command: Command, reading: Reading) -> Arg
         if at is None:
             continue
         arguments.set(("vllm_serve",), {}, other.position)
-        read = read_arguments(other.words[at + 2 :])
+        read = read_arguments([_long(word) for word in other.words[at + 2 :]])
         for key, value in read.values.items():
             arguments.set(("vllm_serve", key), value, read.positions[(key,)])
-        visible = other.variables.get(VISIBLE)
-        if isinstance(visible, Value):
-            arguments.set(("vllm_serve", VISIBLE), _text(visible), other.position)
+        add_visible(arguments, other, "vllm_serve")
         if any(name in ("srun", "ssh", "pdsh") for name in names[:at]):
             arguments.set(("vllm_serve", "elsewhere"), True, other.position)
         break
     return arguments
 
 
-def _text(value: Value) -> Any:
-    return value.known if value.known is not None else resolved(value)
+def _long(word: Value) -> Value:
+    """The word, or the long flag that a short one of vLLM stands for."""
+    short = SHORT.match(word.prefix)
+    return Value((LONG[short[1]], *word.after(short.end()).parts), word.position) if short is not None else word
 
 
 def _program_at(command: Command, program: str) -> int:
@@ -356,7 +364,7 @@ class _TRL:
                 what, why = "cannot be used with one process", "accelerate ends with an error"
                 self.root.findings.error("RST-N068", self._where("multi_gpu"), what, why, "remove it")
             return count
-        ids = self._ids(self.root)
+        ids = visible_devices(self.root, *GPU_IDS)
         if ids is not None:
             return len(ids)
         self.root.findings.error(
@@ -374,28 +382,8 @@ class _TRL:
     def _has_no_effect(self, name: str, why: str, fix: str) -> None:
         self.root.findings.warn("RST-N068", self._where(name), "has no effect", why, fix)
 
-    def _ids(self, section: Section) -> list[int] | None:
-        """The GPUs that a command may see."""
-        for key in ("--gpu_ids", "gpu_ids", VISIBLE):
-            value = section.get(key)
-            parts = re.fullmatch(r"\d{1,6}(,\d{1,6})*", str(value).replace(" ", ""))
-            if value is not None and parts is not None:
-                return [int(part) for part in parts[0].split(",")]
-        return None
-
     def _visible(self, section: Section, needed: int, what: str = "processes") -> list[int] | None:
-        """As many GPUs as are needed, of those that a command may see."""
-        ids = self._ids(section)
-        if ids is not None and len(ids) < needed:
-            self.root.findings.error(
-                "RST-N082",
-                section.where(VISIBLE),
-                f"shows {counted(len(ids), 'GPU')} to {needed} {what}",
-                f"{','.join(map(str, ids))} are {len(ids)}, fewer than {needed}",
-                "show more GPUs, or start fewer",
-            )
-            return None
-        return ids[:needed] if ids is not None else None
+        return enough_visible(visible_devices(section, *GPU_IDS), needed, section, what)
 
     # --- server
 
@@ -405,13 +393,13 @@ class _TRL:
     def _serves_elsewhere(self) -> bool:
         return self._server().values.get("elsewhere") is True
 
-    def _server_size(self) -> tuple[int, int]:
-        """GPUs of an engine of the server, and engines."""
-        tensor, data = (
+    def _server_sizes(self) -> tuple[ParallelSizes, int]:
+        """Sizes of an engine of the server, and engines."""
+        tensor, pipeline, data = (
             self._server().whole_number(f"--{kind}_parallel_size", 1, DEFAULTS[f"{kind}_parallel_size"]) or 1
-            for kind in ("tensor", "data")
+            for kind in ("tensor", "pipeline", "data")
         )
-        return tensor, data
+        return ParallelSizes(tensor, pipeline), data
 
     def _server_devices(self, learner: Sequence[int], machines: int) -> list[int]:
         if "vllm_serve" not in self.root:
@@ -423,8 +411,8 @@ class _TRL:
                 "start trl vllm-serve in the same script to plan both",
             )
             return []
-        tensor, data = self._server_size()
-        size = tensor * data
+        sizes, engines = self._server_sizes()
+        size = sizes.tensor * sizes.pipeline * engines
         ids = self._visible(self._server(), size, "processes of the server")
         if machines > 1 or self._serves_elsewhere():
             start = max(max(learner) + 1, len(learner))
@@ -493,13 +481,12 @@ class _TRL:
         devices: Sequence[int] = learner
         if mode == "colocate":
             size = self._number("vllm_tensor_parallel_size", DEFAULTS["vllm_tensor_parallel_size"])
-            check_divides(
-                ParallelSizes(tensor=size), len(learner), where, self.root, f"vllm_tensor_parallel_size {size}"
-            )
+            sizes = ParallelSizes(tensor=size)
+            check_divides(sizes, len(learner), where, self.root, f"vllm_tensor_parallel_size {size}")
             if len(learner) % size:
                 return
         elif server:
-            size, devices = self._server_size()[0], server
+            sizes, devices = self._server_sizes()[0], server
             section, key, where = self._server(), "--gpu_memory_utilization", self.root.where("vllm_serve")
             default = "gpu_memory_utilization"
         else:
@@ -508,10 +495,8 @@ class _TRL:
         path = first_text((self._server(), "--model"), (self.root, self._key("model_name_or_path")))
         model = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="vllm")
         written = "vllm_serve" if mode == "server" else self._key("vllm_mode")
-        requested = DeviceList(devices, size)
-        self.components.append(
-            component("rollout", written, where, requested, Role.ENGINE, ParallelSizes(tensor=size), model)
-        )
+        requested = DeviceList(devices, sizes.tensor * sizes.pipeline)
+        self.components.append(component("rollout", written, where, requested, Role.ENGINE, sizes, model))
 
     def _report_idle_settings(self) -> None:
         """Settings of engines that another setting leaves without effect."""

@@ -130,6 +130,10 @@ data: {default: {env_name: reward_model}}
 """
 
 
+AREAL_JOB = 'actor: {backend: "fsdp:d4", path: q}\nrollout: {backend: "sglang:d4"}\ncluster: {n_gpus_per_node: 8}\n'
+TRL_JOB = "model_name_or_path: q\noutput_dir: out\nuse_vllm: true\n"
+
+
 @pytest.fixture
 def recipe(tmp_path):
     (tmp_path / "recipes").mkdir()
@@ -176,6 +180,27 @@ def test_a_script_with_a_config_and_overrides(recipe, monkeypatch):
     assert processes_of(roost.plan(script)) == {"actor": "16 x 1 on 0-15", "rollout": "8 x 1 on 16-23"}
     monkeypatch.setenv("NODES", "2")
     assert processes_of(roost.plan(script)) == {"actor": "8 x 1 on 0-7", "rollout": "8 x 1 on 8-15"}
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "notation"),
+    [
+        ("python3 run_grpo.py --config job.yaml", AREAL_JOB, "areal"),
+        ("torchrun --nproc_per_node 8 run_grpo.py --config job.yaml", TRL_JOB, "trl"),
+        ("python3 run_sft.py --config job.yaml", "policy: {model_name: q}\ncluster: {gpus_per_node: 2}\n", "nemo"),
+        ("python3 run_sft.py --config job.yaml", "model: {name: q}\n", "none"),
+        ("torchrun --nproc_per_node 8 run_grpo.py --config other.yaml --use_vllm", "", "trl"),
+    ],
+)
+def test_programs_named_as_nemos_are_told_apart_by_their_config(command, config, notation, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(config)
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/bash\n{command}\n")
+    if notation == "none":
+        assert "RST-C038" in findings_of(script)
+    else:
+        assert roost.plan(script).notation == notation
 
 
 def test_a_script_whose_config_is_not_known(tmp_path):
@@ -265,6 +290,9 @@ vllm.tensor_parallel_size = 2
 )
 
 
+SHOWN = "2,3,4,5,6,7,8,9"
+
+
 @pytest.fixture
 def rl_toml(tmp_path):
     file = tmp_path / "rl.toml"
@@ -300,8 +328,11 @@ def test_a_toml_file_with_flags_and_further_files(rl_toml):
         ("uv run python -m prime_rl.entrypoints.rl @ rl.toml", {"rollout": "3 x 2 on 0-5", "actor": "2 x 1 on 6-7"}),
         ("uv run rl @ rl.toml --inference @ engines.toml", {"rollout": "6 x 1 on 0-5", "actor": "2 x 1 on 6-7"}),
         ("uv run sft @ sft.toml", {"actor": "4 x 1 on 0-3"}),
+        ("uv run rl --inference @ engines.toml --trainer @ sft.toml", {"rollout": "1 x 1 on 0", "actor": "1 x 1 on 1"}),
+        ("CUDA_VISIBLE_DEVICES=9,1,2,3 uv run sft @ sft.toml", {"actor": "4 x 1 on 9,1-3"}),
+        (f"CUDA_VISIBLE_DEVICES={SHOWN} uv run rl @ rl.toml", {"rollout": "3 x 2 on 2-7", "actor": "2 x 1 on 8-9"}),
     ],
-    ids=["flags", "module", "section", "fine-tuning"],
+    ids=["flags", "module", "section", "fine-tuning", "sections-only", "shown-in-another-order", "shown"],
 )
 def test_a_script_of_prime_rl(command, expected, rl_toml, monkeypatch):
     folder = rl_toml.parent
@@ -311,6 +342,13 @@ def test_a_script_of_prime_rl(command, expected, rl_toml, monkeypatch):
     monkeypatch.chdir(folder)
     plan = roost.plan(folder / "run.sh")
     assert (plan.notation, processes_of(plan)) == ("prime", expected)
+
+
+def test_fewer_gpus_are_shown_than_a_prime_job_takes(rl_toml, monkeypatch):
+    monkeypatch.chdir(rl_toml.parent)
+    script = rl_toml.parent / "run.sh"
+    script.write_text("#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1 uv run rl @ rl.toml\n")
+    assert findings_of(script)["RST-N082"].where.path == ("CUDA_VISIBLE_DEVICES",)
 
 
 @pytest.mark.parametrize(

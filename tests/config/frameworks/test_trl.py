@@ -98,6 +98,21 @@ def test_a_server_on_the_gpus_of_the_learner(tmp_path, monkeypatch):
     assert "0,1" in found["RST-N082"].what
 
 
+@pytest.mark.parametrize(
+    ("flags", "engines"),
+    [
+        ("-tp 4", "1 x 4 on 0-3"),
+        ("-tp=2 -dp 2", "2 x 2 on 0-3"),
+        ("--tensor-parallel-size 2 --pipeline-parallel-size 2", "1 x 4 on 0-3"),
+        ("-pp 2", "1 x 2 on 0-1"),
+    ],
+)
+def test_sizes_of_the_engines_of_a_server(flags, engines, tmp_path):
+    server = f"CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve Qwen/Qwen2.5-7B {flags} --port 8000 &"
+    plan = plan_of(tmp_path, f"{server}\nCUDA_VISIBLE_DEVICES=4,5,6,7 {LAUNCH} 4 train_grpo.py {SERVER}")
+    assert processes_of(plan) == {"actor": "4 x 1 on 4-7", "rollout": engines}
+
+
 def test_more_processes_than_gpus_are_shown(tmp_path):
     found = codes(tmp_path, f"CUDA_VISIBLE_DEVICES=4,5 {LAUNCH} 4 train_grpo.py --use_vllm")
     assert found["RST-N082"].what == "shows 2 GPUs to 4 processes"
