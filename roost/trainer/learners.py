@@ -313,7 +313,7 @@ def totals_of(samples: Sequence[Sample], longest: int, loss: LossSettings | None
     old = [sample.old_logprobs for sample in scored if sample.old_logprobs is not None]
     if loss is None or not loss.corrects_rollout or not old or len(old) != len(scored):
         return whole
-    packed = pack(scored)
+    packed = pack([replace(sample, mask_ids=None, mask_sizes=None) for sample in scored])
     sequence, turn = torch.from_numpy(packed.sequence), torch.from_numpy(packed.turn)
     learner, engine = (
         torch.from_numpy(picked(scored, arrays)) for arrays in (old, [sample.logprobs for sample in scored])

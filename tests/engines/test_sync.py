@@ -169,6 +169,41 @@ def test_the_learner_leaves_the_device_before_the_kv_caches_are_restored(route, 
         assert woken() == [["weights"]] * 2 + [["kv_cache"]] * 2
 
 
+def test_what_an_engine_loads_from_disk_is_written_before_the_learner_leaves(tmp_path):
+    """One engine is sent the weights, and the other, to which that never worked, reads them from disk."""
+    with running_standin(NEW, opens_token_route=False, sleeps=True) as (url, server):
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
+        server.on_v1_completions = lambda asked: (200, scored)
+        done = []
+
+        class Writing(SentByAnother):
+            async def write(self, model, folder):
+                done.append("written")
+                Path(folder).mkdir()
+
+        async def leave():
+            done.append("left")
+
+        async def scenario():
+            members = [Member(Owner(url)) for _ in range(2)]
+            for member in members:
+                await member.connect(connect(EngineKind.VLLM, url, sleeps=True))
+                member.standing = EngineState.ASLEEP
+            members[1].useless_routes = {WeightRoute.DEVICE}
+            update = WeightUpdate(7, PROBE, Writing(WeightRoute.DEVICE))
+            connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
+            sync = WeightSync(update, tmp_path / "version", connecting, InFlight.DRAIN, leave=leave)
+            async with asyncio.timeout(HANG_S):
+                errors = await sync.bring(members)
+            for member in members:
+                await member.disconnect()
+            return errors
+
+        assert asyncio.run(scenario()) == {}
+        assert done == ["written", "left"]
+
+
 def test_the_learner_leaves_once_where_no_engine_slept(tmp_path):
     with running_standin(NEW, opens_token_route=False) as (url, _):
 

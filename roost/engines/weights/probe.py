@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import cache
 
 import torch
 from torch import nn
@@ -58,14 +58,24 @@ class Fingerprints:
         return {name: f"{dtype}:{(values[name] ^ shape) % 2**64:016x}" for name, (dtype, shape) in self._kinds.items()}
 
 
+@cache
+def _kernel() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    """The Triton kernel, or None where it cannot be compiled, as without a C compiler."""
+    try:
+        from roost.engines.weights.hash_kernel import add_hashes
+
+        add_hashes(*torch.zeros(2, 1, dtype=torch.int64, device="cuda"))
+    except Exception:
+        return None
+    return add_hashes
+
+
 def _total(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of the hashes of a tensor's words, on its device."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     start = 0
-    if tensor.is_cuda and flat.numel() >= 8 and flat.data_ptr() % 8 == 0 and find_spec("triton"):
-        from roost.engines.weights.hash_kernel import add_hashes
-
+    if tensor.is_cuda and flat.numel() >= 8 and flat.data_ptr() % 8 == 0 and (add_hashes := _kernel()):
         start = flat.numel() // 8 * 8
         add_hashes(flat[:start].view(torch.int64), total)
     for begin in range(start, flat.numel(), CHUNK * 8):

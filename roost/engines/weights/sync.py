@@ -43,6 +43,7 @@ class CurrentWeights:
         self._written = folder / "nothing"  # folder of the update, if it had to be written to disk
         self._syncs = 0
         self.sender_holds_it = False  # the learner's weights are those of the update
+        self._writing = asyncio.Lock()  # of the folder that syncs of one update share
 
     @property
     def version(self) -> int:
@@ -84,7 +85,7 @@ class CurrentWeights:
             update = replace(update, sender=None, checkpoint=update.checkpoint or written)
         elif update.sender is not None:
             update = replace(update, sender=GuardedSender(update.sender, partial(self._is_held, update)))
-        return WeightSync(update, self._written, self._connect, InFlight.DROP, self._report)
+        return WeightSync(update, self._written, self._connect, InFlight.DROP, self._report, writing=self._writing)
 
     def _is_held(self, update: WeightUpdate) -> bool:
         return self.sender_holds_it and self.update is update
@@ -267,16 +268,21 @@ class WeightSync:
         in_flight: InFlight,
         report: Callable[[str], None] = lambda text: None,
         leave: Leave | None = None,
+        writing: asyncio.Lock | None = None,
     ) -> None:
-        """`leave` is called once, before the first engine that slept restores its KV cache, or else at the end."""
+        """`leave` is called once, before the first engine that slept restores its KV cache, or else at the end.
+
+        `writing` is held while the folder is written.
+        """
         self.folder = folder  # checkpoint folder for engines that read the update from disk
         self.whole: set[str] = set()  # members that failed but still have their old weights
         self._update = update
         self._connect = connect
         self._in_flight = in_flight
         self._report = report
-        self._writing = asyncio.Lock()
+        self._writing = writing or asyncio.Lock()
         self._leave = leave
+        self._from_disk: Member | None = None  # an engine that loads the update from disk
         self._leaving = asyncio.Lock()
 
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
@@ -328,6 +334,7 @@ class WeightSync:
         """Try the next route of each member; members on sent routes share one transfer."""
         together = [member for member, routes in left.items() if routes[0] in SENT]
         alone = [member for member in left if member not in together]
+        self._from_disk = next((member for member in alone if left[member][0] is not WeightRoute.ADAPTER), None)
         outcomes = await self._send(together) if together else {}
         tried = await outcomes_of(self._alone(member, left[member][0]) for member in alone)
         return outcomes | dict(zip(alone, tried, strict=True))
@@ -371,6 +378,7 @@ class WeightSync:
             except EngineError as error:
                 outcomes |= dict.fromkeys(able, error)
         loaded = [member for member in members if outcomes[member] is None]
+        self._from_disk = self._from_disk or next((member for member in members if member not in loaded), None)
         ended = await outcomes_of(self._after_sending(member, sent) for member in loaded)
         return outcomes | dict(zip(loaded, ended, strict=True))
 
@@ -439,11 +447,17 @@ class WeightSync:
             await member.engine.resume()
 
     async def _learner_leaves(self) -> None:
-        """Let the learner free the devices, whose memory the KV caches need."""
+        """Let the learner free the devices, whose memory the KV caches need.
+
+        What engines load from disk is written before: later the learner's weights would not fit beside the caches.
+        """
         async with self._leaving:
             leave, self._leave = self._leave, None
-            if leave is not None:
-                await leave()
+            if leave is None:
+                return
+            if self._from_disk is not None:
+                await outcome_of(self._checkpoint(self._from_disk))  # its own sync reports the error
+            await leave()
 
     async def _note_answers(self, member: Member) -> None:
         """Record the engine's probe answers before the update, to check that they change."""

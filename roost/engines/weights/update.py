@@ -60,12 +60,14 @@ async def send(
     stream = _noted(source, noted) if with_fingerprints else source.stream()
     buckets = list(cut(manifest.tensors, bucket_bytes))
     taking = _Taking(engines)
+    size = sum(map(size_of, manifest.tensors))
     try:
         await taking.each(lambda engine: _announce(engine, manifest))
         await _send_buckets(taking, buckets, stream, carrier)
         await taking.each(lambda engine: engine.finish_update(version))
     except _NobodyLeft:
-        pass  # the errors are in the result
+        # Fingerprints are not read: the device may still wait in a broadcast to engines that are gone.
+        return Sent(size, len(buckets), {}, taking.failed)
     except BaseException as error:
         await taking.abandon(taking.left)
         if isinstance(error, Exception) and not isinstance(error, EngineError):
@@ -73,7 +75,7 @@ async def send(
         raise
     finally:
         carrier.close()
-    return Sent(sum(map(size_of, manifest.tensors)), len(buckets), noted.read(), taking.failed)
+    return Sent(size, len(buckets), noted.read(), taking.failed)
 
 
 async def _send_buckets(
