@@ -373,7 +373,14 @@ NOT_IN_SFT = frozenset(
         *("critic_lr_warmup_steps", "critic_warmup_steps", "reference_sync_steps"),
         *("engine_options", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "num_generations"),
         *("extra_generations", "rollout_fraction", "group_fraction", "dynamic_sampling", "episode_attempts"),
-        *("max_concurrent_episodes", "episode_timeout_s", "rollout_logprobs", "request_seeds", "sampling_mask_replay"),
+        *(
+            "adaptive_concurrency",
+            "max_concurrent_episodes",
+            "episode_timeout_s",
+            "rollout_logprobs",
+            "request_seeds",
+            "sampling_mask_replay",
+        ),
     )
 )
 

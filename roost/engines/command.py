@@ -88,7 +88,6 @@ class ServerSpec:
     sleeps: bool = False  # enables sleep mode, to free device memory between phases
     lora_rank: int | None = None  # largest LoRA rank to support; None: no adapters
     weight_transfer: str | None = None  # ipc or nccl, for engines that must know at start
-    returns_masks: bool = False  # sampling masks, which vLLM must know at start
     host: str = "127.0.0.1"
     api_key: str | None = None
     python: str | None = None  # interpreter that has the engine; None: the current one
@@ -97,7 +96,6 @@ class ServerSpec:
 
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the only ones vLLM supports
-SINCE_MASKS = (0, 28)  # vLLM's first release that returns sampling masks
 CPU_CACHE_GIB = 2  # vLLM's default is nearly all memory of the machine, which the learner also needs
 QUIET = {"PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1"}  # unbuffered logs; no telemetry
 
@@ -161,11 +159,6 @@ def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
 
 def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
     _check_device(spec, vllm)
-    if spec.returns_masks and vllm.release < SINCE_MASKS:
-        raise EngineError(
-            f"{spec.name}: sampling_mask_replay needs vLLM 0.28 or later, but {'.'.join(map(str, vllm.release))} is "
-            "installed; install a later one, or use the built-in engine (engine: torch)"
-        )
     return {
         "--model": spec.model,
         "--host": spec.host,
@@ -186,7 +179,6 @@ def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
         "--enable-sleep-mode": spec.sleeps and not vllm.is_for_cpu,  # the build for CPUs refuses it
         "--enable-lora": spec.lora_rank is not None,
         "--max-lora-rank": _rank_of_vllm(spec),
-        "--return-sampling-mask": spec.returns_masks,
         "--weight-transfer-config": spec.weight_transfer and json.dumps({"backend": spec.weight_transfer}),
     }
 

@@ -207,8 +207,7 @@ VLLM_RUNNING, VLLM_WAITING = "vllm:num_requests_running", "vllm:num_requests_wai
 VLLM_KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second in releases before 0.10
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 NO_MASK = (
-    "the server returned no sampling mask, which sampling_mask_replay needs: vLLM has it from 0.28 on, with "
-    "--return-sampling-mask, on its route for token ids; use a later one, or the built-in engine (engine: torch)"
+    "the server returned no sampling mask, which sampling_mask_replay needs; use the built-in engine (engine: torch)"
 )
 NO_GUIDANCE = (
     "the built-in engine has no guided decoding, so it cannot hold a turn to JSON; ask for JSON in a message, or use "
@@ -336,7 +335,7 @@ class VllmEngine(ServerClient):
             raise EngineRefused(NO_GUIDANCE)
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
-            if sampling.wants_mask and known.takes_manifest:  # vLLM is told when it is started
+            if sampling.wants_mask:
                 body["return_sampling_mask"] = True
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.

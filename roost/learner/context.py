@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from roost.config.job import heads_divide
+from roost.learner.distributed import LIMIT_S
 from roost.learner.packing import Packed
 from roost.learner.sample import Sample
 
@@ -37,7 +39,7 @@ class ContextGroup:
                 f"context_parallel_size is {size}, but the model has {heads} heads and {key_heads} key heads; "
                 "write a size that divides both"
             )
-        group, _ = dist.new_subgroups(size)
+        group, _ = dist.new_subgroups(size, timeout=timedelta(seconds=LIMIT_S))
         return cls(size, dist.get_rank() % size, group)
 
     def gathered(self, samples: Sequence[Sample]) -> list[Sample]:

@@ -82,7 +82,6 @@ def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
         dtype=settings.learner.compute_dtype,
         seed=settings.seed,
         lora_rank=None if settings.learner.adapter is None else settings.learner.adapter.lora_rank,
-        returns_masks=settings.sampling.sampling_mask_replay and bool(settings.sampling.truncated_by),
         **options,
     )
     engines = plan_engines(plan, ROLLOUT, defaults, defaults.kind)  # train.engine wins over ROLL's strategy

@@ -58,7 +58,6 @@ OPTIONS = [
     ("vllm", {"sleeps": True}, "--enable-sleep-mode"),
     ("vllm", {"lora_rank": 16}, "--enable-lora --max-lora-rank 16"),
     ("vllm", {"lora_rank": 20}, "--enable-lora --max-lora-rank 32"),
-    ("vllm", {"returns_masks": True}, "--return-sampling-mask"),
     ("vllm", {"weight_transfer": "nccl"}, '--weight-transfer-config {"backend": "nccl"}'),
     ("sglang", {"tensor": 4, "pipeline": 2}, "--tp-size 4 --pp-size 2"),
     ("sglang", {"max_context": 64}, "--context-length 64"),
@@ -159,7 +158,6 @@ def test_the_build_for_cpus_is_not_told_to_sleep():
         pytest.param("torch", None, {"tensor": 2}, "one device, not tensor 2 x pipeline 1", id="torch, two devices"),
         pytest.param("vllm", NEW, {"device": "cpu"}, "the device is cpu, but .* built for cuda", id="cuda build"),
         pytest.param("vllm", CPU, {"device": "cuda"}, "the device is cuda, but .* built for cpu", id="cpu build"),
-        pytest.param("vllm", OLD, {"returns_masks": True}, "vLLM 0.28 or later, but 0.22 is", id="no masks"),
         pytest.param("vllm", NEW, {"lora_rank": 600}, "up to rank 512, not 600", id="rank"),
     ],
 )

@@ -175,10 +175,10 @@ BROKEN = {
         "train.sampling_mask_replay",
         "needs an engine whose sampling masks Roost reads",
     ),
-    "masks-of-vllm-without-a-bound": (
-        rlinf(top_p=0.9, sampling_mask_replay=True, engine="vllm"),
+    "masks-of-vllm": (
+        rlinf(top_p=0.9, top_k=512, sampling_mask_replay=True, engine="vllm"),
         "train.sampling_mask_replay",
-        "needs top_k with this engine",
+        "needs an engine whose sampling masks Roost reads",
     ),
     "more-kept-than-there-is-room": (
         rlinf(keep_generations=4, keep_positive=3, keep_others=2),
@@ -215,7 +215,6 @@ KEPT = {
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
     "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout"),
     "replayed": rlinf(top_p=0.9, sampling_mask_replay=True),
-    "replayed-by-vllm": rlinf(top_p=0.9, top_k=512, sampling_mask_replay=True, engine="vllm"),
     "engine-of-the-notation": roll(WIDE),
     "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
     "lag": rlinf(max_staleness=1),

@@ -58,11 +58,11 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
     learner = next((parts[name] for name in SUPERVISED if name in parts), None)
     if learner is None:
         findings.error("RST-T023", at("task"), "needs actor, a learner, which is not placed", fix="place actor")
-    elif settings.minibatch_size < learner.world_size:
+    elif settings.minibatch_size < (groups := _groups(learner)):
         findings.error(
             "RST-T026",
             at("prompts_per_step"),
-            f"a minibatch of {settings.minibatch_size} rows cannot be spread over {learner.world_size} learners",
+            f"a minibatch of {settings.minibatch_size} rows cannot be spread over {groups} learners",
             fix="use larger minibatches, or fewer learners",
         )
     check_teachers(settings, parts, at, findings)
@@ -176,15 +176,20 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             )
 
 
+def _groups(learner: ComponentPlan) -> int:
+    """Context groups of a learner, each of which needs samples; single ranks without context parallelism."""
+    return max(1, learner.world_size // learner.parallel.context)
+
+
 def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     rollout, advantage = settings.rollout, settings.advantage
     estimator = advantage.advantage_estimator
     samples = rollout.prompts_per_step * rollout.num_generations // settings.minibatches
-    if "actor" in parts and samples < parts["actor"].world_size:
+    if "actor" in parts and samples < (groups := _groups(parts["actor"])):
         findings.error(
             "RST-T026",
             at("minibatch_size"),
-            f"a minibatch of {samples} samples cannot be spread over {parts['actor'].world_size} learners",
+            f"a minibatch of {samples} samples cannot be spread over {groups} learners",
             f"{rollout.prompts_per_step} groups of {rollout.num_generations}, cut into {settings.minibatches}",
             "use larger minibatches, or fewer learners",
         )
@@ -287,12 +292,9 @@ def _check_replay(settings: TrainSettings, at: At, findings: Findings) -> None:
     if not sampling.truncated_by:
         why, fix = "no top_p, top_k or min_p truncates the distribution", "write one of them, or remove it"
         findings.warn("RST-T094", at(key), "has no effect", why, fix)
-    elif settings.engine == "sglang":
-        why, fix = "engine is sglang", f"write engine: torch or engine: vllm, or {key}: false"
+    elif settings.engine in ("vllm", "sglang"):
+        why, fix = f"engine is {settings.engine}", f"write engine: torch, or {key}: false"
         findings.error("RST-T109", at(key), "needs an engine whose sampling masks Roost reads", why, fix)
-    elif settings.engine == "vllm" and "top_k" not in sampling.truncated_by:
-        why, fix = f"vLLM returns masks only of requests with top_k; top_k is {sampling.top_k}", "write top_k: 512"
-        findings.error("RST-T109", at(key), "needs top_k with this engine", why, fix)
 
 
 def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
