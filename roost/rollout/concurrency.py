@@ -126,6 +126,7 @@ class ConcurrencyControl:
         self._seen: list[Sequence[EngineLoad]] = []  # since the last `pop_metrics`
         self._silent = 0  # looks in a row without a load
         self._is_held = False
+        self._is_overloaded = False  # at the last look
 
     def pop_metrics(self) -> dict[str, float]:
         """The limit now, and the longest queue and the fullest KV cache since the last call."""
@@ -144,6 +145,9 @@ class ConcurrencyControl:
         self._silent = self._silent + 1 if slots.used and not loads else 0
         if self._silent == SILENT_LOOKS:
             self._note(f"no engine reports its load, so the number of concurrent episodes stays at {slots.limit}")
+        was_overloaded, self._is_overloaded = self._is_overloaded, any(map(is_overloaded, loads))
+        if self._is_overloaded and not was_overloaded:
+            return  # a queue is short-lived after an update and at the end of a step
         slots.resize(next_limit(slots.limit, slots.used, slots.is_full, loads, self._bounds))
 
     @contextlib.asynccontextmanager

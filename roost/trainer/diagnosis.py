@@ -22,6 +22,7 @@ QUIET = 10  # steps without a diagnosis after which it is named again
 
 # Entropy falls in every run that learns. It is a collapse if so little is left while the reward gained nothing.
 ENTROPY_LEFT = 0.2  # of the entropy of the first steps
+SOLVED = 0.9  # of the largest reward of a step
 REWARD_GAIN = 0.2  # standard deviations of the reward among samples; a smaller gain is flat
 # Reasoning grows lengths over hundreds of steps. Within 20 steps, a reward pays for length or the end token is lost.
 LENGTH_TIMES = 2.0
@@ -175,7 +176,9 @@ def entropy_collapse(history: History) -> str:
     """Entropy is far below its start, and the reward is where it was."""
     entropy, start = history.now("entropy"), history.start("entropy")
     gain, spread = history.now("reward/mean", 5) - history.start("reward/mean"), history.start("reward/std")
-    if not (history.steps > START and start > 0 and entropy < ENTROPY_LEFT * start and gain <= REWARD_GAIN * spread):
+    is_solved = history.now("reward/mean", 5) > SOLVED * history.now("reward/max", 5) > 0  # nothing is left to gain
+    has_fallen = history.steps > START and start > 0 and entropy < ENTROPY_LEFT * start
+    if not has_fallen or is_solved or gain > REWARD_GAIN * spread:
         return ""
     return f"entropy {start:.3g} -> {entropy:.3g}, reward {history.start('reward/mean'):.3f} -> " + (
         f"{history.now('reward/mean', 5):.3f}"
@@ -184,13 +187,14 @@ def entropy_collapse(history: History) -> str:
 
 def length_explosion(history: History) -> str:
     """Samples are much longer, or many more are truncated, than at the beginning of the window."""
-    length, before = history.now("tokens/mean"), history.before("tokens/mean", 1)
-    truncated, was = history.now("length/truncated"), history.before("length/truncated", 1)
+    length, before = history.now("tokens/mean"), history.before("tokens/mean", 2)
+    truncated, was = history.now("length/truncated"), history.before("length/truncated", 2)
     is_longer = length >= LENGTH_TIMES * before > 0
     is_cut = truncated >= TRUNCATED and truncated - was >= TRUNCATED_GAIN and length > before
     if len(history.newest) < NEWEST + 1 or not (is_longer or is_cut):
         return ""
-    return f"mean tokens {before:.3g} -> {length:.3g}, truncated {was:.0%} -> {truncated:.0%}"
+    cut = "" if math.isnan(was + truncated) else f", truncated {was:.0%} -> {truncated:.0%}"
+    return f"mean tokens {before:.3g} -> {length:.3g}{cut}"
 
 
 def format_only(history: History) -> str:

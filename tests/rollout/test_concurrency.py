@@ -130,12 +130,30 @@ def test_a_recorded_trace_of_a_small_engine():
     assert 16 <= limits[-1] <= 24, "it runs 16, and a short queue is right"
 
 
+def test_a_queue_that_is_over_at_the_next_look_changes_nothing():
+    async def main():
+        slots = Slots(50)
+        await slots.acquire()
+        answers = iter([[EngineLoad(10, waiting, 0.5)] for waiting in (90, 0, 90, 90)])
+
+        async def loads():
+            return next(answers)
+
+        control, limits = ConcurrencyControl(slots, loads, 100, print), []
+        for _ in range(4):
+            await control.look()
+            limits.append(slots.limit)
+        assert limits == [50, 50, 50, 8]
+
+    asyncio.run(main())
+
+
 def test_looks_that_fail_leave_the_limit_and_are_noted_once():
     async def main(monkeypatch):
         monkeypatch.setattr("roost.rollout.concurrency.LOOK_S", 0.001)
         slots, notes = Slots(50), []
         await slots.acquire()
-        answers = iter([[EngineLoad(10, 90, 0.5)]])
+        answers = iter([[EngineLoad(10, 90, 0.5)]] * 2)
 
         async def loads():
             try:
