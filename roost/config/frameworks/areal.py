@@ -14,7 +14,7 @@ from typing import Any
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, shown
 from roost.config.frameworks.allocation import Allocation, AllocationError, parse_allocations, parse_backend
 from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import file_option, find_file, merged
+from roost.config.frameworks.files import file_option, find_file, merged, warn_defaults
 from roost.config.frameworks.pools import component
 from roost.config.frameworks.signs import is_areal
 from roost.config.interpolation import resolve
@@ -65,12 +65,7 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
     if source is None:
         return arguments
     if source.values.get("defaults"):
-        findings.warn(
-            "RST-N060",
-            source.where(("defaults",)),
-            "is not followed behind a script; the plan is made without the files that it names",
-            fix=f"plan the config itself: roost plan {file}",
-        )
+        warn_defaults(source, findings)
     own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
     return Arguments(
         resolve(merged(own, arguments.values)),
@@ -158,6 +153,13 @@ class _AReaL:
                 self.devices[role] = self._cut(one, start) if index == 0 else self.devices[_name(group[0])]
                 self._add(role, one, where, self.root.below(role if role in self.root else "actor"))
             self.free = max(self.devices[_name(group[0])], default=self.free - 1) + 1
+        actor = next((one for group in groups for one in group if _name(one) == "actor"), None)
+        for name in ("critic", "ref") if actor is not None else ():
+            section = self.root.below(name)
+            is_started = bool(section.values) and (name == "critic" or self._starts_reference(section))
+            if is_started and actor is not None and name not in self.devices:
+                self.devices[name] = self.devices["actor"]
+                self._add(name, actor, where, section)
 
     # --- roles
 

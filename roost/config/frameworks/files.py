@@ -85,6 +85,16 @@ def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]
     return result
 
 
+def warn_defaults(source: Source, findings: Findings) -> None:
+    """Say that the groups of Hydra that a config names are not read behind a script."""
+    findings.warn(
+        "RST-N060",
+        source.where(("defaults",)),
+        "is not followed behind a script; the plan is made without the files that it names",
+        fix=f"plan the config itself: roost plan {source.file}",
+    )
+
+
 def find_file(path: str, command: Command) -> Path | None:
     """A file that a command names: seen from where it is started, or from a folder above the script."""
     bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]

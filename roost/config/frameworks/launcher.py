@@ -47,7 +47,15 @@ class Framework:
 
 
 FRAMEWORKS = (
-    Framework(Notation.SKYRL, skyrl.PROGRAM, read_overrides, skyrl.read_skyrl, skyrl.PLACING, skyrl.is_skyrl),
+    Framework(
+        Notation.SKYRL,
+        skyrl.PROGRAM,
+        read_overrides,
+        skyrl.read_skyrl,
+        skyrl.PLACING,
+        skyrl.is_skyrl,
+        skyrl.without_config_file,
+    ),
     Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
     Framework(
         Notation.NEMO, nemo.PROGRAM, read_overrides, nemo.read_nemo, nemo.PLACING, nemo.accepts, nemo.with_config_file

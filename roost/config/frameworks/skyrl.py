@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments
 from roost.config.frameworks.pools import USUAL_WIDTH, Machines, check_divides, component, machines_for
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
@@ -51,6 +51,7 @@ OLD = {
 }
 PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|entrypoints[./]\w+|main|serve)(?:\.py)?")
 OWN_PROGRAM = re.compile(r"(?:.*/)?skyrl(?:_train)?[./](?:.*[./])?(?:entrypoints[./]\w+|main_sft)(?:\.py)?")
+CONFIG_OPTIONS = ("--config", "--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 ROLES = {"policy": "actor", "ref": "reference", "critic": "critic"}
 PLACING = tuple(
     Entry(
@@ -74,6 +75,21 @@ PLACING = tuple(
 def is_skyrl(command: Command, program: str, arguments: Arguments) -> bool:
     """Return True for SkyRL's own programs, and for others with keys that only it has."""
     return OWN_PROGRAM.fullmatch(program) is not None or has_keys(arguments.values)
+
+
+def without_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+    """The arguments; a finding for a config file, which they are then not over."""
+    for name in CONFIG_OPTIONS:
+        option = arguments.options.get(name)
+        if option is not None:
+            findings.error(
+                "RST-N060",
+                Where(*option.position),
+                f"{name} is not followed; what the config says about placement is not known",
+                "jobs of SkyRL are read from their keys a.b=c, and from a YAML file that is planned itself",
+                "plan the config itself, with the other keys after it: roost plan CONFIG a.b=c",
+            )
+    return arguments
 
 
 def has_keys(values: Mapping[Any, Any]) -> bool:

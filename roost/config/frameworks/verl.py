@@ -14,7 +14,7 @@ from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import find_file, merged
+from roost.config.frameworks.files import find_file, merged, warn_defaults
 from roost.config.frameworks.pools import Machines, Pool, check_divides, component, engines_on, machines_for
 from roost.config.interpolation import resolve
 from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
@@ -90,6 +90,8 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
                 "plan from the folder that the job is started in",
             )
         else:
+            if not _are_own(source.values.get("defaults")):
+                warn_defaults(source, findings)
             own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
             arguments = Arguments(
                 merged(own, arguments.values),
@@ -101,6 +103,12 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
         arguments.values.setdefault("model_engine", "megatron")
     arguments.values = resolve(arguments.values)
     return arguments
+
+
+def _are_own(defaults: Any) -> bool:
+    """Return True if the defaults of a config are verl's own, whose values Roost knows."""
+    names = defaults if isinstance(defaults, list) else [] if defaults is None else [defaults]
+    return all(isinstance(name, str) and (name == "_self_" or OWN_CONFIGS.fullmatch(name)) for name in names)
 
 
 def read_verl(root: Section, notation: Notation) -> Job:

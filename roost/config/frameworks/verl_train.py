@@ -224,8 +224,19 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
     found: dict[str, Any] = {"advantage_estimator": estimator}
     if estimator in (None, AdvantageEstimator.GAE):
         note_padding(algorithm, "adv_estimator", "verl")
-        found |= {"gamma": algorithm.number("gamma"), "gae_lambda": algorithm.number("lam")}
+        return found | {"gamma": algorithm.number("gamma"), "gae_lambda": algorithm.number("lam")}
+    if estimator is AdvantageEstimator.REINFORCE:
+        found["gamma"] = algorithm.number("gamma")
+    else:
+        _warn_unused(algorithm, "gamma", "gae and reinforce_plus_plus")
+    _warn_unused(algorithm, "lam", "gae")
     return found
+
+
+def _warn_unused(algorithm: Section, key: str, estimators: str) -> None:
+    if algorithm.values.get(key) not in (None, 1):
+        why = f"verl uses it with {estimators} only"
+        algorithm.findings.warn("RST-T014", algorithm.where(key), "is not followed", why, "remove it")
 
 
 def _data(section: Section) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from roost.config.findings import Findings, Where
 from roost.config.job import Notation
 from roost.config.notations.notation import read_job
 from roost.config.source import Launch, Source
-from roost.placement.convert.models import KEEP, has_devices, is_dealt, model_changes, uses_model
+from roost.placement.convert.models import KEEP, NOTHING, has_devices, is_dealt, model_changes, uses_model
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_rlinf import to_rlinf
 from roost.placement.convert.to_roll import to_roll
@@ -144,13 +144,16 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
     for part in plan.components:
         if part.name not in kept:
             continue
-        lost = [
-            f"{name} {old} -> {new}"
-            for name, old, new in model_changes(part, kept[part.name], plan.notation, notation)
-        ]  # fmt: skip
+        changes = list(model_changes(part, kept[part.name], plan.notation, notation))
+        lost = [f"{name} {old} -> {new}" for name, old, new in changes if old != NOTHING]
+        gained = [f"{name} {new}" for name, old, new in changes if old == NOTHING]
+        where = Where(path=(part.name,))
         if lost:
             what = f"{notation.value} does not say this of {part.name}: {', '.join(lost)}"
-            findings.warn("RST-N046", Where(path=(part.name,)), what, fix=_SET_AGAIN)
+            findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+        if gained:
+            what = f"{notation.value} takes {', '.join(gained)} for {part.name}, which the job does not say"
+            findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
 
 
 def _lag(plan: Plan) -> float:

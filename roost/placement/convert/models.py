@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -12,6 +12,7 @@ from roost.config.job import ModelUse, Notation, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
 
 KEEP = "keep the notation it is written in"
+NOTHING = "nothing"
 # Engines of programs that have one kind only.
 _ONLY_ENGINE = {Notation.LOOP: "vllm", Notation.SLIME: "sglang", Notation.MILES: "sglang"}
 _SAME_ENGINE = {"huggingface": "hf", "hf_infer": "hf", "transformers": "hf"}
@@ -36,6 +37,14 @@ def backend(part: ComponentPlan, notation: Notation) -> str | None:
     if part.model.strategy is None and part.role is Role.LEARNER:
         return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
     return backend_word(part.model.strategy)
+
+
+def learner_backend(part: ComponentPlan, known: Collection[str] = ("fsdp", "megatron")) -> str:
+    """What trains a component's model, by the word of a program that knows these; FSDP in place of others."""
+    if part.model.strategy is None:
+        return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
+    word = backend_word(part.model.strategy)
+    return word if word is not None and word in known else "fsdp"
 
 
 def backend_word(strategy: str | None) -> str | None:
@@ -102,5 +111,5 @@ def model_changes(
 
 def _word(value: object) -> str:
     if isinstance(value, tuple):
-        return "+".join(value) or "nothing"
-    return "nothing" if value in (None, "") else str(value)
+        return "+".join(value) or NOTHING
+    return NOTHING if value in (None, "") else str(value)

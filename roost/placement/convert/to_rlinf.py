@@ -14,7 +14,7 @@ from roost.config.job import ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, backend, has_devices, precision, uses_model
+from roost.placement.convert.models import KEEP, backend, has_devices, learner_backend, precision, uses_model
 from roost.placement.plan import Plan
 
 PACKED = "PackedPlacementStrategy"
@@ -111,8 +111,7 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
 def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if part.model.strategy is not None or part.model.sharding is not Sharding.FULL:
-        is_megatron = part.model.sharding is Sharding.OPTIMIZER
-        section["training_backend"] = "megatron" if is_megatron else backend(part, plan.notation) or "fsdp"
+        section["training_backend"] = learner_backend(part)
     if part.model.sharding is Sharding.NONE:
         section["fsdp_config"] = {"sharding_strategy": "no_shard"}
     if part.role is Role.LEARNER:

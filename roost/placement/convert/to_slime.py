@@ -7,10 +7,9 @@ from typing import Any
 
 from roost.config.findings import Findings
 from roost.config.frameworks.slime import DEFAULTS
-from roost.config.job import Sharding
 from roost.config.model_files import OFFLOADED_PARTS
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import has_devices, refuse_without, size_of_all
+from roost.placement.convert.models import has_devices, learner_backend, refuse_without, size_of_all
 from roost.placement.plan import Plan
 
 
@@ -73,7 +72,7 @@ def _learner(actor: ComponentPlan, is_shared: bool) -> dict[str, Any]:
         "--expert-model-parallel-size": sizes.expert,
     }
     values: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
-    if model.sharding is not Sharding.OPTIMIZER:
+    if learner_backend(actor) != "megatron":
         values["--train-backend"] = "fsdp"
     if model.tokens:
         values["--max-tokens-per-gpu"] = model.tokens

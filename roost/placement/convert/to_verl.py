@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import Findings
-from roost.config.job import Notation, Role, Sharding
+from roost.config.job import Notation, Role
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import backend, has_devices, refuse_without, size_of_all
+from roost.placement.convert.models import backend, has_devices, learner_backend, refuse_without, size_of_all
 from roost.placement.plan import Plan
 
+_BACKENDS = ("fsdp", "megatron", "veomni", "torchtitan")
 _OFFLOADS = {"weight": "param_offload", "grad": "grad_offload", "optimizer": "optimizer_offload"}
 
 
@@ -65,10 +66,9 @@ def _model(actor: ComponentPlan, rollout: ComponentPlan) -> dict[str, Any]:
 
 def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
     sizes, model = actor.parallel, actor.model
-    word = backend(actor, notation) or "fsdp"
-    is_megatron = model.sharding is Sharding.OPTIMIZER
-    written = model.strategy if notation is Notation.VERL else "megatron" if is_megatron else word
-    section: dict[str, Any] = {"strategy": written}
+    word = learner_backend(actor, _BACKENDS)
+    is_megatron = word == "megatron"
+    section: dict[str, Any] = {"strategy": model.strategy if notation is Notation.VERL else word}
     offloads = {_OFFLOADS[name]: True for name in model.offloads if is_megatron or name != "grad"}
     if is_megatron:
         named = {

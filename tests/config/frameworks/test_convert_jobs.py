@@ -6,7 +6,7 @@ import roost
 from roost.config.findings import Findings
 from roost.config.job import Notation, Role
 from roost.placement.convert.convert_plan import convert_plan
-from tests.config.frameworks.test_jobs import CASES, processes_of, script_of
+from tests.config.frameworks.test_jobs import CASES, plan_of, processes_of, script_of
 
 TARGETS = ("rlinf", "roll", "loop", "verl", "slime")
 REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N053"}
@@ -54,3 +54,32 @@ def test_a_job_goes_back_to_its_own_framework_whole(framework, tmp_path):
         findings = Findings()
         assert convert_plan(plan, Notation(framework), findings) is not None, job["source"]
         assert [finding.what for finding in findings.found] == [], job["source"]
+
+
+SEPARATE = "--actor.num_gpus_per_node 8 --vllm.num_engines 2 --vllm.tensor_parallel_size 4 --reward.remote_url http://x"
+OPENRLHF = f"python3 -m openrlhf.cli.train_ppo_ray {SEPARATE} --algo.kl.init_coef 0 --algo.advantage.estimator rloo"
+TRL = "accelerate launch --num_processes 8 train_grpo.py --use_vllm --vllm_tensor_parallel_size 2"
+
+
+@pytest.mark.parametrize("target", ["verl", "rlinf", "slime"])
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [(f"{OPENRLHF} --train.colocate_all --ds.zero_stage 2", "deepspeed"), (TRL, "accelerate")],
+    ids=["openrlhf", "trl"],
+)
+def test_a_backend_that_the_other_program_lacks_becomes_fsdp(command, word, target, tmp_path):
+    findings = Findings()
+    written = convert_plan(plan_of(tmp_path, command), Notation(target), findings)
+    assert written is not None
+    assert "fsdp" in written.text
+    assert "megatron" not in written.text
+    losses = [finding.what for finding in findings.found if finding.code == "RST-N046"]
+    assert any(f"strategy {word} -> fsdp" in what for what in losses)
+
+
+def test_a_value_that_the_job_does_not_say_is_named_as_one(tmp_path):
+    findings = Findings()
+    convert_plan(plan_of(tmp_path, f"{OPENRLHF} --train.colocate_all"), Notation.RLINF, findings)
+    whats = [finding.what for finding in findings.found]
+    assert "rlinf takes tokens 2048 for actor, which the job does not say" in whats
+    assert not any("nothing ->" in what for what in whats)

@@ -438,6 +438,14 @@ def test_the_reference_of_areal_is_started_for_a_kl():
     assert processes_of(roost.plan(areal(ref | {"actor.kl_ctl": 0.1})))["reference"] == "4 x 1 on 0-3"
 
 
+def test_roles_beside_the_actor_of_one_allocation_for_all():
+    roles = {"critic": {"path": "q"}, "ref": {"path": "q"}}
+    job = {"allocation_mode": "sglang:d4+fsdp:d4", "actor": {"kl_ctl": 0.1}, **roles}
+    beside_it = dict.fromkeys(("actor", "critic", "reference"), "4 x 1 on 4-7")
+    assert processes_of(roost.plan(job)) == {"rollout": "4 x 1 on 0-3"} | beside_it
+    assert "reference" not in processes_of(roost.plan(job | {"actor": {"kl_ctl": 0.0}}))
+
+
 def test_engines_begin_at_a_node_where_they_would_be_cut():
     jobs = {"sglang:d2t4": "2 x 4 on 8-15", "sglang:d1t2": "1 x 2 on 6-7"}
     for backend, expected in jobs.items():

@@ -239,6 +239,13 @@ def test_a_program_is_started_by_its_path_or_a_launcher(launcher, tmp_path):
     assert processes_of(plan)["actor"] == "32 x 1 on 0-31"
 
 
+@pytest.mark.parametrize(("defaults", "is_named"), [("[base, _self_]", True), ("[ppo_trainer, _self_]", False)])
+def test_defaults_of_ones_own_config_are_not_passed_over(defaults, is_named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"defaults: {defaults}\ntrainer: {{nnodes: 2}}\n")
+    assert ("RST-N060" in codes(tmp_path, f"{VERL} --config-path=. --config-name=mine")) == is_named
+
+
 def test_other_jobs_are_named_once_by_their_lines(tmp_path):
     found = codes(tmp_path, f"{VERL}\nfor n in 2 3 4 5; do\n{VERL} trainer.nnodes=$n\ndone")
     assert found["RST-C044"].why == "others are in line 4"

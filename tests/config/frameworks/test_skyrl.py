@@ -27,6 +27,11 @@ def test_a_yaml_of_skyrl_is_recognised(tmp_path):
     assert processes_of(roost.plan(file)) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}
 
 
+def test_a_config_file_behind_a_script_is_not_passed_over(tmp_path):
+    for option in ("--config my.yaml", "--config-name=my", "-cn my"):
+        assert "RST-N060" in codes(tmp_path, f"{JOB} {option}")
+
+
 def test_a_main_dapo_of_verl_stays_one(tmp_path):
     plan = plan_of(tmp_path, "python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo trainer.nnodes=2")
     assert plan.notation == "verl"

@@ -106,6 +106,21 @@ def test_what_is_ignored_is_named_at_its_line(tmp_path):
     assert any("trainer.logger" in note.what for note in findings.notes if note.code == "RST-T041")
 
 
+@pytest.mark.parametrize(
+    ("estimator", "gamma", "unfollowed"),
+    [
+        ("gae", 0.95, set()),
+        ("reinforce_plus_plus", 0.95, {"algorithm.lam"}),
+        ("grpo", 1.0, {"algorithm.gamma", "algorithm.lam"}),
+    ],
+)
+def test_a_discount_is_followed_where_verl_uses_it(estimator, gamma, unfollowed, tmp_path):
+    given = f"algorithm.adv_estimator={estimator} algorithm.gamma=0.95 algorithm.lam=0.9"
+    assert setting(tmp_path, given, "gamma") == gamma
+    _, findings = job_of(tmp_path, given)
+    assert {one.where.key_path for one in findings.warnings if one.code == "RST-T014"} == unfollowed
+
+
 def test_the_reward_is_said(tmp_path):
     _, findings = job_of(tmp_path)
     assert any("data_source" in note.why for note in findings.notes if note.code == "RST-T061")
