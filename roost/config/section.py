@@ -24,6 +24,7 @@ class Unresolved:
     text: str
     reason: str
     fix: str = "write the value itself, or define what it refers to"
+    is_empty: bool = False  # a flag with it has no value, and so is true
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class Section:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.get(key)
+        written = self.values.get(key)
+        value = True if isinstance(written, Unresolved) and written.is_empty else self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):

@@ -103,6 +103,12 @@ def read_overrides(words: Sequence[Value]) -> Arguments:
     return found
 
 
+def alone(flag: Value) -> Any:
+    """The value of a flag without one: true, or where a variable after it is not set, why the value is not known."""
+    unset = flag.dropped
+    return True if unset is None else Unresolved(unset.shown, unset.reason, how_to_give(unset), is_empty=True)
+
+
 def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Arguments:
     """Flags `--a-b 1`, `--a-b=1` and `--a-b`, which is then true; of several values the first is the value.
 
@@ -119,7 +125,7 @@ def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Argume
                 found.set((flag,), resolved(word.after(match.end())), position)
                 flag = ""
             else:
-                found.set((flag,), True, position)
+                found.set((flag,), alone(word) if flag not in switches else True, position)
                 flag = "" if flag in switches else flag
         elif word.unknown is not None and word.unknown.is_list:
             found.unknown.append(word)

@@ -162,6 +162,11 @@ class _Nemo:
                     f"default of {VERSION}",
                     f"write {cluster.spell(key, 1)}",
                 )
+        if cluster.values.get("segment_size") is not None:
+            why = "it keeps nodes together that are near each other, and the plan only numbers nodes"
+            cluster.findings.warn(
+                "RST-T014", cluster.where("segment_size"), "is not followed", why, "see NeMo-RL's log"
+            )
         reward_nodes, reward_gpus = self._reward_size()
         teachers = list(self._own_teachers())
         policy = nodes if nodes == 1 else nodes - reward_nodes

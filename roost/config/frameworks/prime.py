@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides, resolved
+from roost.config.frameworks.arguments import Arguments, alone, how_to_give, read_overrides, resolved
 from roost.config.frameworks.files import find_file, merged
 from roost.config.frameworks.pools import (
     VISIBLE,
@@ -90,7 +90,7 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
                 found.set(path, resolved(word.after(flag.end())), position)
                 path = ()
             else:
-                found.set(path, True, position)
+                found.set(path, alone(word), position)
         elif path:
             found.set(path, resolved(word), position)
             path = ()
@@ -189,6 +189,8 @@ class _Prime:
     width: int = 8  # GPUs of a node
 
     def job(self) -> Job:
+        for key in ("deployment", "inference", "trainer", "orchestrator"):
+            self.root.mapping(key)
         deployment = self.root.below("deployment")
         default = int(DEFAULTS["deployment.gpus_per_node"])
         self.width = deployment.whole_number("gpus_per_node", 1, default, MAX_ACCELERATORS_PER_NODE) or default
@@ -428,6 +430,11 @@ class _Prime:
             )
             return
         section = inference.below("vllm")
+        replicas = section.whole_number("data_parallel_size", 1)
+        if replicas is not None and self._kind() == "rl" and replicas * tensor != len(devices):
+            why = f"engines are as many as fit on the GPUs for them: {len(devices)} / {tensor}"
+            where = section.where("data_parallel_size")
+            section.findings.warn("RST-T014", where, "is not followed", why, "leave it out")
         fraction = fraction_of_device(section, "gpu_memory_utilization")
         if fraction is None:
             fraction = fraction_of_device(inference, "gpu_memory_utilization")

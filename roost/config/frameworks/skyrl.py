@@ -113,6 +113,10 @@ class _SkyRL:
     def job(self) -> Job:
         if self._program().endswith("main_sft"):
             return self._supervised()
+        for section, key in (("trainer", "placement"), ("generator", "inference_engine")):
+            within = self.root.mapping(section)
+            if within is not None:
+                within.mapping(key)
         shares_all = self._flag("trainer.placement.colocate_all")
         engines, size = (0, 1) if self._is_elsewhere(shares_all) else self._engine_numbers()
         started = self._started()

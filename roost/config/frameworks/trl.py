@@ -357,6 +357,8 @@ class _TRL:
             return 1
         for name in ("nproc_per_node", "num_gpus"):
             if self._is_given(name):
+                if self.root.values.get(self._key(name)) in ("gpu", "auto"):
+                    return self._seen(name) * self._machines()
                 return self._number(name, 1, MAX_ACCELERATORS) * self._machines()
         if self._is_given("num_processes"):
             count = self._number("num_processes", 1, MAX_ACCELERATORS)
@@ -364,15 +366,20 @@ class _TRL:
                 what, why = "cannot be used with one process", "accelerate ends with an error"
                 self.root.findings.error("RST-N068", self._where("multi_gpu"), what, why, "remove it")
             return count
+        return self._seen("num_processes")
+
+    def _seen(self, name: str) -> int:
+        """The GPUs that the launcher counts when it starts; an error where nothing says which it may see."""
         ids = visible_devices(self.root, *GPU_IDS)
         if ids is not None:
             return len(ids)
+        written = self.root.values.get(self._key(name)) or "not written"
         self.root.findings.error(
             "RST-N081",
-            self._where("num_processes"),
-            "is not written, so that the job has as many processes as the machine has GPUs",
-            "accelerate counts the GPUs that it sees when it starts",
-            f"write {self.root.spell(self._key('num_processes'), 8)}, or give it before: {VISIBLE}=0,1,2,3",
+            self._where(name),
+            f"is {written}, so that the job has as many processes as the machine has GPUs",
+            "the launcher counts the GPUs that it sees when it starts",
+            f"write {self.root.spell(self._key(name), 8)}, or give it before: {VISIBLE}=0,1,2,3",
         )
         return 1
 

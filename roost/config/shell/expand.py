@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,17 @@ class Expander:
             found += self._split(part, state)
             if len(found) > MAX_WORDS:
                 raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
+        return found
+
+    def arguments(self, words: Sequence[Word], state: State) -> list[Value]:
+        """The arguments of a command; one before a variable that is not set has it: it may be a flag."""
+        found: list[Value] = []
+        for word in words:
+            values = self.words(word, state)
+            unset = self.one(word, state).unknown if found and not values else None
+            if unset is not None and unset.is_unset:
+                found[-1] = replace(found[-1], dropped=unset)
+            found += values
         return found
 
     def one(self, word: Word, state: State) -> Value:

@@ -380,7 +380,7 @@ class Interpreter(Assignments):
             items = [assignment.value] if isinstance(assignment.value, Word) else [word for _, word in assignment.value]
             self._reads(*items)
         self._reads(*statement.words)
-        words = [value for word in statement.words for value in self.expander.words(word, state)]
+        words = self.expander.arguments(statement.words, state)
         name = words[0].tested if words else ""
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
         names = [assignment.name for assignment in statement.assignments]

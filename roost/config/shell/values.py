@@ -32,6 +32,7 @@ class Value:
 
     parts: tuple[str | Unknown, ...] = ()
     position: Position = field(default=(None, None, None), compare=False)
+    dropped: Unknown | None = field(default=None, compare=False)  # a variable after it that is not set, and so no word
 
     @property
     def known(self) -> str | None:

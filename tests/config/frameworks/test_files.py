@@ -219,8 +219,17 @@ def test_a_script_whose_config_is_not_known(tmp_path):
         ({"policy.generation.vllm_cfg.tensor_parallel_size": 16}, "RST-N057", "tensor_parallel_size"),
         ({"policy.dtensor_cfg.tensor_parallel_size": 3}, "RST-N056", "dtensor_cfg"),
         ({"env.nemo_gym.num_gpu_nodes": 2}, "RST-N072", "num_gpu_nodes"),
+        ({"cluster.segment_size": 2}, "RST-T014", "segment_size"),
     ],
-    ids=["no-nodes", "asynchronous-and-shared", "engine-divides", "engine-too-large", "learner-divides", "gym"],
+    ids=[
+        "no-nodes",
+        "asynchronous-and-shared",
+        "engine-divides",
+        "engine-too-large",
+        "learner-divides",
+        "gym",
+        "segments",
+    ],
 )
 def test_findings_about_a_nemo_job(changes, code, path):
     keys = {
@@ -359,9 +368,20 @@ def test_fewer_gpus_are_shown_than_a_prime_job_takes(rl_toml, monkeypatch):
         ("[deployment]\nnum_infer_gpus = 3\n[orchestrator]", "RST-N067", 2),
         ('[deployment]\ntype = "multi_node"\nnum_train_nodes = 1\nnum_infer_nodes = 1\n[inference]', "RST-N073", 2),
         ("[deployment\nnum_infer_gpus = 3", "RST-C050", 1),
+        ("deployment = 3\n[orchestrator]", "RST-C029", 1),
+        ("[deployment]\nnum_infer_gpus = 4\n[inference.vllm]\ndata_parallel_size = 2", "RST-T014", 4),
         ("[deployment]\nnum_train_gpus = 3\n[trainer.model]\ncp = 2", "RST-N056", 2),
     ],
-    ids=["too-many", "engines-divide", "no-engines", "no-scheduler", "no-toml", "learner-divides"],
+    ids=[
+        "too-many",
+        "engines-divide",
+        "no-engines",
+        "no-scheduler",
+        "no-toml",
+        "no-table",
+        "replicas",
+        "learner-divides",
+    ],
 )
 def test_findings_about_a_prime_job(text, code, line, tmp_path):
     file = tmp_path / "rl.toml"

@@ -261,6 +261,26 @@ def test_a_reference_to_an_unknown_value_says_what_is_not_known(tmp_path, monkey
     assert {finding.why for finding in caught.value.findings} == {"MY_NODES is not set"}
 
 
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes $MY_NODES --vllm.num_engines 8", "--actor.num_nodes"),
+        ("python3 train.py --actor-num-nodes $MY_NODES --colocate", "--actor-num-nodes"),
+    ],
+)
+def test_a_flag_before_a_variable_that_is_not_set(command, key, tmp_path, monkeypatch):
+    monkeypatch.delenv("MY_NODES", raising=False)
+    found = codes(tmp_path, command)["RST-C022"]
+    assert (found.where.path, found.why) == ((key,), "MY_NODES is not set")
+    assert "RST-C024" not in codes(tmp_path, command)
+
+
+def test_a_switch_before_a_variable_that_is_not_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("MORE", raising=False)
+    plan = plan_of(tmp_path, f"{SLIME} --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 8 --colocate $MORE")
+    assert processes_of(plan)["rollout"] == "1 x 8 on 0-7"
+
+
 def test_a_value_in_doubt_is_not_to_be_given_by_its_own_name(tmp_path):
     found = codes(tmp_path, f"grep -q H200 gpus && NNODES=4\n{VERL} trainer.nnodes=$NNODES")
     assert "condition in line 2" in found["RST-C022"].why

@@ -32,6 +32,10 @@ def test_a_config_file_behind_a_script_is_not_passed_over(tmp_path):
         assert "RST-N060" in codes(tmp_path, f"{JOB} {option}")
 
 
+def test_a_section_that_is_no_mapping(tmp_path):
+    assert codes(tmp_path, f"{JOB} trainer.placement=3")["RST-C029"].where.path == ("trainer", "placement")
+
+
 def test_a_main_dapo_of_verl_stays_one(tmp_path):
     plan = plan_of(tmp_path, "python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo trainer.nnodes=2")
     assert plan.notation == "verl"

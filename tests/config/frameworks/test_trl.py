@@ -113,6 +113,13 @@ def test_sizes_of_the_engines_of_a_server(flags, engines, tmp_path):
     assert processes_of(plan) == {"actor": "4 x 1 on 4-7", "rollout": engines}
 
 
+def test_a_launcher_that_counts_the_gpus(tmp_path):
+    command = "torchrun --nproc-per-node=gpu grpo.py --use_vllm"
+    assert "write --nproc_per_node 8" in codes(tmp_path, command)["RST-N081"].fix
+    plan = plan_of(tmp_path, f"CUDA_VISIBLE_DEVICES=2,3 {command}")
+    assert processes_of(plan)["actor"] == "2 x 1 on 2-3"
+
+
 def test_more_processes_than_gpus_are_shown(tmp_path):
     found = codes(tmp_path, f"CUDA_VISIBLE_DEVICES=4,5 {LAUNCH} 4 train_grpo.py --use_vllm")
     assert found["RST-N082"].what == "shows 2 GPUs to 4 processes"
