@@ -15,7 +15,8 @@ from tests.local_ray import end_ray
 
 ROOT = Path(__file__).parent
 # Doctests import every module, and Triton comes with torch for CUDA alone.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["roost/torch_engine/paged_attention.py"]
+KERNELS = ["roost/torch_engine/paged_attention.py", "roost/engines/weights/hash_kernel.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else KERNELS
 # Beside those in folders called live; with processes, but not with Ray in this one.
 SLOW_FILES = {
     *("test_interrupts.py", "test_try.py", "test_inventory_command.py", "test_programs.py", "test_control.py"),

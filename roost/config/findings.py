@@ -175,14 +175,18 @@ class Findings:
 
 
 def spell_path(path: Iterable[str | int]) -> str:
-    """A key path as people write it: `cluster.node_groups[2].label`."""
+    """A key path as people write it: `cluster.node_groups[2].label`.
+
+    >>> spell_path(["train", "engine_options", None])  # what YAML has for an empty key
+    'train.engine_options.None'
+    """
     spelled = ""
     for part in path:
         if isinstance(part, int):
             spelled += f"[{part}]"
         else:
             # A key may hold anything; what would move a terminal's cursor is shown as Python writes it.
-            word = part if part.isprintable() else repr(part)
+            word = part if isinstance(part, str) and part.isprintable() else repr(part)
             spelled += f".{word}" if spelled else word
     return spelled
 
