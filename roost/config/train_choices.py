@@ -185,7 +185,7 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
 
 
 def other_name(choices: type[object], word: str) -> str:
-    """How a choice that is known elsewhere is written here; empty for others.
+    """Roost's spelling of a choice that other frameworks name otherwise; empty if there is none.
 
     >>> other_name(PolicyLoss, "GSPO")
     'loss_type: ppo, importance_sampling_level: sequence'

@@ -10,6 +10,7 @@ from typing import Any
 from roost.config.findings import Findings, Where, shown
 from roost.config.frameworks.arguments import Arguments, how_to_give
 from roost.config.shell.reading import Command
+from roost.config.shell.values import Value
 from roost.config.source import Source, read_yaml
 
 MAX_FILES = 200  # of a chain
@@ -116,12 +117,17 @@ def file_option(name: str, arguments: Arguments, command: Command, findings: Fin
         return None
     file = find_file(option.known, command) if option.known else None
     if file is None:
-        unknown = option.unknown
-        findings.error(
-            "RST-N060",
-            Where(*option.position),
-            f"{option.shown} is not here; what it says about placement is not known",
-            unknown.reason if unknown is not None else "",
-            how_to_give(unknown) if unknown is not None else "plan from the folder that the job is started in",
-        )
+        report_missing(option, findings)
     return file
+
+
+def report_missing(word: Value, findings: Findings) -> None:
+    """Report a config file that is not known or not here."""
+    unknown = word.unknown
+    findings.error(
+        "RST-N060",
+        Where(*word.position),
+        f"{word.shown} is not here; what it says about placement is not known",
+        unknown.reason if unknown is not None else "",
+        how_to_give(unknown) if unknown is not None else "plan from the folder that the job is started in",
+    )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, alone, how_to_give, read_overrides, resolved
-from roost.config.frameworks.files import find_file, merged
+from roost.config.frameworks.arguments import Arguments, alone, read_overrides, resolved
+from roost.config.frameworks.files import find_file, merged, report_missing
 from roost.config.frameworks.pools import (
     VISIBLE,
     add_visible,
@@ -150,14 +150,7 @@ def _layered(base: Source, arguments: Arguments, findings: Findings, command: Co
         section: KeyPath = tuple(part for part in name.partition("@")[0].split(".") if part)
         file = _file(word, command)
         if file is None:
-            unknown = word.unknown
-            findings.error(
-                "RST-N060",
-                Where(*word.position),
-                f"{word.shown} is not here; what it says about placement is not known",
-                unknown.reason if unknown is not None else "",
-                how_to_give(unknown) if unknown is not None else "plan from the folder that the job is started in",
-            )
+            report_missing(word, findings)
             continue
         source = read_toml(file, findings)
         if source is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def _kernel() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
         from roost.engines.weights.hash_kernel import add_hashes
 
         add_hashes(*torch.zeros(2, 1, dtype=torch.int64, device="cuda"))
-    except Exception:
+    except Exception as error:
+        warnings.warn(f"fingerprints are computed by torch, which takes longer: {error}", stacklevel=2)
         return None
     return add_hashes
 

@@ -27,7 +27,7 @@ _OF_ROLE = {
 
 
 def backend(part: ComponentPlan, notation: Notation) -> str | None:
-    """What runs a component's model, in one word for all notations; None where nothing says it.
+    """Backend of a component's model, in one word for all notations; None if the job does not say it.
 
     >>> backend_word("megatron_train"), backend_word("fsdp2"), backend_word("huggingface")
     ('megatron', 'fsdp', 'hf')
@@ -35,12 +35,12 @@ def backend(part: ComponentPlan, notation: Notation) -> str | None:
     if part.role is Role.ENGINE and part.model.strategy is None:
         return _ONLY_ENGINE.get(notation)
     if part.model.strategy is None and part.role is Role.LEARNER:
-        return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
+        return learner_backend(part)
     return backend_word(part.model.strategy)
 
 
 def learner_backend(part: ComponentPlan, known: Collection[str] = ("fsdp", "megatron")) -> str:
-    """What trains a component's model, by the word of a program that knows these; FSDP in place of others."""
+    """Training backend of a component for a framework that has the `known` ones; FSDP in place of others."""
     if part.model.strategy is None:
         return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
     word = backend_word(part.model.strategy)

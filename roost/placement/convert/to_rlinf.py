@@ -76,7 +76,7 @@ def _groups_of_variables(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
-    """What stands beside the cluster: models, backends, sizes, memory, lengths."""
+    """Sections of the components: models, backends, sizes, memory, lengths."""
     sections: dict[str, Any] = {}
     parts = [part for part in plan.components if uses_model(part)]
     is_precise = any(part.model.weight_bytes != 2 for part in parts)

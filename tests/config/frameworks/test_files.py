@@ -13,7 +13,7 @@ import roost
 from roost.config.findings import ConfigError, Findings
 from roost.config.frameworks.allocation import AllocationError, parse_allocations, parse_backend
 from roost.config.frameworks.toml import read_toml
-from roost.config.ranks import spell_ranks
+from tests.config.frameworks.test_jobs import processes_of
 
 HERE = Path(__file__).parent
 JOBS = yaml.safe_load((HERE / "files.yaml").read_text())
@@ -34,14 +34,6 @@ def nested(keys):
             inner = inner.setdefault(key, {})
         inner[last] = value
     return values
-
-
-def processes_of(plan):
-    found = {}
-    for part in plan.components:
-        devices = [int(device) for device in part.table.device_numbers]
-        found[part.name] = f"{part.world_size} x {len(devices) // part.world_size} on {spell_ranks(devices)}"
-    return found
 
 
 def findings_of(config, *overrides):
