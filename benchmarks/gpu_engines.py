@@ -33,6 +33,7 @@ from roost.engines.connect import connect
 from roost.engines.protocol import Engine, InFlight, Part, Sampling
 from roost.engines.server_process import start_ready
 from roost.engines.weights.carriers import SharedMemoryCarrier, device_carrier
+from roost.engines.weights.payload import BUCKET_BYTES
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import LocalSender, send
 from roost.placement.routes import WeightRoute
@@ -49,6 +50,7 @@ TRL_MICRO_BATCH, TRL_LIMIT_S = 32, 400.0  # samples of 640 tokens in one pass: a
 ROUNDS = 3
 COPIED_BYTES = 4_000_000_000
 UPDATED_FRACTION = 0.4
+LARGER_BUCKETS = 4 << 30
 SMALL = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
 LARGE = {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_attention_heads": 32}
 UPDATED = {  # by GB in bfloat16
@@ -282,6 +284,8 @@ async def update_rates(kind: EngineKind, module: torch.nn.Module, folder: Path) 
                 for is_asleep in (True, False):
                     seconds = await update_s(engine, local_sender(source, device).send, is_asleep)
                     found[f"{name}, {'asleep' if is_asleep else 'awake'}"] = size / seconds
+                larger = local_sender(source, device, LARGER_BUCKETS)
+                found[f"{name}, asleep, larger buckets"] = size / await update_s(engine, larger.send, True)
             # The last source is bfloat16: what sending takes without fingerprints of what is sent.
             plain = await update_s(engine, lambda engines, version: plain_send(engines, source, version, device), True)
             found["bfloat16, asleep, no fingerprints"] = size / plain
@@ -301,11 +305,11 @@ def sources(module: torch.nn.Module) -> Iterator[tuple[str, ModuleSource]]:
     yield "bfloat16", ModuleSource(module.bfloat16())
 
 
-def local_sender(source: ModuleSource, device: torch.device) -> LocalSender:
+def local_sender(source: ModuleSource, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> LocalSender:
     """The sender of a learner that shares the engine's device; without one (to try it), by shared memory."""
     if device.type == "cpu":
-        return LocalSender(source, WeightRoute.SHARED_MEMORY, SharedMemoryCarrier)
-    return LocalSender(source, WeightRoute.DEVICE, lambda: device_carrier(source))
+        return LocalSender(source, WeightRoute.SHARED_MEMORY, SharedMemoryCarrier, bucket_bytes)
+    return LocalSender(source, WeightRoute.DEVICE, lambda: device_carrier(source), bucket_bytes)
 
 
 async def plain_send(engines: Sequence[Engine], source: ModuleSource, version: int, device: torch.device) -> Any:

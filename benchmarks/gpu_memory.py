@@ -21,6 +21,7 @@ from train_roost import run
 
 import roost
 from roost.placement.memory.phases import Phase
+from roost.placement.memory.residency import Decision
 
 GIB = 1 << 30
 EVERY_S = 0.02
@@ -121,7 +122,10 @@ def predicted(config: Mapping[str, Any], decision: str, device_gib: float | None
     [held] = roost.plan(dict(config), {"nodes": [{"accelerators": 1, **memory}]}, trains=True).residency.classes
     if held.decision != decision:
         raise RuntimeError(f"the plan decided {held.decision}, not {decision}: {held.reason}")
-    return {name: held.used_gib(phase) for name, phase in PHASES.items()}
+    found = {name: held.used_gib(phase) for name, phase in PHASES.items()}
+    if held.decision is Decision.SLEEP and held.overlaps_sync:
+        found["sync"] = held.overlapped_sync_gib
+    return found
 
 
 def intervals(trace: Mapping[str, Any]) -> list[Interval]:

@@ -75,13 +75,15 @@ def metrics_of(outcome):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("offloads", [{}, OFFLOADS], ids=["keep", "sleep"])
-def test_engine_and_learner_share_a_device(model, tmp_path, engine, offloads):
+@pytest.mark.parametrize("decision", ["keep", "sleep", "restart"])
+def test_engine_and_learner_share_a_device(model, tmp_path, engine, decision):
     """Updates reach the engine: its log-probs stay close to the learner's while the weights change."""
     notes = []
-    values = job(model, engine, actor=offloads)
+    values = job(model, engine, actor={} if decision == "keep" else OFFLOADS)
+    if decision == "restart":
+        values["rollout"] = {**values.get("rollout", {}), "enable_sleep_mode": False}
     [held] = roost.plan(values).residency.classes
-    assert held.decision == ("sleep" if offloads else "keep")
+    assert held.decision == decision
     rows = metrics_of(trained(values, tmp_path / "run", notes=notes))
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["mismatch/logprob_mean"] < MOST_APART for row in rows)
