@@ -313,9 +313,9 @@ class Learner:
         is_finite = math.isfinite(statistics.get("loss", 0.0))
         return statistics | limits | self._update(is_finite, not any(limits.values()), position)
 
-    def offload(self, parts: Sequence[str] = PARTS) -> None:
-        """Move parts to the host and free their device memory; moments are kept unchanged."""
-        self._residence.offload(parts)
+    def offload(self, parts: Sequence[str] = PARTS, in_background: bool = False) -> None:
+        """Move parts to the host and free their device memory; in the background, the next call frees it."""
+        self._residence.offload(parts, in_background)
 
     def load(self, parts: Sequence[str] = PARTS) -> None:
         """Move parts back to the device."""

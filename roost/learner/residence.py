@@ -74,6 +74,7 @@ class Residence:
         self._device = device
         self._away: dict[str, list[Away]] = {}
         self._arriving: torch.cuda.Event | None = None  # end of a copy of moments that may still run
+        self._leaving: tuple[torch.cuda.Stream | None, dict[str, list[Away]]] | None = None  # copies that may still run
         self._pinned: dict[str, HostBuffer] = {}  # kept, because page-locking takes longer than a copy
 
     @property
@@ -81,13 +82,27 @@ class Residence:
         """Parts that are on the host."""
         return tuple(self._away)
 
-    def offload(self, parts: Iterable[str]) -> None:
-        """Move parts to the host; offloaded parts are skipped."""
+    def offload(self, parts: Iterable[str], in_background: bool = False) -> None:
+        """Move parts to the host; offloaded parts are skipped.
+
+        In the background, parts stay readable on the device, which the next `offload` or `load` frees.
+        """
+        self._free_copied()
         self.wait_for_moments()
         leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
         with _beside(self._device) as stream:
             # Copy everything before freeing any memory: if the host has too little, nothing has changed.
-            copies = {part: self._to_host(part, storages) for part, storages in leaving.items()}
+            self._leaving = stream, {part: self._to_host(part, storages) for part, storages in leaving.items()}
+        if not in_background:
+            self._free_copied()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # for other processes on the device
+
+    def _free_copied(self) -> None:
+        """Free the device memory of parts that were copied to the host."""
+        if self._leaving is None:
+            return
+        (stream, copies), self._leaving = self._leaving, None
         if stream is not None:
             stream.synchronize()
         for part, away in copies.items():
@@ -95,14 +110,13 @@ class Residence:
                 each.storage.resize_(0)
             if away:  # between steps there are no gradients
                 self._away[part] = away
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # for other processes on the device
 
     def load(self, parts: Iterable[str]) -> None:
         """Move parts back to the device; loaded parts are skipped.
 
         On a GPU, moments are copied in the background, as scoring comes first: call `wait_for_moments`.
         """
+        self._free_copied()
         coming = sorted((part for part in _known(parts) if part in self._away), key=PARTS.index)
         arriving = [each for part in coming for each in self._away[part]]
         try:

@@ -109,8 +109,8 @@ class LearnerWorker(Worker):
     def learn(self, samples: Sequence[Sample], totals: Totals, position: int) -> dict[str, float]:
         return self._learner.learn(samples, totals, position)
 
-    def offload(self, parts: Sequence[str]) -> None:
-        self._learner.offload(tuple(parts))
+    def offload(self, parts: Sequence[str], in_background: bool = False) -> None:
+        self._learner.offload(tuple(parts), in_background)
 
     def load(self, parts: Sequence[str]) -> None:
         self._learner.load(tuple(parts))
@@ -391,8 +391,8 @@ class Learners:
         answers: list[Any] = await getattr(self._group, method)(*arguments)
         return answers
 
-    async def offload(self, parts: Sequence[str] = ALL_PARTS) -> None:
-        await self.all("offload", tuple(parts))
+    async def offload(self, parts: Sequence[str] = ALL_PARTS, in_background: bool = False) -> None:
+        await self.all("offload", tuple(parts), in_background)
 
     async def load(self, parts: Sequence[str] = ALL_PARTS) -> None:
         await self.all("load", tuple(parts))

@@ -461,6 +461,7 @@ class DeviceSwitch:
 
     engines: EngineSwitch
     offloads: Mapping[str, Sequence[str]]  # component: parts it moves to the host while engines run
+    overlaps: bool = False  # devices have room for the engines' weights beside gradients and optimizer state
 
     @property
     def is_shared(self) -> bool:
@@ -476,7 +477,7 @@ class DeviceSwitch:
     async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], update: WeightUpdate) -> None:
         """Wake the engines with the new policy."""
         if self.is_shared:
-            await self.offload(learners, BESIDE_WEIGHTS)
+            await self.offload(learners, BESIDE_WEIGHTS, self.overlaps)
         await self.engines.to_engines(fleet, update, lambda: self.offload(learners, (WEIGHT,)))
 
     async def load(self, learners: Sequence[Learners]) -> None:
@@ -484,7 +485,10 @@ class DeviceSwitch:
         loads = ((each, self.offloads.get(each.name, ())) for each in learners)
         await asyncio.gather(*(each.load(parts) for each, parts in loads if parts))
 
-    async def offload(self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS) -> None:
+    async def offload(
+        self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS, in_background: bool = False
+    ) -> None:
         """Move each learner's offloadable parts to the host, limited to `among`."""
-        moves = ((each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners)
-        await asyncio.gather(*(each.offload(parts) for each, parts in moves if parts))
+        moves = [(each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners]
+        # With no parts, a call frees what was copied in the background.
+        await asyncio.gather(*(each.offload(parts, in_background) for each, parts in moves if parts or self.overlaps))

@@ -104,7 +104,9 @@ def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
     engine_switch = EngineSwitch(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
-    switch = DeviceSwitch(engine_switch, {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)})
+    offloads = {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)}
+    overlaps = on_gpu and all(each.overlaps_sync for each in plan.residency.of(ROLLOUT))
+    switch = DeviceSwitch(engine_switch, offloads, overlaps)
     sharing = tuple(name for name in (ACTOR, *scorers) if devices_of(plan, name) & devices_of(plan, ROLLOUT))
     return RunSetup(engines, switch, on_gpu, scorers, sharing, threads)
 

@@ -42,6 +42,23 @@ def test_the_memory_of_what_is_offloaded_is_free(learner):
     assert {part: bytes_held(one, part) for part in held} == held
 
 
+def test_what_is_offloaded_in_the_background_is_freed_by_the_next_call(learner):
+    expected, _ = trained(learner(), *BATCHES)
+    one = learner()
+    for samples, after in zip(BATCHES, (["weight"], [], None), strict=True):
+        held = bytes_held(one, "optimizer")
+        one.offload(["grad", "optimizer"], in_background=True)
+        assert bytes_held(one, "optimizer") == held
+        one.score(samples)  # weights are there
+        if after is not None:
+            one.offload(after)
+            assert bytes_held(one, "optimizer") == 0
+        one.load()
+        assert bytes_held(one, "optimizer") == held
+        weights, _ = trained(one, samples)
+    assert_equal(weights, expected)
+
+
 def test_twice_is_as_once(learner):
     one, samples = learner(), BATCHES[0]
     before = one.score(samples)[0]

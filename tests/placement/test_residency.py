@@ -414,3 +414,20 @@ def test_training_settings_decide_the_memory_of_a_job_that_trains(model):
     assert used(Phase.GENERATE, engine_options={"memory_fraction": 0.3}) == pytest.approx(60, abs=2)
     assert used(Phase.LEARN, micro_batch_tokens=16_384) > used(Phase.LEARN, micro_batch_tokens=4096) + 2
     assert used(Phase.LEARN, activation_checkpointing=False) > used(Phase.LEARN) + 20
+
+
+@pytest.mark.parametrize(("memory", "has_room"), [(80, True), (30, False)])
+def test_a_sync_overlaps_offloading_where_the_device_has_room(model, memory, has_room):
+    offloads = {f"offload_{part}": True for part in ("weight", "grad", "optimizer")}
+    values = rlinf({"actor,rollout": "all"}, {"model": {"model_path": model}, **offloads})
+    [held] = roost.plan(values, machines(memory)).residency.classes
+    assert held.decision is Decision.SLEEP
+    away, syncing = (
+        next(share for share in held.phases[phase] if share.component == "actor")
+        for phase in (Phase.GENERATE, Phase.SYNC)
+    )
+    # Weights are on the device in any case; gradients and moments, too, while they are copied.
+    rest = away.device_gib + away.host_gib - syncing.device_gib
+    assert rest > 0
+    assert held.overlapped_sync_gib == pytest.approx(held.used_gib(Phase.SYNC) + rest)
+    assert held.overlaps_sync is has_room

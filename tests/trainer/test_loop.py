@@ -69,7 +69,7 @@ class Model:
     async def load(self, parts):
         self._events.append("load")
 
-    async def offload(self, parts):
+    async def offload(self, parts, in_background):
         self._events.append("offload")
 
 

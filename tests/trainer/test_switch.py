@@ -51,13 +51,14 @@ class NotedLearner:
     async def load(self, parts):
         self._calls.append(("load", parts))
 
-    async def offload(self, parts):
-        self._calls.append(("offload", parts))
+    async def offload(self, parts, in_background):
+        self._calls.append(("offload", parts, *(["in background"] if in_background else [])))
 
 
-def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None):
+def calls_of(turn, *more, decision, in_flight=InFlight.DRAIN, offloads=ALL, displaced=None, overlaps=False):
     calls = []
-    switch = DeviceSwitch(EngineSwitch(decision, in_flight=in_flight, displaced=displaced), {"actor": offloads})
+    engines = EngineSwitch(decision, in_flight=in_flight, displaced=displaced)
+    switch = DeviceSwitch(engines, {"actor": offloads}, overlaps)
     ran(getattr(switch, turn)(NotedFleet(calls), [NotedLearner(calls)], *more))
     return calls
 
@@ -104,6 +105,20 @@ def test_devices_go_to_the_learner_once_the_engines_have_left_them(case, expecte
             {"decision": Decision.SLEEP},
             [("offload", ["grad", "optimizer"]), ("wake", RELEASE, InFlight.DRAIN), ("offload", ["weight"])],
             id="engines wake",
+        ),
+        pytest.param(
+            {"decision": Decision.SLEEP, "overlaps": True},
+            [
+                ("offload", ["grad", "optimizer"], "in background"),
+                ("wake", RELEASE, InFlight.DRAIN),
+                ("offload", ["weight"]),
+            ],
+            id="engines wake while moments are copied",
+        ),
+        pytest.param(
+            {"decision": Decision.SLEEP, "overlaps": True, "offloads": ("optimizer",)},
+            [("offload", ["optimizer"], "in background"), ("wake", RELEASE, InFlight.DRAIN), ("offload", [])],
+            id="copied moments are freed where weights stay",
         ),
         pytest.param(
             {"decision": Decision.RESTART},

@@ -211,6 +211,22 @@ class ClassResidency:
         """Sum on each device of the class; None if a part is unknown."""
         return _known_sum([size for _, size in self.parts(phase)])
 
+    @property
+    def overlapped_sync_gib(self) -> float | None:
+        """Memory of the sync phase if engines take weights while learners still offload the rest."""
+        pairs = zip(self.phases[Phase.GENERATE], self.phases[Phase.SYNC], strict=True)
+        leaving = [(away, left) for away, left in pairs if away.state is not State.RUNS and left.state is State.RUNS]
+        whole = _known_sum([size for away, _ in leaving for size in (away.device_gib, away.host_gib)])
+        weights = _known_sum([left.device_gib for _, left in leaving])
+        used = self.used_gib(Phase.SYNC)
+        return None if whole is None or weights is None or used is None else used + whole - weights
+
+    @property
+    def overlaps_sync(self) -> bool:
+        """True if the device has room for that."""
+        needed, memory = self.overlapped_sync_gib, self.device_class.memory_gb
+        return memory is not None and needed is not None and needed <= RESERVED_FRACTION * memory
+
 
 @dataclass(frozen=True, eq=False)
 class Residency:
