@@ -6,24 +6,22 @@ the role that it is colocated with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, shown
 from roost.config.frameworks.allocation import Allocation, AllocationError, parse_allocations, parse_backend
-from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import file_option, find_file, merged, warn_defaults
-from roost.config.frameworks.pools import component
-from roost.config.frameworks.signs import is_areal
+from roost.config.frameworks.arguments import Arguments, Start
+from roost.config.frameworks.files import file_option, over_file, warn_defaults
+from roost.config.frameworks.pools import Reader
+from roost.config.frameworks.registry import Framework
 from roost.config.interpolation import resolve
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, Role, Sharding
+from roost.config.job import DeviceList, Job, ModelUse, Notation, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
-from roost.config.shell.reading import Command
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
 
@@ -34,7 +32,6 @@ DEFAULTS: Mapping[str, Any] = {
     "actor.weight_update_mode": "xccl",
     "rollout.max_head_offpolicyness": 0,
 }
-PROGRAM = re.compile(r"areal[./](?:\w+[./])*launcher[./]\w+(?:\.py)?|.*\.py")
 ROLES = {"ref": "reference"}  # names of roles here, where they differ
 PLACING = tuple(
     Entry(
@@ -48,42 +45,29 @@ PLACING = tuple(
 )
 
 
-def accepts(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for AReaL's launchers, and for programs whose config is one of AReaL's."""
-    if program.startswith("areal"):
-        return True
-    option = arguments.options.get("--config")
-    file = find_file(option.known, command) if option is not None and option.known else None
-    source = read_yaml(file, Findings()) if file is not None and file.suffix in (".yaml", ".yml") else None
-    return source is not None and is_areal(source.values)
-
-
-def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def with_config_file(start: Start, findings: Findings) -> Arguments:
     """The overrides over the config that `--config` names."""
-    file = file_option("--config", arguments, command, findings)
+    file = file_option("--config", start.arguments, start.command, findings)
     source = read_yaml(file, findings) if file is not None else None
     if source is None:
-        return arguments
+        return start.arguments
     if source.values.get("defaults"):
         warn_defaults(source, findings)
-    own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
-    return Arguments(
-        resolve(merged(own, arguments.values)),
-        {**source.positions, **arguments.positions},
-        arguments.options,
-        arguments.unknown,
-    )
+    arguments = over_file(source, start.arguments)
+    arguments.values = resolve(arguments.values)
+    return arguments
 
 
 def read_areal(root: Section, notation: Notation) -> Job:
     """Read the config of an AReaL job."""
-    return _AReaL(root).job()
+    return _AReaL(root, notation).job()
+
+
+FRAMEWORK = Framework(read_areal, PLACING, base=with_config_file)
 
 
 @dataclass(slots=True)
-class _AReaL:
-    root: Section
-    components: list[Component] = field(default_factory=list)
+class _AReaL(Reader):
     devices: dict[str, Sequence[int]] = field(default_factory=dict)  # of each role, by its written name
     width: int = 8  # GPUs of a node
     free: int = 0  # the first GPU that no role has
@@ -104,14 +88,7 @@ class _AReaL:
                 "and says nothing",
                 f"write {cluster.spell('n_nodes', needed)}, or colocate roles",
             )
-        return Job(
-            Notation.AREAL,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=max(written or needed, needed),
-            accelerators_per_node=self.width,
-            settings=self._settings(),
-        )
+        return self.as_job(max(written or needed, needed), self.width, self._settings())
 
     def _settings(self) -> dict[str, object]:
         settings: dict[str, object] = {"engines_sleep": self._shares_with_actor()}
@@ -333,7 +310,7 @@ class _AReaL:
         requested = DeviceList(devices[:usable], size)
         written = ".".join(map(str, section.path)) or role
         model = self._model(section, allocation, kind)
-        self.components.append(component(name, written, where, requested, kind, allocation.sizes, model))
+        self.add(name, written, where, requested, kind, allocation.sizes, model)
 
     def _model(self, section: Section, allocation: Allocation, kind: Role) -> ModelUse:
         path = first_text((section, "path"), (self.root.below("actor"), "path"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.section import Unresolved
+from roost.config.shell.reading import Command
 from roost.config.shell.values import Unknown, Value
 from roost.config.yaml_events import KeyPath, Position
 
@@ -42,6 +43,24 @@ class Arguments:
 
     def remove(self, path: KeyPath, position: Position) -> None:
         self.set(path, None, position)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command that may start a job: the word that names the program, and the arguments after it."""
+
+    command: Command
+    at: int  # the program among the words
+    arguments: Arguments
+
+    @property
+    def program(self) -> str:
+        return self.command.words[self.at].known or ""
+
+    @property
+    def before(self) -> Sequence[str]:
+        """The words before the program that are known, without their folders."""
+        return [(word.known or "").rpartition("/")[2] for word in self.command.words[: self.at]]
 
 
 def typed(text: str) -> Any:

@@ -86,6 +86,13 @@ def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]
     return result
 
 
+def over_file(source: Source, arguments: Arguments) -> Arguments:
+    """The arguments over the config file that they change; Hydra's own keys of it are left out."""
+    own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+    values, positions = merged(own, arguments.values), {**source.positions, **arguments.positions}
+    return Arguments(values, positions, arguments.options, arguments.unknown)
+
+
 def warn_defaults(source: Source, findings: Findings) -> None:
     """Say that the groups of Hydra that a config names are not read behind a script."""
     findings.warn(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks import areal, nemo, openrlhf, prime, skyrl, slime, trl, verl
-from roost.config.frameworks.arguments import Arguments, how_to_give, read_overrides
-from roost.config.job import Job, Notation
-from roost.config.section import Section
+from roost.config.frameworks.arguments import Arguments, Start, how_to_give
+from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.reading import Command, Reading
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.values import Value
@@ -28,80 +26,20 @@ _LAUNCHER = re.compile(
 )
 
 
-_COMMANDS = ("trl",)  # programs that are found by PATH
-
-
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """A framework: the programs that start its jobs, the reader of their arguments, and that of the job they give."""
-
-    notation: Notation
-    program: re.Pattern[str]  # of the module or file that is started
-    read: Callable[[Sequence[Value]], Arguments]
-    read_job: Callable[[Section, Notation], Job]
-    placing: Sequence[str]  # patterns of the keys that count for placing
-    accepts: Callable[[Command, str, Arguments], bool] = lambda command, program, arguments: True
-    base: Callable[[Arguments, Command, Findings], Arguments] = lambda arguments, command, findings: arguments
-    # Adds what other commands of the script say about the job.
-    beside: Callable[[Arguments, Command, Reading], Arguments] = lambda arguments, command, reading: arguments
-
-
-FRAMEWORKS = (
-    Framework(
-        Notation.SKYRL,
-        skyrl.PROGRAM,
-        read_overrides,
-        skyrl.read_skyrl,
-        skyrl.PLACING,
-        skyrl.is_skyrl,
-        skyrl.without_config_file,
-    ),
-    Framework(Notation.VERL, verl.PROGRAM, read_overrides, verl.read_verl, verl.PLACING, base=verl.with_config_file),
-    Framework(
-        Notation.NEMO, nemo.PROGRAM, read_overrides, nemo.read_nemo, nemo.PLACING, nemo.accepts, nemo.with_config_file
-    ),
-    Framework(
-        Notation.PRIME,
-        prime.PROGRAM,
-        prime.read_arguments,
-        prime.read_prime,
-        prime.PLACING,
-        prime.accepts,
-        prime.with_config_files,
-    ),
-    Framework(Notation.MILES, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_miles),
-    Framework(Notation.SLIME, slime.PROGRAM, slime.read_arguments, slime.read_slime, slime.PLACING, slime.is_slime),
-    Framework(Notation.OPENRLHF, openrlhf.PROGRAM, openrlhf.read_arguments, openrlhf.read_openrlhf, openrlhf.PLACING),
-    Framework(
-        Notation.AREAL,
-        areal.PROGRAM,
-        read_overrides,
-        areal.read_areal,
-        areal.PLACING,
-        areal.accepts,
-        areal.with_config_file,
-    ),
-    Framework(
-        Notation.TRL,
-        trl.PROGRAM,
-        trl.read_arguments,
-        trl.read_trl,
-        trl.PLACING,
-        trl.is_trl,
-        trl.with_files,
-        trl.with_server,
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A command that starts a job."""
+    """A command that starts a job of a framework."""
 
-    framework: Framework
-    program: str
-    arguments: Arguments
-    command: Command
+    entry: Entry
+    start: Start
+
+    @property
+    def command(self) -> Command:
+        return self.start.command
+
+    @property
+    def arguments(self) -> Arguments:
+        return self.start.arguments
 
 
 def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Source | None:
@@ -117,10 +55,10 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     job = next((one for one in certain if one.arguments.values or one.arguments.options), certain[0])
     _report_others(jobs, job, findings)
     _report_rest(reading, job, findings)
-    read = job.framework.base(job.arguments, job.command, findings)
-    read = job.framework.beside(read, job.command, reading)
+    framework = job.entry.load()
+    read = framework.beside(framework.base(job.start, findings), reading)
     _report_unknown(read, findings)
-    launch = Launch(job.framework.notation.value, job.program, job.command.position)
+    launch = Launch(job.entry.notation.value, job.start.program, job.command.position)
     return Source(read.values, str(file), {**read.positions, (): job.command.position}, launch)
 
 
@@ -147,7 +85,7 @@ def _report_unknown(read: Arguments, findings: Findings) -> None:
 def _jobs(reading: Reading) -> Iterator[Found]:
     for command in reading.commands.values():
         for at in _programs(command.words):
-            found = _recognised(command, command.words[at].known or "", command.words[at + 1 :])
+            found = _recognised(command, at)
             if found is not None:
                 yield found
                 break
@@ -165,8 +103,8 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
         if text is not None and not re.search(r"\s", text):
             is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
             # rl @ rl.toml, or rl --trainer @ train.toml
-            has_file = name in prime.COMMANDS and any(word.prefix.startswith("@") for word in words[at + 1 :])
-            is_command = name in _COMMANDS and (at == own or has_launcher)
+            has_file = name in COMMANDS_WITH_FILES and any(word.prefix.startswith("@") for word in words[at + 1 :])
+            is_command = name in COMMANDS and (at == own or has_launcher)
             is_file = has_launcher and (is_module or text.endswith(".py"))
             if is_command or is_file or has_file or (at == 0 and "/" in text):
                 yield at
@@ -177,14 +115,11 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
             has_launcher = False  # what follows are the arguments of this program
 
 
-def _recognised(command: Command, program: str, rest: Sequence[Value]) -> Found | None:
-    read: dict[Callable[[Sequence[Value]], Arguments], Arguments] = {}
-    for framework in FRAMEWORKS:
-        if framework.program.fullmatch(program) is None:
-            continue
-        arguments = read.setdefault(framework.read, framework.read(rest))
-        if framework.accepts(command, program, arguments):
-            return Found(framework, program, arguments, command)
+def _recognised(command: Command, at: int) -> Found | None:
+    for entry in ENTRIES:
+        start = entry.started(Start(command, at, Arguments()), command.words[at + 1 :])
+        if start is not None:
+            return Found(entry, start)
     return None
 
 
@@ -243,7 +178,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             Where(str(file)),
             "starts no job that Roost knows",
             started if starts else "it starts nothing",
-            f"give the script that starts a job of {', '.join(one.notation.program for one in FRAMEWORKS)}",
+            f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 
 

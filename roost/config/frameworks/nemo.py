@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import file_option, find_file, is_chain, merged, read_chain
-from roost.config.frameworks.pools import check_divides, component, engines_on
-from roost.config.frameworks.signs import is_nemo
+from roost.config.frameworks.arguments import Arguments, Start
+from roost.config.frameworks.files import file_option, find_file, over_file, read_chain
+from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
+from roost.config.frameworks.registry import Framework
+from roost.config.frameworks.signs import NEMO_CONFIGS
 from roost.config.interpolation import resolve
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
-from roost.config.shell.reading import Command
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
 
@@ -36,21 +36,6 @@ DEFAULTS: Mapping[str, Any] = {
     "teacher.num_nodes": 1,  # of each teacher with nodes of its own
     "teacher.gpus_per_node": 8,
 }
-# The config that each program of examples/ takes where none is given.
-OWN_CONFIGS: Mapping[str, str] = {
-    "run_grpo": "grpo_math_1B.yaml",
-    "run_grpo_math": "grpo_math_1B.yaml",
-    "run_grpo_rm": "grpo_rm_1B.yaml",
-    "run_grpo_sliding_puzzle": "grpo_sliding_puzzle.yaml",
-    "run_vlm_grpo": "vlm_grpo_3B.yaml",
-    "run_ppo": "ppo_math_1B.yaml",
-    "run_sft": "sft.yaml",
-    "run_dpo": "dpo.yaml",
-    "run_rm": "rm.yaml",
-    "run_distillation": "distillation_math.yaml",
-}
-PROGRAM = re.compile(r"(?:.*/)?run_(?:\w+_)?(?:grpo|gdpo|ppo|dpo|sft|rm|distillation)(?:_\w+)?\.py")
-SIGNS = ("policy", "cluster", "grpo")
 WITHOUT_ENGINES = ("sft", "dpo", "rm")
 PLACING = tuple(
     Entry(
@@ -77,50 +62,30 @@ PLACING = tuple(
 )
 
 
-def accepts(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for NeMo-RL's programs; other projects have programs of the same names, with configs of their own."""
-    if any(word.known == "accelerate" for word in command.words):
-        return False
-    option = arguments.options.get("--config")
-    file = find_file(option.known, command) if option is not None and option.known else None
-    source = read_yaml(file, Findings()) if file is not None else None
-    if source is None:  # a config that is not here is a finding, where the rest of the command is NeMo-RL's
-        is_own = option is not None and "torchrun" not in (word.known for word in command.words)
-        return any(sign in arguments.values for sign in SIGNS) or (is_own and Path(program).stem in OWN_CONFIGS)
-    if is_chain(source.values):
-        source = read_chain(source, Findings())
-    return source is None or is_nemo(source.values)
-
-
-def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def with_config_file(start: Start, findings: Findings) -> Arguments:
     """The overrides over the config that `--config` names, or over the program's own."""
+    arguments = start.arguments
     if "--config" in arguments.options:
-        file = file_option("--config", arguments, command, findings)
+        file = file_option("--config", arguments, start.command, findings)
     else:
-        file = _own_config(command, findings)
+        file = _own_config(start, findings)
     source = read_yaml(file, findings) if file is not None else None
     source = read_chain(source, findings) if source is not None else None
     if source is not None:
-        arguments = Arguments(
-            merged(source.values, arguments.values),
-            {**source.positions, **arguments.positions},
-            arguments.options,
-            arguments.unknown,
-        )
+        arguments = over_file(source, arguments)
     arguments.values = resolve(arguments.values)
     return arguments
 
 
-def _own_config(command: Command, findings: Findings) -> Path | None:
+def _own_config(start: Start, findings: Findings) -> Path | None:
     """The config beside the program, which it takes by itself; a finding where that is not here."""
-    program = next(word for word in command.words if PROGRAM.fullmatch(word.known or ""))
-    path = Path(program.known or "")
-    own = path.parent / "configs" / OWN_CONFIGS.get(path.stem, "grpo_math_1B.yaml")
-    file = find_file(str(own), command)
+    path = Path(start.program)
+    own = path.parent / "configs" / NEMO_CONFIGS.get(path.stem, "grpo_math_1B.yaml")
+    file = find_file(str(own), start.command)
     if file is None:
         findings.error(
             "RST-N060",
-            Where(*program.position),
+            Where(*start.command.words[start.at].position),
             f"{own}, which this program takes by itself, is not here; what it says about placement is not known",
             fix="plan from a checkout of NeMo-RL, or give --config",
         )
@@ -129,7 +94,10 @@ def _own_config(command: Command, findings: Findings) -> Path | None:
 
 def read_nemo(root: Section, notation: Notation) -> Job:
     """Read the config of a NeMo-RL job."""
-    return _Nemo(root).job()
+    return _Nemo(root, notation).job()
+
+
+FRAMEWORK = Framework(read_nemo, PLACING, base=with_config_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +112,7 @@ class _Teacher:
 
 
 @dataclass(slots=True)
-class _Nemo:
-    root: Section
-    components: list[Component] = field(default_factory=list)
+class _Nemo(Reader):
     width: int = 1  # GPUs of a node
 
     def job(self) -> Job:
@@ -193,14 +159,7 @@ class _Nemo:
             self._teacher(teacher, self._devices(teacher.nodes, teacher.gpus, after * self.width))
             after += teacher.nodes
         self._notes(nodes)
-        return Job(
-            Notation.NEMO,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=nodes,
-            accelerators_per_node=self.width,
-            settings=self._settings(),
-        )
+        return self.as_job(nodes, self.width, self._settings())
 
     def _gpus(self, section: Section, default: int) -> int:
         return section.whole_number("gpus_per_node", 1, default, MAX_ACCELERATORS_PER_NODE) or 1
@@ -287,20 +246,12 @@ class _Nemo:
     def _sizes(self, section: Section) -> ParallelSizes:
         megatron = section.below("megatron_cfg")
         if megatron.flag("enabled"):
-            return self._megatron_sizes(megatron)
+            return megatron_sizes(megatron)
         plain = section.below("dtensor_cfg")
         return ParallelSizes(
             plain.whole_number("tensor_parallel_size", 1, 1) or 1,
             context=plain.whole_number("context_parallel_size", 1, 1) or 1,
             expert=plain.whole_number("expert_parallel_size", 1, 1) or 1,
-        )
-
-    def _megatron_sizes(self, section: Section) -> ParallelSizes:
-        return ParallelSizes(
-            section.whole_number("tensor_model_parallel_size", 1, 1) or 1,
-            section.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
-            section.whole_number("context_parallel_size", 1, 1) or 1,
-            section.whole_number("expert_model_parallel_size", 1, 1) or 1,
         )
 
     def _model(self, section: Section, trains: bool = True) -> ModelUse:
@@ -344,11 +295,10 @@ class _Nemo:
         """One process per GPU."""
         sizes = self._sizes(section)
         where = section.where("megatron_cfg" if section.below("megatron_cfg").flag("enabled") else "dtensor_cfg")
-        names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
-        check_divides(sizes, len(devices), where, self.root, names)
+        check_divides(sizes, len(devices), where, self.root)
         written = ".".join(map(str, section.path))
         model = self._model(section, role is Role.LEARNER)
-        self.components.append(component(name, written, where, DeviceList(devices, 1), role, sizes, model))
+        self.add(name, written, where, DeviceList(devices, 1), role, sizes, model)
 
     # --- engines
 
@@ -363,7 +313,7 @@ class _Nemo:
             return ParallelSizes(tensor=size), section.where(), "mem_fraction_static"
         if backend == "megatron":
             section = self.root.below("policy", "megatron_cfg")
-            sizes = self._megatron_sizes(section)
+            sizes = megatron_sizes(section)
             return ParallelSizes(sizes.tensor, sizes.pipeline, expert=sizes.expert), section.where(), None
         section = generation.below("trtllm_cfg" if backend == "trtllm" else "vllm_cfg")
         tensor = section.whole_number("tensor_parallel_size", 1, 1) or 1
@@ -408,9 +358,7 @@ class _Nemo:
         path = first_text((self.root.below("policy"), "model_name"))
         model = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy=backend)
         requested = DeviceList(used, size)
-        self.components.append(
-            component("rollout", "policy.generation", generation.where(), requested, Role.ENGINE, sizes, model)
-        )
+        self.add("rollout", "policy.generation", generation.where(), requested, Role.ENGINE, sizes, model)
 
     def _pool(self, count: int, devices: Sequence[int]) -> str:
         return "all engines" if count == len(devices) else "a node"
@@ -459,20 +407,19 @@ class _Nemo:
                     f"write gpus_per_node: {self.width}",
                 )
             nodes = chosen.whole_number("num_nodes", 1, int(DEFAULTS["teacher.num_nodes"]), MAX_NODES) or 1
-            yield _Teacher(str(alias), str(model) if model else None, nodes, gpus, self._megatron_sizes(chosen))
+            yield _Teacher(str(alias), str(model) if model else None, nodes, gpus, megatron_sizes(chosen))
 
     def _teacher(self, teacher: _Teacher, devices: Sequence[int]) -> None:
         section = self.root.below("on_policy_distillation", "non_colocated_teachers")
         where = section.where("default_teacher_cfg")
         sizes = teacher.sizes
-        names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
-        check_divides(sizes, len(devices), where, self.root, names)
+        check_divides(sizes, len(devices), where, self.root)
         model = ModelUse(
             teacher.model, read_model_config(teacher.model), sharding=Sharding.OPTIMIZER, strategy="megatron"
         )
         name = f"{TEACHER}.{teacher.alias}"
         written = f"on_policy_distillation.teacher_model_by_agent_name.{teacher.alias}"
-        self.components.append(component(name, written, where, DeviceList(devices, 1), Role.SCORER, sizes, model))
+        self.add(name, written, where, DeviceList(devices, 1), Role.SCORER, sizes, model)
 
     # --- findings and settings
 

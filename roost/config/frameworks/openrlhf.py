@@ -6,15 +6,15 @@ Engines come after the actor, or share its GPUs. Nothing says how many GPUs a ma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted
 from roost.config.frameworks.arguments import Arguments, read_flags
-from roost.config.frameworks.pools import USUAL_WIDTH, check_divides, component
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.frameworks.pools import USUAL_WIDTH, Reader, check_divides
+from roost.config.frameworks.registry import Framework
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
 from roost.config.shell.values import Value
@@ -34,7 +34,6 @@ DEFAULTS: Mapping[str, Any] = {
     "--ds.zero_stage": 2,
     "--data.max_len": 2048,
 }
-PROGRAM = re.compile(r"(?:.*[./])?train_ppo_ray(?:_\w+)?(?:\.py)?")
 _SWITCHES = {
     "--train.colocate_all": "--colocate_all_models",
     "--train.colocate_actor_ref": "--colocate_actor_ref",
@@ -76,7 +75,10 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
 
 def read_openrlhf(root: Section, notation: Notation) -> Job:
     """Read the flags of an OpenRLHF job."""
-    return _OpenRLHF(root).job()
+    return _OpenRLHF(root, notation).job()
+
+
+FRAMEWORK = Framework(read_openrlhf, PLACING, read_arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,7 @@ class _Count:
 
 
 @dataclass(slots=True)
-class _OpenRLHF:
-    root: Section
-    components: list[Component] = field(default_factory=list)
+class _OpenRLHF(Reader):
     used: int = 0  # GPUs that have been given out
 
     def job(self) -> Job:
@@ -109,14 +109,7 @@ class _OpenRLHF:
         settings: dict[str, object] = {"engines_sleep": self._engines_sleep()}
         if self._flag("--train.async_enable"):
             settings["async_rollouts"] = True
-        return Job(
-            Notation.OPENRLHF,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=machines,
-            accelerators_per_node=width,
-            settings=settings,
-        )
+        return self.as_job(machines, width, settings)
 
     # --- flags
 
@@ -269,9 +262,7 @@ class _OpenRLHF:
             check_divides(sizes, len(devices), self._where(flag), self.root, names)
         name = "reference" if role == "ref" else role
         requested = DeviceList(devices, 1)
-        self.components.append(
-            component(name, self._key(flag), self._where(flag), requested, kind, sizes, self._model(role, kind))
-        )
+        self.add(name, self._key(flag), self._where(flag), requested, kind, sizes, self._model(role, kind))
 
     def _model(self, role: str, kind: Role) -> ModelUse:
         actor, reward = self._text("--actor.model_name_or_path"), self._text("--reward.model_name_or_path")
@@ -339,9 +330,7 @@ class _OpenRLHF:
         where = self._where("--vllm.num_engines")
         requested = DeviceList(devices, size)
         written = self._key("--vllm.num_engines")
-        self.components.append(
-            component("rollout", written, where, requested, Role.ENGINE, ParallelSizes(tensor=size), model)
-        )
+        self.add("rollout", written, where, requested, Role.ENGINE, ParallelSizes(tensor=size), model)
 
     def _engines_fix(self, gpus: int, size: int) -> str:
         if gpus % size:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roost.config.findings import Where, counted
 from roost.config.frameworks.arguments import Arguments, resolved
-from roost.config.job import Component, CpuWorkers, DeviceList, ModelUse, ParallelSizes, Role
+from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.config.section import Section
 from roost.config.shell.reading import Command
 from roost.config.shell.values import Value
@@ -86,8 +86,9 @@ def engines_on(devices: Sequence[int], size: int, where: Where, root: Section, w
     return list(devices[: count * size])
 
 
-def check_divides(sizes: ParallelSizes, count: int, where: Where, root: Section, names: str) -> None:
-    """A learner's model must be cut into parts that divide its devices."""
+def check_divides(sizes: ParallelSizes, count: int, where: Where, root: Section, names: str = "") -> None:
+    """A learner's model must be cut into parts that divide its devices; `names` are its sizes, where they differ."""
+    names = names or f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
     if count % sizes.model:
         root.findings.error(
             "RST-N056",
@@ -130,13 +131,56 @@ def enough_visible(ids: list[int] | None, needed: int, section: Section, what: s
     return ids[:needed] if ids is not None else None
 
 
-def component(
-    name: str,
-    written: str,
-    where: Where,
-    requested: DeviceList | CpuWorkers,
-    role: Role,
-    parallel: ParallelSizes | None = None,
-    model: ModelUse | None = None,
-) -> Component:
-    return Component(name, written, where, requested, parallel or ParallelSizes(), (), role, model or ModelUse())
+def megatron_sizes(section: Section, are_flags: bool = False) -> ParallelSizes:
+    """Sizes by Megatron's names, as keys or as flags."""
+    names = (*(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline")), "context_parallel_size")
+    keys = (f"--{name.replace('_', '-')}" if are_flags else name for name in (*names, "expert_model_parallel_size"))
+    return ParallelSizes(*(section.whole_number(key, 1, 1) or 1 for key in keys))
+
+
+@dataclass(slots=True)
+class Reader:
+    """Base of the readers of jobs: the config, and the components that were found in it."""
+
+    root: Section
+    notation: Notation
+    components: list[Component] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        written: str,
+        where: Where,
+        requested: DeviceList | CpuWorkers,
+        role: Role,
+        parallel: ParallelSizes | None = None,
+        model: ModelUse | None = None,
+    ) -> None:
+        sizes, use = parallel or ParallelSizes(), model or ModelUse()
+        self.components.append(Component(name, written, where, requested, sizes, (), role, use))
+
+    def place(self, path: str) -> Where:
+        """Where a key with dots stands."""
+        return self.root.where(*path.split("."))
+
+    def inner(self, path: str) -> tuple[Section, str]:
+        """The section of a key with dots, and the key in it."""
+        *above, key = path.split(".")
+        return self.root.below(*above), key
+
+    @property
+    def program(self) -> str:
+        """The program that a script starts, without .py; empty for a config."""
+        launch = self.root.source.launch
+        return launch.program.removesuffix(".py") if launch is not None else ""
+
+    def as_job(self, nodes: int, per_node: int, settings: Mapping[str, object]) -> Job:
+        """The job of the components, on so many nodes of so many GPUs."""
+        return Job(
+            self.notation,
+            self.root.source,
+            tuple(self.components),
+            num_nodes=nodes,
+            accelerators_per_node=per_node,
+            settings=settings,
+        )

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, alone, read_overrides, resolved
+from roost.config.frameworks.arguments import Arguments, Start, alone, read_overrides, resolved
 from roost.config.frameworks.files import find_file, merged, report_missing
 from roost.config.frameworks.pools import (
     VISIBLE,
+    Reader,
     add_visible,
     check_divides,
-    component,
     enough_visible,
     visible_devices,
 )
+from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.toml import read_toml
-from roost.config.job import COMMAND_LINE, Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
+from roost.config.job import COMMAND_LINE, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
@@ -46,10 +47,6 @@ DEFAULTS: Mapping[str, Any] = {
     "inference.vllm.gpu_memory_utilization": 0.9,
     "orchestrator.max_off_policy_steps": 8,
 }
-PROGRAM = re.compile(
-    r"(?:.*/)?(?:rl|sft|inference)|(?:.*[./])?prime_rl[./](?:entrypoints[./])?(?:rl|sft|inference)(?:\.py)?"
-)
-COMMANDS = ("rl", "sft", "inference")
 PLACING = (
     VISIBLE,
     *Entry(
@@ -117,17 +114,10 @@ def _unset(arguments: Arguments, path: KeyPath) -> None:
     arguments.positions.pop(path, None)
 
 
-def accepts(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for programs that are given a TOML file, or have a path of prime-rl; `rl` alone may be anything."""
-    return "prime_rl" in program or any(
-        (word.known or ".toml").endswith(".toml") for word in arguments.options.values()
-    )
-
-
-def with_config_files(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def with_config_files(start: Start, findings: Findings) -> Arguments:
     """The flags over the files that are named, the later over the earlier."""
-    read = _layered(Source({}), arguments, findings, command)
-    add_visible(read, command)
+    read = _layered(Source({}), start.arguments, findings, start.command)
+    add_visible(read, start.command)
     return read
 
 
@@ -172,13 +162,14 @@ def _file(word: Value, command: Command | None) -> Path | None:
 
 def read_prime(root: Section, notation: Notation) -> Job:
     """Read the config of a prime-rl job."""
-    return _Prime(root).job()
+    return _Prime(root, notation).job()
+
+
+FRAMEWORK = Framework(read_prime, PLACING, read_arguments, base=with_config_files)
 
 
 @dataclass(slots=True)
-class _Prime:
-    root: Section
-    components: list[Component] = field(default_factory=list)
+class _Prime(Reader):
     width: int = 8  # GPUs of a node
 
     def job(self) -> Job:
@@ -202,19 +193,11 @@ class _Prime:
         lag = self.root.below("orchestrator").whole_number("max_off_policy_steps", 0)
         if (DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag) > 0 and kind == "rl":
             settings["async_rollouts"] = True
-        return Job(
-            Notation.PRIME,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=nodes,
-            accelerators_per_node=self.width,
-            settings=settings,
-        )
+        return self.as_job(nodes, self.width, settings)
 
     def _kind(self) -> str:
         """rl, sft or inference: which program the file is for."""
-        launch = self.root.source.launch
-        name = re.sub(r"\.py$", "", launch.program).replace(".", "/").rpartition("/")[2] if launch is not None else ""
+        name = self.program.replace(".", "/").rpartition("/")[2]
         if name in ("sft", "inference"):
             return name
         deployment = self.root.below("deployment")
@@ -441,7 +424,7 @@ class _Prime:
         )
         requested, sizes = DeviceList(devices, tensor), ParallelSizes(tensor=tensor)
         written = ".".join(map(str, inference.path)) or "inference"
-        self.components.append(component(name, written, inference.where(), requested, Role.ENGINE, sizes, model))
+        self.add(name, written, inference.where(), requested, Role.ENGINE, sizes, model)
 
     def _learner(self, devices: Sequence[int], where: Where) -> None:
         trainer = self.root.below("trainer", "model")
@@ -464,7 +447,7 @@ class _Prime:
             sequence=int(sequence) if sequence else None,
         )
         written = "trainer" if "trainer" in self.root else "deployment"
-        self.components.append(component("actor", written, where, DeviceList(devices, 1), Role.LEARNER, sizes, model))
+        self.add("actor", written, where, DeviceList(devices, 1), Role.LEARNER, sizes, model)
 
     def _size(self, key: str, *sections: Section) -> int:
         written = (section for section in sections if section.values.get(key) not in (None, "auto"))

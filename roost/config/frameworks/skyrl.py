@@ -6,20 +6,19 @@ and the reference share the policy's nodes, and the critic and the engines have 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.pools import USUAL_WIDTH, Machines, check_divides, component, machines_for
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.frameworks.arguments import Arguments, Start
+from roost.config.frameworks.pools import USUAL_WIDTH, Machines, Reader, check_divides, machines_for, megatron_sizes
+from roost.config.frameworks.registry import Framework
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
-from roost.config.shell.reading import Command
 
 VERSION = "SkyRL of 2026-08-21 (a9564572e)"
 DEFAULTS: Mapping[str, Any] = {
@@ -49,8 +48,6 @@ OLD = {
     "run_engines_locally": "run_engines_locally",
     "external_server_urls": "remote_inference_engine_urls",
 }
-PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|entrypoints[./]\w+|main|serve)(?:\.py)?")
-OWN_PROGRAM = re.compile(r"(?:.*/)?skyrl(?:_train)?[./](?:.*[./])?(?:entrypoints[./]\w+|main_sft)(?:\.py)?")
 CONFIG_OPTIONS = ("--config", "--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 ROLES = {"policy": "actor", "ref": "reference", "critic": "critic"}
 PLACING = tuple(
@@ -72,15 +69,10 @@ PLACING = tuple(
 )
 
 
-def is_skyrl(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for SkyRL's own programs, and for others with keys that only it has."""
-    return OWN_PROGRAM.fullmatch(program) is not None or has_keys(arguments.values)
-
-
-def without_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def without_config_file(start: Start, findings: Findings) -> Arguments:
     """The arguments; a finding for a config file, which they are then not over."""
     for name in CONFIG_OPTIONS:
-        option = arguments.options.get(name)
+        option = start.arguments.options.get(name)
         if option is not None:
             findings.error(
                 "RST-N060",
@@ -89,29 +81,21 @@ def without_config_file(arguments: Arguments, command: Command, findings: Findin
                 "jobs of SkyRL are read from their keys a.b=c, and from a YAML file that is planned itself",
                 "plan the config itself, with the other keys after it: roost plan CONFIG a.b=c",
             )
-    return arguments
-
-
-def has_keys(values: Mapping[Any, Any]) -> bool:
-    trainer, generator = values.get("trainer"), values.get("generator")
-    engines = ("inference_engine", "num_inference_engines")
-    return (isinstance(trainer, Mapping) and "placement" in trainer) or (
-        isinstance(generator, Mapping) and any(key in generator for key in engines)
-    )
+    return start.arguments
 
 
 def read_skyrl(root: Section, notation: Notation) -> Job:
     """Read the keys of a SkyRL job."""
-    return _SkyRL(root).job()
+    return _SkyRL(root, notation).job()
+
+
+FRAMEWORK = Framework(read_skyrl, PLACING, base=without_config_file)
 
 
 @dataclass(slots=True)
-class _SkyRL:
-    root: Section
-    components: list[Component] = field(default_factory=list)
-
+class _SkyRL(Reader):
     def job(self) -> Job:
-        if self._program().endswith("main_sft"):
+        if self.program.endswith("main_sft"):
             return self._supervised()
         for section, key in (("trainer", "placement"), ("generator", "inference_engine")):
             within = self.root.mapping(section)
@@ -123,7 +107,7 @@ class _SkyRL:
         if self._is_async() and shares_all:
             self.root.findings.error(
                 "RST-N058",
-                self._where("trainer.placement.colocate_all"),
+                self.place("trainer.placement.colocate_all"),
                 "gives the engines no GPUs of their own",
                 "the job generates while it learns; colocate_all is true by default, and SkyRL ends with an assertion",
                 "write trainer.placement.colocate_all=false",
@@ -144,19 +128,10 @@ class _SkyRL:
         own = machines.pools["engines"].devices if "engines" in machines.pools else learner
         self._engines(own[: engines * size], size)
         self._report_machines(machines)
-        return self._as_job(
-            machines, {"engines_sleep": shares_all} | ({"async_rollouts": True} if self._is_async() else {})
-        )
-
-    def _as_job(self, machines: Machines, settings: Mapping[str, object]) -> Job:
-        return Job(
-            Notation.SKYRL,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=machines.count,
-            accelerators_per_node=machines.width,
-            settings=settings,
-        )
+        settings: dict[str, object] = {"engines_sleep": shares_all}
+        if self._is_async():
+            settings["async_rollouts"] = True
+        return self.as_job(machines.count, machines.width, settings)
 
     def _supervised(self) -> Job:
         """Supervised fine-tuning: a learner only."""
@@ -176,27 +151,14 @@ class _SkyRL:
             sharding=_sharding(strategy),
         )
         requested = DeviceList(machines.pools["policy"].devices, 1)
-        self.components.append(
-            component("actor", "placement", section.where(key), requested, Role.LEARNER, None, model)
-        )
-        return self._as_job(machines, {})
+        self.add("actor", "placement", section.where(key), requested, Role.LEARNER, None, model)
+        return self.as_job(machines.count, machines.width, {})
 
     # --- keys
 
-    def _program(self) -> str:
-        launch = self.root.source.launch
-        return launch.program.removesuffix(".py") if launch is not None else ""
-
-    def _section(self, path: str) -> tuple[Section, str]:
-        *above, key = path.split(".")
-        return self.root.below(*above), key
-
     def _flag(self, path: str) -> bool:
-        section, key = self._section(path)
+        section, key = self.inner(path)
         return section.flag(key, bool(DEFAULTS.get(path, False)))
-
-    def _where(self, path: str) -> Where:
-        return self.root.where(*path.split("."))
 
     def _engine_key(self, key: str) -> tuple[Section, str]:
         """The section and the key of a setting of the engines, where it is written."""
@@ -213,11 +175,11 @@ class _SkyRL:
         return section.where(written)
 
     def _is_async(self) -> bool:
-        return self._flag("trainer.fully_async.enabled") or "async" in self._program().rpartition(".")[2]
+        return self._flag("trainer.fully_async.enabled") or "async" in self.program.rpartition(".")[2]
 
     def _started(self) -> dict[str, bool]:
         """The learners that the job starts."""
-        name = self._program().rpartition(".")[2].rpartition("/")[2]
+        name = self.program.rpartition(".")[2].rpartition("/")[2]
         trains = name not in ("serve", "main_generate") and not self._flag("trainer.fully_async.simulate_training")
         in_loss, in_reward = (self._flag(f"trainer.algorithm.{key}") for key in ("use_kl_loss", "use_kl_in_reward"))
         algorithm = self.root.below("trainer", "algorithm")
@@ -261,7 +223,7 @@ class _SkyRL:
         key = f"trainer.placement.{role}_num"
         self.root.findings.error(
             "RST-N066",
-            self._where(f"{key}_gpus_per_node"),
+            self.place(f"{key}_gpus_per_node"),
             f"gives the {ROLES[role]} {nodes} x {counted(per_node, 'GPU')}, but it shares those of the policy, "
             f"which has {of_policy} x {width}",
             "the default is 1 x 1, whatever the policy has; SkyRL ends with an assertion",
@@ -283,13 +245,7 @@ class _SkyRL:
         policy = self.root.below("trainer", "policy")
         if self._strategy() != "megatron":
             return ParallelSizes(context=policy.whole_number("sequence_parallel_size", 1, 1) or 1)
-        megatron = policy.below("megatron_config")
-        return ParallelSizes(
-            megatron.whole_number("tensor_model_parallel_size", 1, 1) or 1,
-            megatron.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
-            megatron.whole_number("context_parallel_size", 1, 1) or 1,
-            megatron.whole_number("expert_model_parallel_size", 1, 1) or 1,
-        )
+        return megatron_sizes(policy.below("megatron_config"))
 
     def _strategy(self) -> str:
         return first_text((self.root.below("trainer"), "strategy")) or str(DEFAULTS["trainer.strategy"])
@@ -301,16 +257,15 @@ class _SkyRL:
 
     def _learner(self, role: str, devices: Sequence[int]) -> None:
         trainer = self.root.below("trainer")
-        where = self._where(f"trainer.placement.{role}_num_gpus_per_node")
+        where = self.place(f"trainer.placement.{role}_num_gpus_per_node")
         sizes = self._sizes()
         if role == "policy":
-            names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
-            check_divides(sizes, len(devices), where, self.root, names)
+            check_divides(sizes, len(devices), where, self.root)
         path = first_text((trainer.below(role, "model"), "path")) or self._path()
         tokens = first_number((trainer, "max_tokens_per_microbatch"))
         rank = first_number((trainer.below("policy", "model", "lora"), "rank"))
         lengths = [
-            first_number(self._section(key)) or DEFAULTS[key]
+            first_number(self.inner(key)) or DEFAULTS[key]
             for key in ("trainer.max_prompt_length", "generator.sampling_params.max_generate_length")
         ]
         is_frozen = role == "ref"
@@ -327,7 +282,7 @@ class _SkyRL:
         )
         kind = Role.SCORER if is_frozen else Role.LEARNER
         written = f"trainer.placement.{role}"
-        self.components.append(component(ROLES[role], written, where, DeviceList(devices, 1), kind, sizes, model))
+        self.add(ROLES[role], written, where, DeviceList(devices, 1), kind, sizes, model)
 
     # --- engines
 
@@ -386,9 +341,7 @@ class _SkyRL:
         parts = {"rollout_prefill": devices[:prefill], "rollout_decode": devices[prefill:]}
         for name, part in (parts if prefill else {"rollout": devices}).items():
             requested = DeviceList(part, size)
-            self.components.append(
-                component(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
-            )
+            self.add(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
 
     def _prefill(self, engines: int) -> int:
         """Engines that only read prompts; 0 where each engine does both."""
@@ -429,7 +382,7 @@ class _SkyRL:
     def _report_machines(self, machines: Machines) -> None:
         if machines.count == 1:
             return
-        place = self._where("trainer.placement.policy_num_nodes")
+        place = self.place("trainer.placement.policy_num_nodes")
         if any(pool.per_node != machines.width for pool in machines.pools.values()):
             sizes = ", ".join(f"{name} {pool.nodes} x {pool.per_node}" for name, pool in machines.pools.items())
             self.root.findings.note(

@@ -5,19 +5,18 @@ GPUs are slots in order: the learner takes the first, engines the same ones (`--
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, counted
 from roost.config.frameworks.arguments import Arguments, read_flags
-from roost.config.frameworks.pools import check_divides, component, engines_on
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
+from roost.config.frameworks.registry import Framework
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
-from roost.config.shell.reading import Command
 from roost.config.shell.values import Value
 from roost.config.source import read_yaml
 
@@ -30,20 +29,12 @@ DEFAULTS: Mapping[str, Any] = {
     "--advantage-estimator": "grpo",
     "--eval-num-gpus": 0,
 }
-PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 SWITCHES = frozenset(
     f"--{name}"
     for name in (
         *("colocate", "offload", "offload-train", "offload-rollout", "no-offload-train", "no-offload-rollout"),
         *("release-train", "debug-train-only", "debug-rollout-only", "use-kl-loss"),
     )
-)
-SIGNS = (
-    "--actor-num-nodes",
-    "--actor-num-gpus-per-node",
-    "--rollout-num-gpus",
-    "--rollout-num-gpus-per-engine",
-    "--rollout-batch-size",
 )
 PLACING = (
     *DEFAULTS,
@@ -59,27 +50,12 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
     return read_flags(words, SWITCHES)
 
 
-def is_slime(command: Command, program: str, arguments: Arguments) -> bool:
-    return any(sign in arguments.values for sign in SIGNS)
-
-
-def is_miles(command: Command, program: str, arguments: Arguments) -> bool:
-    """Return True for slime's flags where a flag, a variable or a path says miles."""
-    if not is_slime(command, program, arguments):
-        return False
-    if "--eval-num-gpus" in arguments.values or any(name.startswith("MILES_") for name in command.variables):
-        return True
-    texts = [
-        str(command.position[0]),
-        program,
-        *(value for value in arguments.values.values() if isinstance(value, str)),
-    ]
-    return any(re.search(r"(?<![A-Za-z])miles(?![A-Za-z])", text) for text in texts)
-
-
 def read_slime(root: Section, notation: Notation) -> Job:
     """Read the flags of a job of slime or miles."""
     return _Slime(root, notation).job()
+
+
+FRAMEWORK = Framework(read_slime, PLACING, read_arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +69,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Slime:
-    root: Section
-    notation: Notation
-    components: list[Component] = field(default_factory=list)
-
+class _Slime(Reader):
     def job(self) -> Job:
         nodes = self._count("--actor-num-nodes", 1, MAX_NODES) or 1
         per_node = self._count("--actor-num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
@@ -126,14 +98,7 @@ class _Slime:
             total = max(learner if not rollout_only else 0, offset + (rollout or 0))
             total += self._eval_engines(total)
         width = self._gpus_per_node(per_node, learner, is_shared)
-        return Job(
-            self.notation,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=max(1, -(-total // width)),
-            accelerators_per_node=width,
-            settings=self._settings(is_shared),
-        )
+        return self.as_job(max(1, -(-total // width)), width, self._settings(is_shared))
 
     def _count(self, key: str, minimum: int, maximum: int | None = None) -> int | None:
         return self.root.whole_number(key, minimum, DEFAULTS.get(key), maximum)
@@ -186,31 +151,16 @@ class _Slime:
         )
 
     def _learner(self, count: int) -> None:
-        sizes = ParallelSizes(
-            self.root.whole_number("--tensor-model-parallel-size", 1, 1) or 1,
-            self.root.whole_number("--pipeline-model-parallel-size", 1, 1) or 1,
-            self.root.whole_number("--context-parallel-size", 1, 1) or 1,
-            self.root.whole_number("--expert-model-parallel-size", 1, 1) or 1,
-        )
+        sizes = megatron_sizes(self.root, are_flags=True)
         where = self.root.where("--actor-num-gpus-per-node")
-        check_divides(
-            sizes,
-            count,
-            where,
-            self.root,
-            f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}",
-        )
+        check_divides(sizes, count, where, self.root)
         model = self._model()
         devices = DeviceList(range(count), 1)
-        self.components.append(
-            component("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
-        )
+        self.add("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
         estimator = self.root.text("--advantage-estimator") or DEFAULTS["--advantage-estimator"]
         if estimator == "ppo":
             place = self.root.where("--advantage-estimator")
-            self.components.append(
-                component("critic", "--advantage-estimator ppo", place, devices, Role.LEARNER, sizes, model)
-            )
+            self.add("critic", "--advantage-estimator ppo", place, devices, Role.LEARNER, sizes, model)
 
     # --- engines
 
@@ -233,16 +183,14 @@ class _Slime:
             fraction = fraction_of_device(self.root, "--sglang-mem-fraction-static")
             use = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="sglang")
             name = "rollout" if index == 0 else f"rollout_{index + 1}"
-            self.components.append(
-                component(
-                    name,
-                    "--rollout-num-gpus-per-engine",
-                    self.root.where("--rollout-num-gpus"),
-                    DeviceList(devices_of, size),
-                    Role.ENGINE,
-                    ParallelSizes(tensor=size),
-                    use,
-                )
+            self.add(
+                name,
+                "--rollout-num-gpus-per-engine",
+                self.root.where("--rollout-num-gpus"),
+                DeviceList(devices_of, size),
+                Role.ENGINE,
+                ParallelSizes(tensor=size),
+                use,
             )
 
     def _eval_engines(self, start: int) -> int:
@@ -256,9 +204,7 @@ class _Slime:
             model = ModelUse(path, read_model_config(path), strategy="sglang")
             requested = DeviceList(devices, size)
             sizes = ParallelSizes(tensor=size)
-            self.components.append(
-                component("rollout_eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
-            )
+            self.add("rollout_eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
         return gpus if self.notation is Notation.MILES else 0
 
     def _groups(self, gpus: int, per_engine: int) -> list[_Group]:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, read_flags
+from roost.config.frameworks.arguments import Arguments, Start, read_flags
+from roost.config.frameworks.files import find_file
 from roost.config.frameworks.pools import (
     VISIBLE,
+    Reader,
     add_visible,
     check_divides,
-    component,
     enough_visible,
     visible_devices,
 )
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.frameworks.registry import Framework
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import (
     DEFAULT_ADAPTER_RANK,
     first_number,
@@ -67,7 +69,6 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
     "multi_gpu": {"distributed_type": "MULTI_GPU", **_ONE_MACHINE},
     "single_gpu": {"distributed_type": "NO", **_ONE_MACHINE},
 }
-PROGRAM = re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py")
 SIGNS = ("--use_vllm", "--vllm_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_tensor_parallel_size")
 NAMED = re.compile(r"(?:.*[./])?\w*(?:grpo|gspo|rloo|trl)\w*(?:\.py)?", re.IGNORECASE)
 TRAINERS = ("grpo", "rloo")
@@ -109,36 +110,34 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
     return found
 
 
-def is_trl(command: Command, program: str, arguments: Arguments) -> bool:
+def is_trl(start: Start) -> bool:
     """Return True for `trl grpo`, and for scripts with flags, a name or a config class of TRL's trainers."""
-    at = _program_at(command, program)
+    rest, program, arguments = start.command.words[start.at + 1 :], start.program, start.arguments
     if program.rpartition("/")[2] == "trl":
-        following = command.words[at + 1].known if at + 1 < len(command.words) else None
-        return following in TRAINERS
+        return bool(rest) and rest[0].known in TRAINERS
     if any(sign in arguments.values for sign in SIGNS):
         return True
-    has_overrides = any(re.match(r"[+~]*[\w.]+=", word.prefix) for word in command.words[at + 1 :])
-    has_launcher = _launcher_at(command, at) is not None
-    is_named = NAMED.fullmatch(program) is not None and (bool(arguments.values) or has_launcher)
-    return (is_named and not has_overrides) or bool(_keywords(program, command))
+    has_overrides = any(re.match(r"[+~]*[\w.]+=", word.prefix) for word in rest)
+    is_named = NAMED.fullmatch(program) is not None and (bool(arguments.values) or _launcher_at(start) is not None)
+    return (is_named and not has_overrides) or bool(_keywords(start))
 
 
-def with_files(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def with_files(start: Start, findings: Findings) -> Arguments:
     """The arguments over the launcher's, and over the files that both name."""
-    program = next((word.known for word in command.words if word.known and PROGRAM.fullmatch(word.known)), "") or ""
-    at = _program_at(command, program)
-    start = _launcher_at(command, at)
+    command, arguments = start.command, start.arguments
+    at = _launcher_at(start)
     whole = Arguments(options=arguments.options, unknown=arguments.unknown)
-    for key, (value, position) in _keywords(program, command).items():
+    for key, (value, position) in _keywords(start).items():
         whole.set((key,), value, position)
-    launcher = read_arguments(command.words[start + 1 : at]) if start is not None else Arguments()
-    name = (command.words[start].known or "").rpartition("/")[2] if start is not None else program.rpartition("/")[2]
+    launcher = read_arguments(command.words[at + 1 : start.at]) if at is not None else Arguments()
+    name = start.before[at] if at is not None else start.program.rpartition("/")[2]
     if name not in ("accelerate", "deepspeed", "trl"):
         whole.set(("nproc_per_node",), 1, command.position)  # python, or the default of torchrun
     for given in (launcher, arguments):
         for key, is_own in (("--config", given is arguments), ("--config_file", True), ("--accelerate_config", True)):
             if key in given.values and is_own:
-                _add_file(whole, given, key, command, findings)
+                _add_file(whole, given.values[key], key, given.positions[(key,)], command, findings)
+    _add_accelerate(whole, command, findings)
     for given in (launcher, arguments):
         for key, value in given.values.items():
             whole.set((key,), value, given.positions[(key,)])
@@ -146,7 +145,7 @@ def with_files(arguments: Arguments, command: Command, findings: Findings) -> Ar
     return whole
 
 
-def with_server(arguments: Arguments, command: Command, reading: Reading) -> Arguments:
+def with_server(arguments: Arguments, reading: Reading) -> Arguments:
     """The arguments with those of the server that the same script starts."""
     for other in reading.commands.values():
         names = [(word.known or "").rpartition("/")[2] for word in other.words]
@@ -171,31 +170,25 @@ def _long(word: Value) -> Value:
     return Value((LONG[short[1]], *word.after(short.end()).parts), word.position) if short is not None else word
 
 
-def _program_at(command: Command, program: str) -> int:
-    return next((at for at, word in enumerate(command.words) if word.known == program), len(command.words))
-
-
-def _launcher_at(command: Command, end: int) -> int | None:
-    places = [at for at, word in enumerate(command.words[:end]) if (word.known or "").rpartition("/")[2] in LAUNCHERS]
+def _launcher_at(start: Start) -> int | None:
+    places = [at for at, name in enumerate(start.before) if name in LAUNCHERS]
     return places[-1] if places else None
 
 
-def _here(name: str, command: Command) -> Path | None:
-    """A file that a command names, where it is here."""
-    for base in (command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]):
-        try:
-            if (base / name).is_file():
-                return base / name
-        except (OSError, ValueError):
-            continue
-    return None
+def _add_accelerate(whole: Arguments, command: Command, findings: Findings) -> None:
+    """Add the config of accelerate that a YAML of TRL names, under the YAML's own keys."""
+    key = "accelerate_config"
+    if whole.values.get(key) is not None:
+        below = Arguments()
+        _add_file(below, whole.values[key], key, whole.positions[(key,)], command, findings)
+        for name, value in below.values.items():
+            if name not in whole.values:
+                whole.set((name,), value, below.positions[(name,)])
 
 
-def _add_file(whole: Arguments, given: Arguments, key: str, command: Command, findings: Findings) -> None:
+def _add_file(whole: Arguments, name: Any, key: str, position: Position, command: Command, findings: Findings) -> None:
     """Add a YAML file of TRL or accelerate; one of accelerate that TRL ships is known without its file."""
-    name = given.values[key]
-    position = given.positions[(key,)]
-    file = _here(name, command) if isinstance(name, str) else None
+    file = find_file(name, command) if isinstance(name, str) else None
     source = read_yaml(file, findings) if file is not None else None
     shipped = SHIPPED.get(Path(str(name)).stem) if key != "--config" else None
     if source is not None:
@@ -222,9 +215,9 @@ def _add_file(whole: Arguments, given: Arguments, key: str, command: Command, fi
         )
 
 
-def _keywords(program: str, command: Command) -> dict[str, tuple[Any, Position]]:
+def _keywords(start: Start) -> dict[str, tuple[Any, Position]]:
     """Keyword arguments of the trainer's config in a script that is here; nothing of it is run."""
-    file = _here(program, command) if program.endswith(".py") else None
+    file = find_file(start.program, start.command) if start.program.endswith(".py") else None
     text = read_text(file, Findings(), "a script") if file is not None else None
     if text is None or not any(name in text for name in CONFIGS):
         return {}
@@ -258,15 +251,20 @@ def _literal(node: ast.expr) -> Any:
 
 
 def read_trl(root: Section, notation: Notation) -> Job:
-    """Read the arguments of a TRL job."""
-    return _TRL(root).job()
+    """Read the arguments of a TRL job; a YAML may name a config of accelerate."""
+    source = root.source
+    if source.launch is None and "accelerate_config" in root:
+        whole = Arguments(dict(root.values), dict(source.positions))
+        _add_accelerate(whole, Command((), (source.file, None, None), {}, None, is_certain=True), root.findings)
+        root = Section.root(replace(source, values=whole.values, positions=whole.positions), root.findings)
+    return _TRL(root, notation).job()
+
+
+FRAMEWORK = Framework(read_trl, PLACING, read_arguments, is_trl, with_files, with_server)
 
 
 @dataclass(slots=True)
-class _TRL:
-    root: Section
-    components: list[Component] = field(default_factory=list)
-
+class _TRL(Reader):
     def job(self) -> Job:
         machines = self._machines()
         processes = self._processes()
@@ -293,14 +291,7 @@ class _TRL:
         }
         if self._is_async():
             settings["async_rollouts"] = True
-        return Job(
-            Notation.TRL,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=max(machines, last // width + 1),
-            accelerators_per_node=width,
-            settings=settings,
-        )
+        return self.as_job(max(machines, last // width + 1), width, settings)
 
     # --- keys
 
@@ -321,11 +312,8 @@ class _TRL:
     def _number(self, name: str, default: int, maximum: int | None = None) -> int:
         return self.root.whole_number(self._key(name), 1, default, maximum) or 1
 
-    def _program(self) -> str:
-        return self.root.source.launch.program if self.root.source.launch is not None else ""
-
     def _is_async(self) -> bool:
-        return "async_grpo" in self._program() or self.root.values.get("async") is True
+        return "async_grpo" in self.program or self.root.values.get("async") is True
 
     def _mode(self) -> str:
         """Where engines are: colocate, server, or none."""
@@ -469,13 +457,11 @@ class _TRL:
         )
         name = "num_processes"
         requested, where = DeviceList(devices, 1), self._where(name)
-        self.components.append(component("actor", self._key(name), where, requested, Role.LEARNER, None, model))
+        self.add("actor", self._key(name), where, requested, Role.LEARNER, None, model)
         beta = self.root.number(self._key("beta"))
         if beta and not has_adapter:
             frozen = ModelUse(path, model.config, sharding=model.sharding, strategy=model.strategy)
-            self.components.append(
-                component("reference", self._key("beta"), self._where("beta"), requested, Role.SCORER, None, frozen)
-            )
+            self.add("reference", self._key("beta"), self._where("beta"), requested, Role.SCORER, None, frozen)
 
     def _engines(self, learner: Sequence[int], server: Sequence[int]) -> None:
         mode = self._mode()
@@ -503,7 +489,7 @@ class _TRL:
         model = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="vllm")
         written = "vllm_serve" if mode == "server" else self._key("vllm_mode")
         requested = DeviceList(devices, sizes.tensor * sizes.pipeline)
-        self.components.append(component("rollout", written, where, requested, Role.ENGINE, sizes, model))
+        self.add("rollout", written, where, requested, Role.ENGINE, sizes, model)
 
     def _report_idle_settings(self) -> None:
         """Settings of engines that another setting leaves without effect."""

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.files import find_file, merged, warn_defaults
-from roost.config.frameworks.pools import Machines, Pool, check_divides, component, engines_on, machines_for
+from roost.config.frameworks.arguments import Arguments, Start
+from roost.config.frameworks.files import find_file, over_file, warn_defaults
+from roost.config.frameworks.pools import (
+    Machines,
+    Pool,
+    Reader,
+    check_divides,
+    engines_on,
+    machines_for,
+    megatron_sizes,
+)
+from roost.config.frameworks.registry import Framework
 from roost.config.interpolation import resolve
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
+from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
 from roost.config.section import Section
-from roost.config.shell.reading import Command
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
 
@@ -44,10 +52,6 @@ DEFAULTS: Mapping[str, Any] = {
     "reward.reward_model.rollout.tensor_model_parallel_size": 2,
     "distillation.n_gpus_per_node": 8,
 }
-PROGRAM = re.compile(
-    r"(?:.*[./])?(?:main_ppo(?:_\w+)?|fully_async_main|main_dapo|main_spin|main_sppo|main_gspo)(?:\.py)?"
-    r"|(?:verl|recipe)[./](?!.*(?:sft|merge|eval|preprocess|generation))[\w./]*\bmain_\w+(?:\.py)?"
-)
 OWN_CONFIGS = re.compile(
     r"(?:ppo_trainer|ppo_\w*trainer|\w*ppo_trainer|\w*ppo_\w*trainer|dapo_\w*trainer|prime_trainer|spin_trainer"
     r"|sppo_trainer|entropy_trainer|one_step_off_\w+|fully_async_\w+)(?:\.ya?ml)?"
@@ -72,8 +76,9 @@ PLACING = tuple(
 ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
 
 
-def with_config_file(arguments: Arguments, command: Command, findings: Findings) -> Arguments:
+def with_config_file(start: Start, findings: Findings) -> Arguments:
     """The arguments over the config file that they name, where it is a user's own and is here."""
+    arguments, command = start.arguments, start.command
     name = arguments.options.get("--config-name") or arguments.options.get("-cn")
     text = name.known if name is not None else None
     if name is not None and (text is None or OWN_CONFIGS.fullmatch(text) is None):
@@ -92,13 +97,7 @@ def with_config_file(arguments: Arguments, command: Command, findings: Findings)
         else:
             if not _are_own(source.values.get("defaults")):
                 warn_defaults(source, findings)
-            own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
-            arguments = Arguments(
-                merged(own, arguments.values),
-                {**source.positions, **arguments.positions},
-                arguments.options,
-                arguments.unknown,
-            )
+            arguments = over_file(source, arguments)
     if "megatron" in (text or "").lower():
         arguments.values.setdefault("model_engine", "megatron")
     arguments.values = resolve(arguments.values)
@@ -113,14 +112,14 @@ def _are_own(defaults: Any) -> bool:
 
 def read_verl(root: Section, notation: Notation) -> Job:
     """Read the config of a verl job."""
-    return _Verl(root).job()
+    return _Verl(root, notation).job()
+
+
+FRAMEWORK = Framework(read_verl, PLACING, base=with_config_file)
 
 
 @dataclass(slots=True)
-class _Verl:
-    root: Section
-    components: list[Component] = field(default_factory=list)
-
+class _Verl(Reader):
     def job(self) -> Job:
         trainer = self.root.below("trainer")
         nodes = self._count(trainer, "nnodes", 1, MAX_NODES) or 1
@@ -136,19 +135,12 @@ class _Verl:
         if sum(pool.nodes for pool in pools.values()) > 1:
             self.root.findings.note(
                 "RST-N059",
-                self._where("trainer.nnodes"),
+                self.place("trainer.nnodes"),
                 "the order of the nodes is left to chance: verl sorts them by IP address as text, and Ray places pools",
                 '"10.0.0.10" comes before "10.0.0.2"; planned are the trainer\'s nodes first, in order',
                 "compare with the nodes that verl prints, where the order matters",
             )
-        return Job(
-            Notation.VERL,
-            self.root.source,
-            tuple(self.components),
-            num_nodes=machines.count,
-            accelerators_per_node=machines.width,
-            settings=self._settings(mode),
-        )
+        return self.as_job(machines.count, machines.width, self._settings(mode))
 
     # --- pools
 
@@ -179,7 +171,7 @@ class _Verl:
         sizes = ", ".join(f"{name} {pool.nodes} x {pool.per_node}" for name, pool in machines.pools.items())
         self.root.findings.note(
             "RST-N065",
-            self._where("trainer.n_gpus_per_node"),
+            self.place("trainer.n_gpus_per_node"),
             f"the pools are planned on {counted(machines.count, 'machine')} of {counted(machines.width, 'GPU')}",
             f"nodes x GPUs: {sizes}; a verl job does not say how many GPUs a machine has",
             "compare with the machines of the cluster",
@@ -191,18 +183,13 @@ class _Verl:
         path = ".".join([*map(str, section.path), key])
         return section.whole_number(key, minimum, DEFAULTS.get(path), maximum)
 
-    def _where(self, path: str) -> Where:
-        return self.root.where(*path.split("."))
-
     def _flag(self, path: str, default: bool = False) -> bool:
-        *above, key = path.split(".")
-        return self.root.below(*above).flag(key, default)
+        section, key = self.inner(path)
+        return section.flag(key, default)
 
     def _mode(self) -> str:
-        launch = self.root.source.launch
-        program = launch.program if launch is not None else ""
         for name in ("fully_async", "one_step_off"):
-            if name in program:
+            if name in self.program:
                 return name
         if "async_training" in self.root and "rollout" in self.root:
             return "fully_async"
@@ -230,13 +217,7 @@ class _Verl:
         actor = self.root.below("actor_rollout_ref", "actor")
         if self._strategy() != "megatron":
             return ParallelSizes(context=actor.whole_number("ulysses_sequence_parallel_size", 1, 1) or 1)
-        megatron = actor.below("megatron")
-        return ParallelSizes(
-            megatron.whole_number("tensor_model_parallel_size", 1, 1) or 1,
-            megatron.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
-            megatron.whole_number("context_parallel_size", 1, 1) or 1,
-            megatron.whole_number("expert_model_parallel_size", 1, 1) or 1,
-        )
+        return megatron_sizes(actor.below("megatron"))
 
     def _lora_rank(self) -> int | None:
         model = self.root.below("actor_rollout_ref", "model")
@@ -269,31 +250,24 @@ class _Verl:
 
     def _learner(self, pool: Sequence[int]) -> None:
         strategy, sizes = self._strategy(), self._sizes()
-        where = self._where("trainer.n_gpus_per_node")
+        where = self.place("trainer.n_gpus_per_node")
         model = self._model(self._path(), strategy)
-        names = f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
-        check_divides(sizes, len(pool), where, self.root, names)
+        check_divides(sizes, len(pool), where, self.root)
         devices = DeviceList(pool, 1)
-        self.components.append(
-            component("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
-        )
+        self.add("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
         adapter = first_text((self.root.below("actor_rollout_ref", "model"), "lora_adapter_path"))
         uses_kl = self._flag("actor_rollout_ref.actor.use_kl_loss") or self._flag("algorithm.use_kl_in_reward")
         if uses_kl and not model.lora_rank and not adapter:
             frozen = ModelUse(
                 model.path, model.config, sharding=model.sharding, strategy=strategy, sequence=model.sequence
             )
-            self.components.append(
-                component("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, sizes, frozen)
-            )
+            self.add("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, sizes, frozen)
         critic = self.root.below("critic")
         estimator = self.root.below("algorithm").text("adv_estimator") or DEFAULTS["algorithm.adv_estimator"]
         has_critic = critic.get("enable")
         if has_critic is True or (has_critic is None and estimator == "gae"):
             path = first_text((critic.below("model"), "path")) or model.path
-            self.components.append(
-                component("critic", "critic", where, devices, Role.LEARNER, sizes, self._model(path, strategy))
-            )
+            self.add("critic", "critic", where, devices, Role.LEARNER, sizes, self._model(path, strategy))
 
     # --- engines
 
@@ -341,7 +315,7 @@ class _Verl:
         if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
             self.root.findings.error(
                 "RST-N058",
-                section.where("nnodes") if mode == "separate_async" else self._where("rollout.nnodes"),
+                section.where("nnodes") if mode == "separate_async" else self.place("rollout.nnodes"),
                 "gives the engines no nodes of their own",
                 f"{mode} generates while it learns, and needs engines beside the trainer's nodes",
                 "write a number of nodes above 0",
@@ -356,9 +330,7 @@ class _Verl:
                 sequence=self._sequence(),
             )
             requested = DeviceList([*devices, *own], size)
-            self.components.append(
-                component("rollout", "actor_rollout_ref.rollout", where, requested, Role.ENGINE, sizes, model)
-            )
+            self.add("rollout", "actor_rollout_ref.rollout", where, requested, Role.ENGINE, sizes, model)
 
     def _reward_section(self) -> Section:
         section = self.root.below("reward", "reward_model")
@@ -380,16 +352,14 @@ class _Verl:
             path = first_text((section, "model_path"), (section.below("model"), "path"))
             fraction = fraction_of_device(section.below("rollout"), "gpu_memory_utilization")
             model = ModelUse(path, read_model_config(path), memory_fraction=fraction)
-            self.components.append(
-                component(
-                    "reward",
-                    ".".join(map(str, section.path)),
-                    where,
-                    DeviceList(devices, size),
-                    Role.ENGINE,
-                    sizes,
-                    model,
-                )
+            self.add(
+                "reward",
+                ".".join(map(str, section.path)),
+                where,
+                DeviceList(devices, size),
+                Role.ENGINE,
+                sizes,
+                model,
             )
 
     def _teachers(self, pool: Pool | None) -> None:
@@ -420,14 +390,12 @@ class _Verl:
                 continue
             path = first_text((teacher, "model_path"), (teacher.below("model"), "path"))
             label = TEACHER if len(teachers) == 1 else f"{TEACHER}.{name}"
-            self.components.append(
-                component(
-                    label,
-                    ".".join(map(str, teacher.path)),
-                    section.where("enabled"),
-                    DeviceList(devices, tensor),
-                    Role.SCORER,
-                    ParallelSizes(tensor=tensor),
-                    ModelUse(path, read_model_config(path)),
-                )
+            self.add(
+                label,
+                ".".join(map(str, teacher.path)),
+                section.where("enabled"),
+                DeviceList(devices, tensor),
+                Role.SCORER,
+                ParallelSizes(tensor=tensor),
+                ModelUse(path, read_model_config(path)),
             )

@@ -101,14 +101,14 @@ def read_job(
 def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
     """A job of another framework; those of some are also trained."""
     # Only now: other configs do not wait for them.
-    from roost.config.frameworks.launcher import FRAMEWORKS
+    from roost.config.frameworks.registry import framework_of
 
     if trains and notation not in ALSO_TRAINED:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
         fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
-    framework = next(one for one in FRAMEWORKS if one.notation is notation)
+    framework = framework_of(notation)
     job = framework.read_job(root, notation)
     training: TrainSettings | None = None
     resolved: tuple[ResolvedSetting, ...] = ()

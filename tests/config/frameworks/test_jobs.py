@@ -1,6 +1,8 @@
 """Jobs that the frameworks ship become the processes that their own layout gives."""
 
 import shlex
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import yaml
 
 import roost
 from roost.config.findings import ConfigError
+from roost.config.frameworks.registry import ENTRIES
 from roost.config.ranks import spell_ranks
 
 JOBS = yaml.safe_load((Path(__file__).parent / "jobs.yaml").read_text())
@@ -297,3 +300,18 @@ def test_a_pool_on_one_node_need_not_fill_it(available, is_refused, tmp_path):
             roost.plan(file, machines)
     else:
         assert processes_of(roost.plan(file, machines)) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}
+
+
+LOADED = """
+import sys, roost
+roost.plan(sys.argv[1])
+print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("roost.config.frameworks.")))
+"""
+
+
+@pytest.mark.parametrize("framework", ["verl", "slime", "openrlhf"])
+def test_only_the_framework_of_the_job_is_loaded(framework, tmp_path):
+    script = script_of(tmp_path, framework, JOBS[framework][0])
+    ran = subprocess.run([sys.executable, "-c", LOADED, script], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split()) & {*(entry.module for entry in ENTRIES), "verl_train", "trl_train"}
+    assert loaded == {framework}

@@ -84,6 +84,22 @@ def test_a_yaml_of_trl_is_recognised(tmp_path):
     assert processes_of(roost.plan(file)) == {"actor": "4 x 1 on 0-3", "rollout": "4 x 1 on 0-3"}
 
 
+@pytest.mark.parametrize(("own", "count"), [("", 8), ("num_processes: 2\n", 2)])
+def test_a_yaml_names_a_config_of_accelerate(own, count, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = f"model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\naccelerate_config: zero3\n{own}"
+    (tmp_path / "grpo.yaml").write_text(text)
+    for plan in (plan_of(tmp_path, "trl grpo --config grpo.yaml"), roost.plan(tmp_path / "grpo.yaml")):
+        assert processes_of(plan)["actor"].startswith(f"{count} x 1")
+        assert plan["actor"].model.sharding == "full"
+
+
+@pytest.mark.parametrize("program", ["accelerate launch --num_processes 4 train_grpo.py", "trl grpo --num_processes 4"])
+def test_an_environment_that_is_called_trl(program, tmp_path):
+    plan = plan_of(tmp_path, f"conda run -n trl {program} --use_vllm --vllm_tensor_parallel_size 2")
+    assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}
+
+
 def test_processes_that_only_the_machine_knows(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert "RST-N081" in codes(tmp_path, "accelerate launch train_grpo.py --use_vllm")

@@ -1,0 +1,113 @@
+"""The frameworks whose jobs Roost plans: the programs that start them, and the modules that read them.
+
+Only the module of the framework that a script or config is of is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from roost.config.findings import Findings
+from roost.config.frameworks.arguments import Arguments, Start, read_overrides
+from roost.config.frameworks.signs import (
+    starts_areal,
+    starts_miles,
+    starts_nemo,
+    starts_prime,
+    starts_skyrl,
+    starts_slime,
+)
+from roost.config.job import Job, Notation
+from roost.config.section import Section
+from roost.config.shell.reading import Reading
+from roost.config.shell.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """The reader of a framework's jobs, which is `FRAMEWORK` in its module."""
+
+    read_job: Callable[[Section, Notation], Job]
+    placing: Sequence[str]  # patterns of the keys that count for placing
+    read: Callable[[Sequence[Value]], Arguments] = read_overrides
+    accepts: Callable[[Start], bool] = lambda start: True
+    base: Callable[[Start, Findings], Arguments] = lambda start, findings: start.arguments
+    # Adds what other commands of the script say about the job.
+    beside: Callable[[Arguments, Reading], Arguments] = lambda arguments, reading: arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A framework as far as it is known without its module."""
+
+    notation: Notation
+    module: str
+    program: re.Pattern[str]  # of the module or file that is started
+    accepts: Callable[[Start], bool] = lambda start: True
+    has_flags: bool = False  # its module reads the arguments, which are no overrides `a.b=c`
+
+    def load(self) -> Framework:
+        framework: Framework = import_module(f"roost.config.frameworks.{self.module}").FRAMEWORK
+        return framework
+
+    def started(self, start: Start, rest: Sequence[Value]) -> Start | None:
+        """The command with its arguments, where it starts a job of the framework."""
+        if self.program.fullmatch(start.program) is None:
+            return None
+        read = self.load().read if self.has_flags else read_overrides
+        start = Start(start.command, start.at, read(rest))
+        return start if self.accepts(start) and (not self.has_flags or self.load().accepts(start)) else None
+
+
+_SLIME = re.compile(r"(?:.*/)?train(?:_async)?\.py")
+# In the order in which they are asked: those with programs that may be anything come last.
+ENTRIES = (
+    Entry(
+        Notation.SKYRL,
+        "skyrl",
+        re.compile(r"(?:.*[./])?(?:main_\w+|entrypoints[./]\w+|main|serve)(?:\.py)?"),
+        starts_skyrl,
+    ),
+    Entry(
+        Notation.VERL,
+        "verl",
+        re.compile(
+            r"(?:.*[./])?(?:main_ppo(?:_\w+)?|fully_async_main|main_dapo|main_spin|main_sppo|main_gspo)(?:\.py)?"
+            r"|(?:verl|recipe)[./](?!.*(?:sft|merge|eval|preprocess|generation))[\w./]*\bmain_\w+(?:\.py)?"
+        ),
+    ),
+    Entry(
+        Notation.NEMO,
+        "nemo",
+        re.compile(r"(?:.*/)?run_(?:\w+_)?(?:grpo|gdpo|ppo|dpo|sft|rm|distillation)(?:_\w+)?\.py"),
+        starts_nemo,
+    ),
+    Entry(
+        Notation.PRIME,
+        "prime",
+        re.compile(
+            r"(?:.*/)?(?:rl|sft|inference)|(?:.*[./])?prime_rl[./](?:entrypoints[./])?(?:rl|sft|inference)(?:\.py)?"
+        ),
+        starts_prime,
+        has_flags=True,
+    ),
+    Entry(Notation.MILES, "slime", _SLIME, starts_miles, has_flags=True),
+    Entry(Notation.SLIME, "slime", _SLIME, starts_slime, has_flags=True),
+    Entry(Notation.OPENRLHF, "openrlhf", re.compile(r"(?:.*[./])?train_ppo_ray(?:_\w+)?(?:\.py)?"), has_flags=True),
+    Entry(
+        Notation.AREAL,
+        "areal",
+        re.compile(r"areal[./](?:\w+[./])*launcher[./]\w+(?:\.py)?|.*\.py"),
+        starts_areal,
+    ),
+    Entry(Notation.TRL, "trl", re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py"), has_flags=True),
+)
+COMMANDS = ("trl",)  # programs that are found by PATH
+COMMANDS_WITH_FILES = ("rl", "sft", "inference")  # those of prime-rl, which a file @ x.toml shows
+
+
+def framework_of(notation: Notation) -> Framework:
+    return next(entry for entry in ENTRIES if entry.notation is notation).load()
