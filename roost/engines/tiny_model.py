@@ -25,15 +25,21 @@ SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
+# Of the families that are mixtures: others do not have these sizes.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def write_tiny_model(folder: Path | str, family: str = "qwen2", seed: int = 0, **sizes: Any) -> Path:
-    """Write a checkpoint of a family (llama, qwen2, qwen3, ...) that any engine can load; returns its folder."""
+    """Write a checkpoint of a family (llama, qwen2, qwen3_moe, ...) that any engine can load; returns its folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = Path(folder)
-    config = AutoConfig.for_model(family, **{**SIZES, **sizes})
+    config = AutoConfig.for_model(family, **{**SIZES, **MIXTURES.get(family, {}), **sizes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from roost.engines.protocol import Finish, InFlight, Part
-from roost.engines.weights.source import named_weights
+from roost.engines.weights.source import checkpoint_parts, named_weights, part_shape
 from roost.torch_engine.attention import PAGED_BLOCK, can_page, split_bytes
 from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
@@ -96,7 +96,10 @@ class Weights:
     """Parameters and persistent buffers of a model: on the device, in host memory, or dropped."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._weights = named_weights(module)  # by the names that the learner sends
+        self._weights = named_weights(module)
+        # By the names that the learner sends, those of a checkpoint: views of fused experts.
+        parts = checkpoint_parts(module, self._weights)
+        self._owners = {part: (name, index) for name, found in parts.items() for part, index in found.items()}
         self._shapes = {name: weight.shape for name, weight in self._weights.items()}
         self._device = next(iter(self._weights.values())).device
         self._host: dict[str, Tensor] | None = None
@@ -107,7 +110,7 @@ class Weights:
         """Live tensors by checkpoint name, to be read or written in place."""
         if not self.are_here:
             raise RuntimeError("the weights are asleep; wake them first")
-        return {name: weight.data for name, weight in self._weights.items()}
+        return {part: self._weights[name].data[index] for part, (name, index) in self._owners.items()}
 
     def move_to_host(self) -> None:
         if not self.are_here:
@@ -135,10 +138,15 @@ class Weights:
         self._host = None
         self.are_here = True
 
-    def host_buffer(self, name: str) -> Tensor:
-        """Host buffer of a weight's size. For a GPU it is pinned, which is slow, and therefore kept for reuse."""
+    def host_buffer(self, part: str) -> Tensor:
+        """Host buffer of the size of a weight of a checkpoint. For a GPU it is pinned."""
+        name, index = self._owners[part]
         if self._device.type == "cpu":
-            return torch.empty(self._shapes[name], dtype=self._weights[name].dtype)
+            return torch.empty(part_shape(self._shapes[name], index), dtype=self._weights[name].dtype)
+        return self._pinned_buffer(name)[index]
+
+    def _pinned_buffer(self, name: str) -> Tensor:
+        """Pinned buffer of a weight, kept for reuse because pinning is slow."""
         if name not in self._pinned:
             self._pinned[name] = torch.empty(self._shapes[name], dtype=self._weights[name].dtype, pin_memory=True)
         return self._pinned[name]
@@ -146,7 +154,7 @@ class Weights:
     def _host_copy(self, name: str, weight: Tensor) -> Tensor:
         if self._device.type == "cpu":
             return weight.data
-        return self.host_buffer(name).copy_(weight.data, non_blocking=True)
+        return self._pinned_buffer(name).copy_(weight.data, non_blocking=True)
 
     def _leave(self) -> None:
         for weight in self._weights.values():

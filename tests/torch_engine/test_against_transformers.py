@@ -10,7 +10,7 @@ import torch
 
 from roost.engines.protocol import Finish, Sampling
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 LENGTHS = (1, 2, 15, 16, 17, 40, 70, 97)
 
 

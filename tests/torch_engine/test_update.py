@@ -14,7 +14,7 @@ from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.weights.payload import announced
 from roost.torch_engine.control_api import UpdateDesk
-from roost.torch_engine.engine import TorchEngine, Weights
+from roost.torch_engine.engine import EngineSettings, TorchEngine, Weights
 from roost.torch_engine.update import checkpoint_files
 from tests.torch_engine.conftest import Driver
 
@@ -48,6 +48,22 @@ class Updating:
 @pytest.fixture
 def updating(start: Any, tmp_path: Path) -> Updating:
     return Updating(start(), write_tiny_model(tmp_path, seed=1))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_a_mixture_takes_the_experts_of_a_checkpoint(start: Any, tmp_path: Path, family: str) -> None:
+    updating = Updating(start(family), write_tiny_model(tmp_path, family, seed=1))
+    updating.desk(lambda desk: desk.reload(str(updating.other)))
+    other = TorchEngine(EngineSettings(str(updating.other), device="cpu"))
+    try:
+        expected = {name: weight.clone() for name, weight in other.named_weights().items()}
+    finally:
+        other.close()
+    assert updating.weights().keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in updating.weights().items())
+    updating.desk(lambda desk: desk.start(None))
+    assert updating.desk(lambda desk: desk.abandon())
+    assert all(torch.equal(weight, expected[name]) for name, weight in updating.weights().items())
 
 
 def drop_weights(engine: TorchEngine) -> None:

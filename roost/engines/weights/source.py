@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -30,18 +32,24 @@ class WeightSource(Protocol):
         ...
 
 
+# An index of a weight: everything, or an expert's rows of it.
+Index: TypeAlias = EllipsisType | tuple[int, slice]
+
+
 class ModuleSource:
     """Weights of a module, gathered if sharded and cast if the engine's dtype differs."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         self._weights = named_weights(module)
+        self._parts = checkpoint_parts(module, self._weights)
         self._dtype = dtype
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
         return tuple(
-            TensorInfo(name, dtype_name(self._type_of(weight)), tuple(weight.shape))
+            TensorInfo(part, dtype_name(self._type_of(weight)), tuple(part_shape(weight.shape, index)))
             for name, weight in self._weights.items()
+            for part, index in self._parts[name].items()
         )
 
     @property
@@ -52,12 +60,65 @@ class ModuleSource:
         )
 
     def stream(self) -> Iterator[torch.Tensor]:
-        for weight in self._weights.values():
-            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-            yield whole.detach().to(self._type_of(weight)).contiguous()
+        for name, weight in self._weights.items():
+            whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+            for index in self._parts[name].values():
+                yield whole[index].to(self._type_of(weight)).contiguous()
 
     def _type_of(self, weight: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and weight.is_floating_point() else weight.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a family's experts in a checkpoint, where each expert has weights of its own."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    block: str = "mlp"  # the layer's part with router and experts
+
+
+FUSED_GATES, FUSED_DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"  # as transformers holds them
+# Families whose experts transformers holds in one tensor per layer, unlike their checkpoints.
+EXPERT_NAMES = {
+    "mixtral": ExpertNames("w1", "w3", "w2", block="block_sparse_moe"),
+    "qwen2_moe": ExpertNames(),
+    "qwen3_moe": ExpertNames(),
+}
+
+
+def checkpoint_parts(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, dict[str, Index]]:
+    """Names of each weight in the family's checkpoint: one, or for fused experts one per expert and projection."""
+    config = getattr(module, "config", None)
+    names = EXPERT_NAMES.get(getattr(config, "model_type", ""))
+    if names is None:
+        return {name: {name: ...} for name in weights}
+    return {name: expert_parts(name, weight.shape, names) for name, weight in weights.items()}
+
+
+def expert_parts(name: str, shape: torch.Size, names: ExpertNames) -> dict[str, Index]:
+    """Names in the checkpoint of one weight of a mixture, with the part of the weight that each is.
+
+    >>> list(expert_parts("0.mlp.experts.down_proj", torch.Size((2, 8, 4)), EXPERT_NAMES["mixtral"]))
+    ['0.block_sparse_moe.experts.0.w2.weight', '0.block_sparse_moe.experts.1.w2.weight']
+    """
+    if name.endswith(FUSED_GATES):
+        path, half = name.removesuffix(FUSED_GATES), shape[1] // 2
+        rows = {names.gate: slice(0, half), names.up: slice(half, 2 * half)}
+    elif name.endswith(FUSED_DOWN):
+        path, rows = name.removesuffix(FUSED_DOWN), {names.down: slice(0, shape[1])}
+    else:
+        return {name.replace(".mlp.", f".{names.block}."): ...}
+    return {
+        f"{path}.{names.block}.experts.{expert}.{part}.weight": (expert, of_part)
+        for expert in range(shape[0])
+        for part, of_part in rows.items()
+    }
+
+
+def part_shape(shape: torch.Size, index: Index) -> torch.Size:
+    return shape if isinstance(index, EllipsisType) else torch.Size((index[1].stop - index[1].start, *shape[2:]))
 
 
 def named_weights(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,15 +10,19 @@ from roost.engines.tiny_model import write_tiny_model
 from roost.engines.weights.source import ModuleSource, named_weights
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"])
 @pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
 def test_names_are_those_of_the_checkpoint(tmp_path, family, is_tied):
     folder = write_tiny_model(tmp_path, family, tie_word_embeddings=is_tied)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        saved = set(file.keys())
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     source = ModuleSource(AutoModelForCausalLM.from_pretrained(folder))
-    assert {info.name for info in source.tensors} == saved
-    assert len(list(source.stream())) == len(saved)
+    streamed = dict(zip(source.tensors, source.stream(), strict=True))
+    assert {info.name for info in streamed} == saved.keys()
+    assert source.is_live
+    for info, tensor in streamed.items():
+        assert info.shape == tensor.shape
+        assert torch.equal(tensor, saved[info.name])
 
 
 def test_live_weights_are_not_copied():
