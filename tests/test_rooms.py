@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "roost"
 PURE = {"config", "cluster", "placement"}
 MACHINE = {"config", "procs", "net"}
-CORE = PURE | {"view", "procs", "net", "trace", "transport", "runtime", "engines", "learner", "rollout"}
+CORE = PURE | {"view", "procs", "net", "trace", "transport", "runtime", "engines", "learner", "rollout", "vision"}
 MAY_IMPORT = {
     "conf": set(),
     "config": set(),
@@ -19,15 +19,16 @@ MAY_IMPORT = {
     "procs": {"config"},
     "net": {"config", "procs"},
     "trace": {"config"},
+    "vision": set(),
     "transport": MACHINE | {"placement", "trace"},
     "runtime": PURE | MACHINE | {"trace", "transport"},
     "doctor": PURE | {"procs", "runtime"},
     "schedulers": PURE | {"procs", "runtime"},
-    "engines": PURE | MACHINE | {"trace", "transport", "runtime"},
-    "torch_engine": {"config", "net", "engines"},
-    "learner": PURE | MACHINE | {"trace", "transport", "runtime"},
+    "engines": PURE | MACHINE | {"trace", "transport", "runtime", "vision"},
+    "torch_engine": {"config", "net", "engines", "vision"},
+    "learner": PURE | MACHINE | {"trace", "transport", "runtime", "vision"},
     "sandbox": {"procs"},
-    "rollout": PURE | MACHINE | {"trace", "transport", "runtime", "engines", "sandbox"},
+    "rollout": PURE | MACHINE | {"trace", "transport", "runtime", "engines", "sandbox", "vision"},
     "app_world": {"config", "procs", "net", "rollout", "sandbox"},
     "trainer": CORE | {"doctor"},
     "cli": CORE | {"doctor", "schedulers", "trainer"},

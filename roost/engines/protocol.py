@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from roost.engines.weights.payload import GroupInvitation, Manifest, WeightPayload
+from roost.vision.image import Image
 
 
 class EngineError(RuntimeError):
@@ -50,7 +51,9 @@ class WeightsRefused(UpdateFailed):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. The defaults sample from the model's own distribution.
+    """Sampling parameters of a request, and the images of its prompt.
+
+    The defaults sample from the model's own distribution.
 
     >>> Sampling(max_tokens=4, temperature=0.0).is_greedy
     True
@@ -68,6 +71,7 @@ class Sampling:
     json_schema: str | None = None  # guided decoding: the completion is JSON of this schema
     logprobs: bool = True  # return the log-prob of each token
     return_sampling_mask: bool = False  # return the token ids that top-k, top-p and min-p kept
+    images: tuple[Image, ...] = ()  # of the prompt, each at the position of its first token
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

@@ -337,6 +337,8 @@ class VllmEngine(ServerClient):
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
             if sampling.wants_mask:
                 body["return_sampling_mask"] = True
+            if sampling.images and known.takes_manifest:
+                body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))

@@ -17,7 +17,14 @@ from roost.learner.adapter import ADAPTER_PART, adapter_weights, merged_weights,
 from roost.learner.distributed import rank, world_size
 
 # Files of a model beside its weights, not changed by training.
-BESIDE_WEIGHTS = ("*token*", "vocab*", "merges.txt", "chat_template*", "generation_config.json")
+BESIDE_WEIGHTS = (
+    "*token*",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "*processor_config.json",
+    "generation_config.json",
+)
 
 
 def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from roost.learner.context import ContextGroup
 from roost.learner.losses import distillation_losses
 from roost.learner.packing import PAD, Packed
 from roost.learner.sample import Sample
+from roost.vision.processor import Processor
+from roost.vision.tower import ImageRows, embedded, image_rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,6 +36,7 @@ class Rows:
     teacher_logits: Tensor | None = None  # of each row
     teacher_ids: Tensor | None = None
     masks: Tensor | None = None  # ids that each target was sampled from, padded
+    images: ImageRows | None = None
 
     @classmethod
     def of(
@@ -62,6 +65,19 @@ class Rows:
         segments = Segments.of(packed.borders, device, context)
         return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks)
 
+    def with_images(self, packed: Packed, processor: Processor) -> Rows:
+        """The batch with its images, and with the three positions of each token, [3, tokens]."""
+        borders = packed.borders.tolist()
+        lengths = [end - start for start, end in pairwise(borders)]
+        of_each = packed.images or ((),) * len(lengths)
+        positions = [processor.positions(*each) for each in zip(lengths, of_each, strict=True)]
+        device = self.token_ids.device
+        return replace(
+            self,
+            positions=torch.from_numpy(np.concatenate(positions, axis=1)).to(device),
+            images=image_rows(processor, list(zip(borders, lengths, of_each, strict=False)), device),
+        )
+
 
 class Outputs(nn.Module):
     """A transformers model whose forward returns outputs for the rows of a batch.
@@ -79,12 +95,12 @@ class Outputs(nn.Module):
     def hidden(self, batch: Rows) -> Tensor:
         """Final hidden state of each row."""
         body: Any = self._parts[0]
-        output = body(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            **{ARGUMENT: batch.segments},
-        )
+        if batch.positions.dim() == 1:
+            shown = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}
+        else:
+            embeddings = embedded(body, batch.token_ids, batch.images)
+            shown = {"inputs_embeds": embeddings[None], "position_ids": batch.positions[:, None]}
+        output = body(**shown, use_cache=False, **{ARGUMENT: batch.segments})
         states: Tensor = output.last_hidden_state
         return states[0].index_select(0, batch.rows)
 

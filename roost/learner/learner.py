@@ -28,6 +28,7 @@ from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
 from roost.learner.residence import MOMENTS, PARTS, Residence
 from roost.learner.sample import Distribution, Floats, Sample
+from roost.vision.processor import Processor
 
 BUCKET_BYTES = 1 << 28
 
@@ -189,6 +190,9 @@ class Learner:
         heads = config.num_attention_heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
         self._context = ContextGroup.of(settings.context_parallel_size, heads, key_heads)
+        self._vision = Processor.of_model(settings.model, self.module.config)
+        if self._vision is not None and self._context is not None:
+            raise ValueError("a model that reads images is not split over a context; write context_parallel_size: 1")
         self._learns = learns
         self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
@@ -417,7 +421,12 @@ class Learner:
 
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         with self._precision():
-            outputs: tuple[Tensor, ...] = self._outputs(Rows.of(packed, self._device, samples, self._context))
+            rows = Rows.of(packed, self._device, samples, self._context)
+            if self._vision is not None:
+                rows = rows.with_images(packed, self._vision)
+            elif packed.images:
+                raise ValueError(f"samples have images, but {self._settings.model} reads text alone")
+            outputs: tuple[Tensor, ...] = self._outputs(rows)
         if self._context is None:
             return outputs
         _, own = self._context.cut(packed)

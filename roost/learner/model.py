@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import add_adapter
@@ -21,6 +21,8 @@ from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, wait_for_all, world_size
 from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
+from roost.vision.processor import reads_images
+from roost.vision.tower import attention_of, model_class
 
 READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
 COMPILED_SIZE = 200_000_000  # parameters from which compiling pays by default
@@ -78,6 +80,8 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
             # Weights that were mapped from a file could not be freed when they are offloaded.
             parameter.data = parameter.data.clone()
     if settings.adapter is not None:
+        if reads_images(model.config):
+            raise ValueError("a model that reads images is trained whole; leave out its adapter")
         add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     layers = decoder_layers(model)
     compiles = model.num_parameters() >= COMPILED_SIZE if settings.compile is None else settings.compile
@@ -122,9 +126,11 @@ def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
     register()
     # Frozen weights need no more precision than the compute dtype.
     dtype = float_type(settings.weight_dtype if settings.adapter is None else settings.compute_dtype)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
-    kind = AutoModelForTokenClassification if head is Head.VALUE else AutoModelForCausalLM
     config = AutoConfig.from_pretrained(settings.model, **({"num_labels": 1} if head is Head.VALUE else {}))
+    if head is Head.VALUE and reads_images(config):
+        raise ValueError("a critic reads text alone; use an estimator without a critic, such as grpo, for images")
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention_of(config, NAME)}
+    kind = AutoModelForTokenClassification if head is Head.VALUE else model_class(config)
     model: PreTrainedModel
     if rank() == 0:
         model = kind.from_pretrained(settings.model, config=config, **options)

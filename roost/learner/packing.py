@@ -11,6 +11,7 @@ from torch import Tensor
 
 from roost.config.train import ImportanceSamplingLevel
 from roost.learner.sample import Floats, Ints, Sample
+from roost.vision.image import Image
 
 PAD = -1  # in place of a token id
 
@@ -66,6 +67,7 @@ class Packed:
     sequence: Ints  # of each row, from 0
     turn: Ints  # of each target, numbered across all sequences
     masks: npt.NDArray[np.int32] | None = None  # ids that each target was sampled from, [rows, most], padded with PAD
+    images: tuple[tuple[Image, ...], ...] = ()  # of each sequence; empty if no sequence has any
 
 
 def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
@@ -137,6 +139,7 @@ def pack(samples: Sequence[Sample]) -> Packed:
         sequence=sequence,
         turn=turn,
         masks=_masks(samples),
+        images=tuple(each.images for each in samples) if any(each.images for each in samples) else (),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from roost.vision.image import Image
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
@@ -42,6 +44,7 @@ class Sample:
     distribution: Distribution | None = None  # the teacher's, in supervised training
     mask_ids: npt.NDArray[np.int32] | None = None  # ids that tokens were sampled from, one token after the other
     mask_sizes: npt.NDArray[np.int32] | None = None  # how many of them each token has; 0: the whole vocabulary
+    images: tuple[Image, ...] = ()  # in order of their tokens
 
     def __post_init__(self) -> None:
         sizes = {len(array) for array in self._arrays()}

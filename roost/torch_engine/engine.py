@@ -25,6 +25,7 @@ from roost.torch_engine.runner import NewToken, Runner, Sampler, StepThread
 from roost.torch_engine.scheduler import Progress, Request, Scheduler, Tracked
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
+from roost.vision.processor import Layout
 
 CPU_BLOCK, CUDA_BLOCK = 16, PAGED_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
@@ -196,7 +197,10 @@ class TorchEngine:
         self._adapters = Adapters(self.model.module)
         queries: int = self.model.module.config.get_text_config().num_attention_heads
         pages = can_page(self.model.layers, queries, size, self.model.dtype, self.model.device)
-        graphs = new_graphs(self.model, settings, pages, width=-(-self.max_context // size))
+        # Graphs take one position of each token, and images give tokens three.
+        graphs = None
+        if self.model.processor is None:
+            graphs = new_graphs(self.model, settings, pages, width=-(-self.max_context // size))
         self._runner = Runner(self.model, self._adapters, size, pages, graphs)
         self._sampler = Sampler()
         self._scheduler = Scheduler(
@@ -228,6 +232,7 @@ class TorchEngine:
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.model.eos_ids),
             limit=min(prompt + sampling.max_tokens, self.max_context),
+            layout=self._layout(request),
         )
         with self._accepted_lock:
             if request.request_id in self._accepted:
@@ -287,6 +292,7 @@ class TorchEngine:
         self.has_weights = True
         self.open_update = None
         self._scheduler.pool.forget_all()
+        self._runner.forget_images()
 
     def abandon_update(self) -> bool:
         """Undo the open update, if any; return True if the weights are usable. Call it between steps only."""
@@ -298,6 +304,8 @@ class TorchEngine:
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter, replacing one of the same name."""
+        if self.model.processor is not None:
+            raise ValueError("adapters of models that read images are not supported; send whole weights")
         adapter = self._adapters.read(path)
         self._thread.call(lambda: self._put_adapter(name, adapter))
 
@@ -347,6 +355,14 @@ class TorchEngine:
             raise ValueError(f"token id {wrong} is not in the vocabulary of {vocabulary}")
         if request.adapter is not None and request.adapter not in self._adapters.names:
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
+
+    def _layout(self, request: Request) -> Layout | None:
+        images = request.sampling.images
+        if not images:
+            return None
+        if self.model.processor is None:
+            raise ValueError(f"{len(images)} images were sent, but the model reads text alone")
+        return self.model.processor.layout(request.token_ids, images)
 
     # On the engine's thread.
 
@@ -469,6 +485,7 @@ class TorchEngine:
         self._scheduler.preempt_all()
         self._scheduler.pool.forget_all()
         self._runner.drop_graphs()
+        self._runner.forget_images()
         self._cache = []
         if level == 1:
             self._weights.move_to_host()

@@ -32,6 +32,7 @@ from roost.torch_engine.request_fields import (
     room_for_completion,
 )
 from roost.torch_engine.text import Piece, Sample, TextWanted
+from roost.vision.image import Image, from_data_url
 
 
 class TokenSampling(SamplingFields):
@@ -39,6 +40,13 @@ class TokenSampling(SamplingFields):
 
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token alone
     detokenize: bool = True
+
+
+class ShownImage(StrictBody):
+    """An image of a prompt, at the position of its first token."""
+
+    url: str
+    start: Annotated[int, Field(ge=0)]
 
 
 class GenerateBody(StrictBody):
@@ -51,6 +59,7 @@ class GenerateBody(StrictBody):
     return_token_ids: bool | None = None  # of the prompt; those of the completion always come
     output_mode: Literal["tokens", "text"] = "tokens"
     return_sampling_mask: bool = False  # vLLM has it as an option of the server
+    images: list[ShownImage] | None = None  # vLLM takes processed ones as `features`
 
 
 class GenerateForm:
@@ -132,10 +141,12 @@ def parse_request(served: Served, body: GenerateBody, request: Request) -> Gener
     if body.stream and fields.prompt_logprobs is not None:
         raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
     sampling = fields.sampling(room if fields.max_tokens is None else fields.max_tokens)
+    with refusing():
+        images = tuple(Image(from_data_url(each.url), each.start) for each in body.images or ())
     return GenerateRequest(
         request_id=f"generate-tokens-{request_id_of(request, body.request_id)}",
         prompts=(prompt,),
-        samplings=(replace(sampling, return_sampling_mask=body.return_sampling_mask),),
+        samplings=(replace(sampling, return_sampling_mask=body.return_sampling_mask, images=images),),
         samples=fields.samples,
         adapter=served.names.adapter(body.model),
         wants_prompt_logprobs=fields.prompt_logprobs is not None,

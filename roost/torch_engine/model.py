@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, register
 from roost.torch_engine.cache import LayerShape
 from roost.torch_engine.settings import EngineSettings
+from roost.vision.processor import Processor
+from roost.vision.tower import attention_of, model_class
 
 # Extra terms that some models pass to their attention, which the engine's would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
@@ -30,13 +32,16 @@ class LoadedModel:
     max_context: int
     eos_ids: frozenset[int]
     is_compiled: bool = False  # its decoder layers
+    processor: Processor | None = None  # of images, if it reads any
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
     register()
     device = chosen_device(settings.device)
     dtype = chosen_dtype(settings.dtype)
-    module = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, attn_implementation=NAME)
+    config = AutoConfig.from_pretrained(settings.model)
+    attention = attention_of(config, NAME)
+    module = model_class(config).from_pretrained(settings.model, dtype=dtype, attn_implementation=attention)
     module.eval().requires_grad_(False).to(device)
     text = module.config.get_text_config()
     max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
@@ -55,18 +60,22 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         vocabulary=int(text.vocab_size),
         max_context=max_context,
         eos_ids=eos_ids(module.generation_config, text),
+        processor=Processor.of_model(settings.model, config),
     )
 
 
-def forward(module: Any, token_ids: Tensor, positions: Tensor, rows: Tensor, attention: Attention) -> Tensor:
-    """Logits of selected rows of a flat batch."""
-    output = module(
-        input_ids=token_ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=rows,
-        **{ARGUMENT: attention},
-    )
+def forward(
+    module: Any,
+    token_ids: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    attention: Attention,
+    embeddings: Tensor | None = None,
+) -> Tensor:
+    """Logits of selected rows of a flat batch, of token ids or of embeddings, with one or three positions each."""
+    shown = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
+    places = positions[None] if positions.dim() == 1 else positions[:, None]
+    output = module(**shown, position_ids=places, use_cache=False, logits_to_keep=rows, **{ARGUMENT: attention})
     logits: Tensor = output.logits
     return logits[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -36,6 +37,7 @@ from roost.torch_engine.request_fields import (
     room_for_completion,
 )
 from roost.torch_engine.text import Piece, Sample
+from roost.vision.image import Image, from_data_url
 
 
 class OpenAIFields(SamplingFields):
@@ -152,13 +154,19 @@ def model_cards(served: Served) -> list[dict[str, Any]]:
     return [{**card, **base} for card in (model, *adapters)]
 
 
-class TextPart(BaseModel):
-    """A part of a message; this engine reads no images or sounds."""
+class ImageUrl(BaseModel):
+    url: str
+    detail: str | None = None  # the model's own processor decides the size
+
+
+class MessagePart(BaseModel):
+    """A part of a message: text, or an image as a data URL; this engine reads no videos or sounds."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class Message(BaseModel):
@@ -167,18 +175,30 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[MessagePart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        return {**(self.model_extra or {}), "role": self.role, "content": self._text()}
+        return {**(self.model_extra or {}), "role": self.role, "content": self._content()}
 
-    def _text(self) -> str | None:
+    def _content(self) -> str | list[dict[str, str]] | None:
+        """Text, or parts for the template if any is an image."""
         if not isinstance(self.content, list):
             return self.content
         for part in self.content:
-            if part.type != "text" or part.text is None:
-                raise Refused(f"a message has a part of type {part.type}; only text is read", field="messages")
-        return "".join(part.text or "" for part in self.content)
+            if not ((part.type == "text" and part.text is not None) or (part.type == "image_url" and part.image_url)):
+                raise Refused(
+                    f"a message has a part of type {part.type}; text and image_url are read", field="messages"
+                )
+        if not self.image_urls:
+            return "".join(part.text or "" for part in self.content)
+        return [
+            {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in self.content
+        ]
+
+    @property
+    def image_urls(self) -> list[str]:
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if part.image_url is not None]
 
 
 class ChatBody(OpenAIFields):
@@ -263,11 +283,12 @@ def chat_router(served: Served) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         with refusing():
             text = body.text_wanted(served.codec)
-            prompt = await run_in_threadpool(prompt_of, served, body)
+            prompt, images = await run_in_threadpool(prompt_of, served, body)
+        sampling = body.sampling_for(prompt, body.most_tokens, served.engine.max_context)
         requested = GenerateRequest(
             request_id=f"chatcmpl-{request_id_of(request, body.request_id)}",
             prompts=(prompt,),
-            samplings=(body.sampling_for(prompt, body.most_tokens, served.engine.max_context),),
+            samplings=(replace(sampling, images=images),),
             samples=body.samples,
             adapter=served.names.adapter(body.model),
             wants_prompt_logprobs=body.prompt_logprobs is not None,
@@ -278,13 +299,22 @@ def chat_router(served: Served) -> APIRouter:
     return router
 
 
-def prompt_of(served: Served, body: ChatBody) -> tuple[int, ...]:
-    return served.codec.encode_chat(
+def prompt_of(served: Served, body: ChatBody) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+    """Tokens of a conversation, and its images."""
+    files = [from_data_url(url) for message in body.messages for url in message.image_urls]
+    token_ids = served.codec.encode_chat(
         [message.for_template() for message in body.messages],
         body.add_generation_prompt,
         body.continue_final_message,
         body.chat_template_kwargs or {},
     )
+    if not files:
+        return token_ids, ()
+    processor = served.engine.model.processor
+    if processor is None:
+        raise Refused(f"a message has {len(files)} images, but the model reads text alone", field="messages")
+    expanded, images = processor.expand(token_ids, files)
+    return tuple(expanded), images
 
 
 Tokens = Annotated[list[int], Field(min_length=1)]

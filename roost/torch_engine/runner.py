@@ -22,8 +22,9 @@ from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, 
 from roost.torch_engine.cache import Gathered, LayerCache
 from roost.torch_engine.graphs import DecodeGraphs
 from roost.torch_engine.model import LoadedModel, forward
-from roost.torch_engine.scheduler import Batch, Chunk, Tracked, flatten
+from roost.torch_engine.scheduler import Batch, Chunk, Ints, Tracked, flatten
 from roost.torch_engine.update import Adapters
+from roost.vision.tower import FeatureCache
 
 NEVER = float("-inf")
 LARGEST_MASK = 1024  # token ids returned for one token; a larger set is not, as it would be most of a reply
@@ -212,6 +213,7 @@ class Runner:
         self._block_size = block_size
         self._pages = pages
         self._graphs = graphs
+        self._features = None if model.processor is None else FeatureCache(model.module.base_model, model.processor)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:
@@ -225,16 +227,44 @@ class Runner:
         with torch.compiler.set_stance("force_eager") if is_eager else nullcontext():
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
                 return self._graphs.run(batch, cache, adapters[0])
+            token_ids = torch.from_numpy(batch.token_ids).to(device)
+            positions, embeddings = self._with_images(chunks, batch, token_ids)
             logits = forward(
                 self._model.module,
-                torch.from_numpy(batch.token_ids).to(device),
-                torch.from_numpy(batch.positions).to(device),
+                token_ids,
+                torch.from_numpy(positions).to(device),
                 torch.from_numpy(batch.rows).to(device),
                 self._attention(chunks, batch, cache),
+                embeddings,
             )
         if device.type == "cpu":
             _prepare_decode(chunks)
         return logits
+
+    def _with_images(self, chunks: Sequence[Chunk], batch: Batch, token_ids: Tensor) -> tuple[Ints, Tensor | None]:
+        """Positions of a batch's tokens, three each where prompts have images, and embeddings if any are images."""
+        if self._features is None or all(chunk.tracked.layout is None for chunk in chunks):
+            return batch.positions, None
+        positions = np.repeat(batch.positions[None], 3, axis=0)
+        embeddings: Tensor | None = None
+        for chunk, first in zip(chunks, batch.starts.tolist(), strict=False):
+            layout = chunk.tracked.layout
+            if layout is None:
+                continue
+            positions[:, first : first + chunk.size] = layout.at(chunk.start, chunk.end)
+            for image, span in layout.images:
+                start, end = max(span.start, chunk.start), min(span.stop, chunk.end)
+                if start < end:
+                    if embeddings is None:
+                        embeddings = self._model.module.get_input_embeddings()(token_ids)
+                    shown = self._features.get(image)[start - span.start : end - span.start]
+                    embeddings[first + start - chunk.start : first + end - chunk.start] = shown
+        return positions, embeddings
+
+    def forget_images(self) -> None:
+        """Drop embeddings of images, as the weights that made them have changed."""
+        if self._features is not None:
+            self._features.clear()
 
     def drop_graphs(self) -> None:
         """Drop captured CUDA graphs before the memory they refer to is freed."""

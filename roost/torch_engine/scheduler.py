@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from roost.engines.protocol import Finish, Sampling
 from roost.torch_engine.cache import BlockPool, Gathered, block_hash
+from roost.vision.processor import Layout
 
 Ints: TypeAlias = NDArray[np.integer[Any]]
 
@@ -119,9 +120,15 @@ class Tracked:
     cached_tokens: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
     masks: list[tuple[int, ...]] = field(default_factory=list)  # of the generated tokens, if requested
+    layout: Layout | None = None  # of a prompt with images
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.token_ids)
+
+    def block_name(self, before: bytes, start: int, end: int) -> bytes:
+        """Name of a full block; images that begin in it are part of it, as their tokens are all alike."""
+        shown = (image.digest for image in self.request.sampling.images if start <= image.start < end)
+        return block_hash(b"".join((before, *shown)), self.token_ids[start:end])
 
     @property
     def is_scored(self) -> bool:
@@ -288,7 +295,7 @@ class Scheduler:
         """Names of full blocks to look up in the cache; the last token is always computed, for its logits."""
         size, name = self.pool.block_size, self._root_of(tracked.request.adapter)
         for end in range(size, len(tracked.token_ids), size):
-            name = block_hash(name, tracked.token_ids[end - size : end])
+            name = tracked.block_name(name, end - size, end)
             yield name
 
     def _announce(self, chunk: Chunk) -> None:
@@ -298,7 +305,7 @@ class Scheduler:
             return
         for index in range(len(tracked.hashes), chunk.end // size):
             before = tracked.hashes[-1] if tracked.hashes else self._root_of(tracked.request.adapter)
-            name = block_hash(before, tracked.token_ids[index * size : (index + 1) * size])
+            name = tracked.block_name(before, index * size, (index + 1) * size)
             tracked.hashes.append(name)
             self.pool.announce(tracked.blocks[index], name)
 

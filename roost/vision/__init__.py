@@ -1,0 +1,1 @@
+"""Images of prompts: their bytes, what a processor makes of them, and their place among the tokens."""

@@ -1,0 +1,143 @@
+"""`Processor`: images to patches and placeholder tokens, and the three positions of every token (M-RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roost.vision.image import Image, ImageError, opened, size
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+Ints = npt.NDArray[np.int64]
+KEPT = 256  # images whose patches are kept: those of one prompt are needed for every sample of its group
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Patches:
+    """An image as a vision tower takes it."""
+
+    pixels: npt.NDArray[np.float32]  # [patches, numbers of a patch]
+    grid: tuple[int, int, int]  # time, height and width in patches
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Images of a prompt, and the positions of its tokens and of those that follow."""
+
+    images: tuple[tuple[Image, range], ...]  # with the positions of their tokens
+    positions: Ints  # [3, tokens of the prompt]
+
+    def at(self, start: int, end: int) -> Ints:
+        """Positions of tokens `start` to `end`, [3, tokens]; those after the prompt are text."""
+        size = self.positions.shape[1]
+        after = np.arange(max(start, size), max(end, size)) - size + int(self.positions.max()) + 1
+        return np.concatenate([self.positions[:, start:end], np.broadcast_to(after, (3, len(after)))], axis=1)
+
+
+class Processor:
+    """The image processor of a model folder. Engine, learner and data use the same one, so they agree on tokens."""
+
+    def __init__(self, images: Any, token_id: int, merge: int) -> None:
+        self._images, self.token_id, self._merge = images, token_id, merge
+        self._kept = lru_cache(maxsize=KEPT)(self._processed)
+
+    @classmethod
+    def of_model(cls, model: str, config: Any = None) -> Processor | None:
+        """The processor of a model; None if the model reads text alone."""
+        from transformers import AutoConfig, AutoImageProcessor
+
+        try:
+            config = AutoConfig.from_pretrained(model) if config is None else config
+        except (OSError, ValueError):  # a folder with a tokenizer alone
+            return None
+        if not reads_images(config):
+            return None
+        # Pillow's resizing, also where torchvision is installed: tokens and pixels are then the same on every machine.
+        images = AutoImageProcessor.from_pretrained(model, backend="pil")
+        return cls(images, config.image_token_id, config.vision_config.spatial_merge_size)
+
+    def count(self, data: bytes) -> int:
+        """Number of tokens of an image, from its size alone."""
+        patches: int = self._images.get_number_of_image_patches(*size(data), {})
+        return patches // self._merge**2
+
+    def patches(self, image: Image) -> Patches:
+        return self._kept(image.data)
+
+    def _processed(self, data: bytes) -> Patches:
+        found = self._images(images=[opened(data)], return_tensors="np")
+        time, height, width = (int(each) for each in found["image_grid_thw"][0])
+        return Patches(np.asarray(found["pixel_values"], np.float32), (time, height, width))
+
+    def expand(self, token_ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], tuple[Image, ...]]:
+        """Tokens with each placeholder repeated as often as its image has tokens, and the images at their positions."""
+        holders = sum(token == self.token_id for token in token_ids)
+        if holders != len(files):
+            raise ImageError(f"a prompt has {holders} places for images, but {len(files)} images")
+        left = iter(files)
+        ids: list[int] = []
+        images: list[Image] = []
+        for token in token_ids:
+            if token == self.token_id:
+                data = next(left)
+                images.append(Image(data, len(ids)))
+                ids += [token] * self.count(data)
+            else:
+                ids.append(token)
+        return ids, tuple(images)
+
+    def layout(self, token_ids: Sequence[int], images: Sequence[Image]) -> Layout:
+        """Layout of a prompt. Raise ImageError unless each image has all its tokens at its position."""
+        end = 0
+        for image in images:
+            span = self.span(image)
+            if not end <= span.start < span.stop <= len(token_ids):
+                raise ImageError(f"an image has tokens {span.start} to {span.stop} of {len(token_ids)}")
+            if any(token_ids[place] != self.token_id for place in span):
+                raise ImageError(f"tokens {span.start} to {span.stop} are not all {self.token_id}, as its image needs")
+            end = span.stop
+        spans = tuple((image, self.span(image)) for image in images)
+        return Layout(spans, self.positions(len(token_ids), images))
+
+    def span(self, image: Image) -> range:
+        """Positions of an image's tokens."""
+        time, height, width = self.patches(image).grid
+        return range(image.start, image.start + time * height * width // self._merge**2)
+
+    def positions(self, length: int, images: Sequence[Image]) -> Ints:
+        """Time, height and width of each token, [3, length]; a sequence may end within an image.
+
+        Text counts up by one in all three. An image's tokens count from the text before it, and the text after it goes
+        on after the largest of them.
+        """
+        parts: list[Ints] = []
+        done, following = 0, 0
+        for image in images:
+            before = image.start - done
+            parts.append(np.broadcast_to(np.arange(before) + following, (3, before)))
+            following += before
+            time, height, width = self.patches(image).grid
+            own = np.indices((time, height // self._merge, width // self._merge)).reshape(3, -1)
+            parts.append(own + following)
+            following += max(height, width) // self._merge
+            done = image.start + own.shape[1]
+        rest = max(0, length - done)
+        parts.append(np.broadcast_to(np.arange(rest) + following, (3, rest)))
+        return np.concatenate(parts, axis=1)[:, :length].astype(np.int64)
+
+
+def reads_images(config: Any) -> bool:
+    """Return True for a config with a vision tower. Raise ValueError for a family that is not supported."""
+    if getattr(config, "vision_config", None) is None:
+        return False
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"models of type {config.model_type} read images in a way that is not supported; "
+            f"use a text model or one of {', '.join(FAMILIES)}"
+        )
+    return True

@@ -1,0 +1,106 @@
+"""The vision tower of a transformers model: patches in, embeddings among those of the tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roost.vision.image import Image
+from roost.vision.processor import Processor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ImageRows:
+    """Patches of all images of a batch, and the positions of their tokens in it."""
+
+    pixels: Tensor
+    grids: Tensor
+    places: Tensor
+    kept: Tensor  # which of the tower's outputs stand at these places: a sequence may end within an image
+
+
+def model_class(config: Any) -> Any:
+    """The transformers class that loads a policy of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from roost.vision.processor import reads_images
+
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
+def attention_of(config: Any, name: str) -> str | dict[str, str]:
+    """Attention implementations: ours for the text, torch's for the tower, whose patches are not a sequence."""
+    return name if getattr(config, "vision_config", None) is None else {"text_config": name, "vision_config": "sdpa"}
+
+
+def image_rows(
+    processor: Processor, sequences: Sequence[tuple[int, int, Sequence[Image]]], device: torch.device
+) -> ImageRows | None:
+    """Images of sequences, each with its first position in the batch and its length; None without images."""
+    pixels, grids, places, kept = [], [], [], []
+    done = 0
+    for first, length, images in sequences:
+        for image in images:
+            patches, span = processor.patches(image), processor.span(image)
+            inside = np.arange(len(span))[: max(0, length - image.start)]
+            pixels.append(patches.pixels)
+            grids.append(patches.grid)
+            places.append(first + image.start + inside)
+            kept.append(done + inside)
+            done += len(span)
+    if not pixels:
+        return None
+    arrays = (np.concatenate(pixels), np.array(grids), np.concatenate(places), np.concatenate(kept))
+    return ImageRows(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class FeatureCache:
+    """Embeddings of images, kept for the requests that show them again, until the weights change."""
+
+    def __init__(self, body: Any, processor: Processor, most: int = 64) -> None:
+        self._body, self._processor = body, processor
+        self._most = most
+        self._kept: dict[bytes, Tensor] = {}  # least recently used first
+
+    def get(self, image: Image) -> Tensor:
+        """Embeddings of an image's tokens. Each image runs alone, so that they do not vary with the batch."""
+        found = self._kept.pop(image.digest, None)
+        if found is None:
+            patches, device = self._processor.patches(image), self._body.device
+            grid = torch.tensor([patches.grid], device=device)
+            found = features(self._body, torch.from_numpy(patches.pixels).to(device), grid)
+            if len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+        self._kept[image.digest] = found
+        return found
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+def features(body: Any, pixels: Tensor, grids: Tensor) -> Tensor:
+    """Embeddings of all tokens of images, [tokens, hidden size]."""
+    found: Tensor = torch.cat(tuple(body.get_image_features(pixels, grids, return_dict=True).pooler_output))
+    return found
+
+
+def embedded(body: Any, token_ids: Tensor, images: ImageRows | None) -> Tensor:
+    """Embeddings of the tokens of a batch, with those of its images in their places.
+
+    A token that looks like a placeholder but belongs to no image, because the policy generated it, is embedded as any
+    other. Without images the tower runs on a blank one: ranks must call the same sharded layers.
+    """
+    tokens: Tensor = body.get_input_embeddings()(token_ids)
+    if images is None:
+        config = body.config.vision_config
+        merge, numbers = config.spatial_merge_size, config.temporal_patch_size * config.patch_size**2
+        blank = torch.zeros(merge**2, config.in_channels * numbers, device=token_ids.device)
+        grid = torch.tensor([[1, merge, merge]], device=token_ids.device)
+        return tokens + 0.0 * features(body, blank, grid).sum()
+    found = features(body, images.pixels, images.grids).index_select(0, images.kept)
+    return tokens.index_copy(0, images.places, found.to(tokens.dtype))
