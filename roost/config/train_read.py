@@ -108,10 +108,9 @@ def read_training(
     values: Values = dict(derived(root, job))
     written: dict[str, Where] = {}
     for name, setting in SETTINGS.items():
-        value, place = _found(setting, root, train, job.notation)
-        if value is not None:
-            _note(name, value, place, values, root, job.notation)
-            written[name] = place
+        if (found := _found(setting, root, train, job.notation)) is not None:
+            value, written[name] = found
+            _note(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
     usual = defaults(root, job.notation, values)
     for name in ("engine_options", "data"):
@@ -265,8 +264,8 @@ def setting_location(name: str, job: Job) -> Where:
     return source.where(("train", name))
 
 
-def _found(setting: Setting, root: Section, train: Section, notation: Notation) -> tuple[Any, Where]:
-    """The value of a setting and its place; `train` and the notation's own key must agree where both have it."""
+def _found(setting: Setting, root: Section, train: Section, notation: Notation) -> tuple[Any, Where] | None:
+    """Value and place of a setting that the config has; `train` and the notation's own key must agree."""
     ours = _value(setting, train, setting.name) if setting.name in train else None
     for *above, name in setting.native(notation):
         section = root.below(*above)
@@ -284,7 +283,7 @@ def _found(setting: Setting, root: Section, train: Section, notation: Notation) 
         if ours is None:
             return theirs, section.where(name)
         break
-    return ours, _place(train, setting.name)
+    return None if ours is None else (ours, _place(train, setting.name))
 
 
 def _place(train: Section, name: str) -> Where:
