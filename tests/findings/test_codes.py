@@ -12,12 +12,15 @@ import roost
 from roost.cli.main import build_app
 from roost.config.finding_codes import ROOMS, finding_kinds
 from roost.config.findings import Findings, Where
+from tests.grid import grid
 
 ROOT = Path(roost.__file__).parent
 CODE = re.compile(rf"RST-[{''.join(ROOMS)}]\d{{3}}")
 REPORTS = {"error", "warn", "note"}
 # What carries the words of a finding to where it is reported.
 CARRIERS = {"RankSyntaxError", "ExpressionError", "MemoryRefused", "Problem", "_refusal", "refuse"}
+# Files without any of this are not parsed.
+MAY_REPORT = re.compile(rf"\.({'|'.join(REPORTS)})\b|\b({'|'.join(CARRIERS)})\(")
 # What has methods of these names and is no collector of findings.
 OTHERS = {"logger", "log", "warnings", "records", "self._watching", "self._live", "typer"}
 OTHER_FILES = {"trainer/watching.py"}
@@ -26,31 +29,34 @@ UNREACHABLE = {"RST-P004"}  # said only where Roost itself is wrong
 
 
 @functools.cache
-def trees():
-    files = sorted(ROOT.rglob("*.py"))
-    return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+def texts():
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in sorted(ROOT.rglob("*.py"))}
 
 
 @functools.cache
 def used_codes():
     return {
         node.value
-        for _, tree in trees()
-        for node in ast.walk(tree)
+        for text in texts().values()
+        if CODE.search(text)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
     }
 
 
-def reporting_calls(tree):
+def reporting_calls(text):
     """Calls that report a finding, or make what carries its words."""
+    if not MAY_REPORT.search(text):
+        return
+    nodes = list(ast.walk(ast.parse(text)))
     renamed = {
         target.id
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp | ast.Attribute)
         for target in node.targets
         if isinstance(target, ast.Name) and ast.unparse(node.value).endswith(("findings.error", "findings.warn"))
     }
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
         match call.func:
             case ast.Attribute(value=owner, attr=name) if name in REPORTS and ast.unparse(owner) not in OTHERS:
                 yield call
@@ -73,9 +79,9 @@ def has_code(first):
 def test_every_report_begins_with_a_code():
     calls = [
         (f"roost/{file}:{call.lineno}", call)
-        for file, tree in trees()
+        for file, text in texts().items()
         if file not in OTHER_FILES
-        for call in reporting_calls(tree)
+        for call in reporting_calls(text)
     ]
     assert len(calls) > 300
     missing = [place for place, call in calls if not call.args or not has_code(call.args[0])]
@@ -97,7 +103,7 @@ def test_codes_are_well_formed_in_order_and_written_once():
     assert written == sorted(set(written), key=lambda code: (list(ROOMS).index(code[4]), code))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.code) for kind in finding_kinds().values()])
+@grid("kind", [pytest.param(kind, id=kind.code) for kind in finding_kinds().values()])
 def test_meaning_fits_a_reader(kind):
     assert kind.title and kind.title[-1] not in ".:"
     assert len(kind.title) <= 80
@@ -148,8 +154,9 @@ def test_planning_reads_no_explanations():
     """The registry is data for people; a plan must not wait for it."""
     importers = [
         file
-        for file, tree in trees()
-        for node in tree.body
+        for file, text in texts().items()
+        if "finding_codes" in text
+        for node in ast.parse(text).body
         if isinstance(node, ast.ImportFrom) and node.module == "roost.config.finding_codes"
     ]
     assert importers == ["cli/explain_finding.py"]
