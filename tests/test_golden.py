@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import roost
+from tests.grid import grid
 
 GOLDEN = Path(__file__).parent / "golden"
 BROKEN_CLUSTERS = {
@@ -74,7 +75,7 @@ def plan_components(case, inventory):
     }
 
 
-@pytest.mark.parametrize("case", rows("rlinf_placements.jsonl"), ids=lambda case: f"{case['kind']}-{case['id']}")
+@grid("case", rows("rlinf_placements.jsonl"), ids=lambda case: f"{case['kind']}-{case['id']}")
 def test_placements(case):
     inventory = roost.Inventory.from_dict(case["cluster"])
     planned = plan_strategy if "args" in case else plan_components
@@ -94,7 +95,7 @@ def filled_in(value):
     return "10.10.10.1" if isinstance(value, str) and value.endswith("ROBOT_IP") else value
 
 
-@pytest.mark.parametrize("case", rows("rlinf_clusters.jsonl"), ids=lambda case: case["file"])
+@grid("case", rows("rlinf_clusters.jsonl"), ids=lambda case: case["file"])
 def test_real_clusters(case):
     config = {"cluster": filled_in(case["cluster"])}
     if case["file"] in BROKEN_CLUSTERS:
@@ -107,7 +108,7 @@ def test_real_clusters(case):
     assert all(component.world_size > 0 for component in plan.components)
 
 
-@pytest.mark.parametrize("role", rows("roll_roles.jsonl"), ids=lambda role: f"{role['file']}:{role['role']}")
+@grid("role", rows("roll_roles.jsonl"), ids=lambda role: f"{role['file']}:{role['role']}")
 def test_roll_roles(role):
     sizes = {key: role[key] for key in ("tensor_parallel_size", "pipeline_parallel_size") if role[key] is not None}
     section = {

@@ -6,6 +6,7 @@ import pytest
 
 from roost.app_world.tasks.task_set import KINDS
 from roost.app_world.world import APPS, World
+from tests.grid import grid
 
 PAGE = Path(__file__).parents[2] / "docs" / "app-world.md"
 APIS = [pytest.param(api, id=f"{api.app}.{api.name}") for app in APPS.values() for api in app.apis.values()]
@@ -17,7 +18,7 @@ def docs():
     return lambda api, **kwargs: world.call("api_docs", api, kwargs)
 
 
-@pytest.mark.parametrize("api", APIS)
+@grid("api", APIS)
 def test_every_api_is_documented_as_it_is(docs, api):
     doc = docs("show_api_doc", app_name=api.app, api_name=api.name)
     assert json.loads(json.dumps(doc)) == doc

@@ -11,6 +11,7 @@ from roost.config.job import TRAINED, Notation
 from roost.config.schema import config_schema
 from roost.config.train import SETTINGS
 from tests.config.test_training_read import config_of, read
+from tests.grid import grid
 from tests.test_golden import rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,7 +33,7 @@ def test_examples_are_valid(file):
     assert errors(yaml.safe_load(file.read_text())) == []
 
 
-@pytest.mark.parametrize("case", rows("rlinf_clusters.jsonl"), ids=lambda case: case["file"])
+@grid("case", rows("rlinf_clusters.jsonl"), ids=lambda case: case["file"])
 def test_real_clusters_are_valid(case):
     assert errors({"cluster": case["cluster"]}, Notation.RLINF) == []
 
@@ -97,7 +98,7 @@ def rejected(config, name):
     return any("is missing" not in what for what in found)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@grid("name", SETTINGS)
 def test_the_schema_rejects_what_the_reader_rejects(name):
     for value in (*WRITTEN, *map(str, SETTINGS[name].choices)):
         if name == "task" and value == {}:
@@ -113,7 +114,7 @@ def test_an_unknown_setting_is_rejected(notation):
     assert rejected(config, "learning_rat")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@grid("name", SETTINGS)
 def test_an_interpolation_is_allowed(name):
     assert errors(config_of(**{name: "${some.key}"})) == []
 

@@ -29,6 +29,7 @@ from roost.config.train import (
     value_of,
 )
 from tests.config.test_training_read import config_of, merged, read, whats
+from tests.grid import grid
 
 RLINF, ROLL, LOOP = TRAINED
 
@@ -77,7 +78,7 @@ MASKS = {
 TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "kl_horizon": 10}
 
 
-@pytest.mark.parametrize(
+@grid(
     ("notation", "written", "expected"),
     [
         case(RLINF, {"algorithm.ratio_clip_eps": 0.25}, clip_range=0.25, clip_range_high=0.25, id="clip"),

@@ -17,6 +17,7 @@ from roost.config.train import SETTINGS, OptimizerSettings, RolloutSettings, Tra
 from roost.config.train_choices import OTHER_NAMES
 from roost.config.train_read import setting_location
 from tests.config.settings_page import NEEDED, PAGE, settings_page
+from tests.grid import grid
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
@@ -95,14 +96,14 @@ def beside(key):
     return {"lora_rank": 3} if key.name in ("lora_alpha", "lora_target_modules") else {}
 
 
-@pytest.mark.parametrize("key", SETTINGS.values(), ids=lambda key: key.name)
+@grid("key", SETTINGS.values(), ids=lambda key: key.name)
 def test_a_setting_is_read_by_its_name(key):
     value = value_of(settings_of(**beside(key), **{key.name: written(sample(key))}), key.name)
     assert value == sample(key)
     assert type(value) is type(sample(key))
 
 
-@pytest.mark.parametrize(
+@grid(
     ("key", "nothing"),
     [
         pytest.param(key, None, id=f"{key.name}-null")
@@ -169,7 +170,7 @@ NATIVE = [
 ]
 
 
-@pytest.mark.parametrize(("key", "notation", "path"), NATIVE)
+@grid(("key", "notation", "path"), NATIVE)
 def test_a_notations_own_key_is_read(key, notation, path):
     config = merged(config_with(path, notation, **beside(key)), path, written(sample(key)))
     settings, findings = read(config)
@@ -177,7 +178,7 @@ def test_a_notations_own_key_is_read(key, notation, path):
     assert value_of(settings, key.name) == sample(key)
 
 
-@pytest.mark.parametrize(("key", "notation", "path"), NATIVE)
+@grid(("key", "notation", "path"), NATIVE)
 def test_train_and_the_notations_own_key_must_agree(key, notation, path):
     train = beside(key) | {key.name: written(sample(key))}
     config = merged(config_with(path, notation, **train), path, written(sample(key)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import api_page, cli_page
+from tests.grid import grid
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "examples", "benchmarks", "scripts", "tests")
@@ -37,7 +38,7 @@ def anchors(file):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
 
 
-@pytest.mark.parametrize("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
+@grid("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
 def test_links_lead_somewhere(file):
     dead = []
     for target in LINK.findall(CODE.sub("", file.read_text(encoding="utf-8"))):
@@ -59,7 +60,7 @@ def test_pages_that_the_code_names_exist():
     assert [(page, str(file)) for page, file in sorted(named) if not (ROOT / page).exists()] == []
 
 
-@pytest.mark.parametrize("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
+@grid("file", [pytest.param(file, id=str(file.relative_to(ROOT))) for file in sorted(FILES)])
 def test_code_that_pages_name_exists(file):
     """Files of the package by their path, and modules by their dotted name, as in `_target_`."""
     text = file.read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ from roost.config.yaml_events import Refused, ValueBuilder
 from roost.placement.memory.residency import MemoryRefused
 from roost.placement.strategies import refuse
 from tests.findings.catalogue import SHIPPED, findings_pages, read_catalogue, run, shipped_examples, written_pages
+from tests.grid import grid
 
 ROOT = Path(roost.__file__).parent
 EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogue() for example in chapter.examples]
@@ -29,6 +30,9 @@ EXAMPLES = [pytest.param(example, id=example.title) for chapter in read_catalogu
 # What reports a finding, and what carries the words of one to where it is reported.
 REPORTS = ("error", "warn")
 CARRIERS = (RankSyntaxError, ExpressionError, MemoryRefused, Refused, Problem)
+NAMES = ("refuse", "_refusal", *(carrier.__name__ for carrier in CARRIERS))
+# Files without any of this are not parsed.
+MAY_REPORT = re.compile(rf"(?<!\blogger)(?<!\bwarnings)\.({'|'.join(REPORTS)})\b|\b({'|'.join(NAMES)})\(")
 # These only hand on what their callers say, so the callers count.
 ENDPOINT = ("rollout/agents/recording", "rollout/agents/endpoint/")
 SERVERS = ("engines/", "net/", "torch_engine/", *ENDPOINT, "app_world/serving/", "runtime/up/")
@@ -68,10 +72,13 @@ def call_sites():
     for file in sorted(ROOT.rglob("*.py")):
         if file.relative_to(ROOT).as_posix().startswith(SERVERS):
             continue  # what a server refuses is an answer to a request, not a finding about a config
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        names = {"refuse", "_refusal", *(carrier.__name__ for carrier in CARRIERS), *_renamed_reports(tree)}
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        text = file.read_text(encoding="utf-8")
+        if not MAY_REPORT.search(text):
+            continue
+        nodes = list(ast.walk(ast.parse(text)))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        names = {*NAMES, *_renamed_reports(nodes)}
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             if not _reports(call, names):
                 continue
             around = [part for part in functions if part.lineno <= call.lineno <= part.end_lineno]
@@ -91,9 +98,9 @@ def _reports(call, names):
     return False
 
 
-def _renamed_reports(tree):
+def _renamed_reports(nodes):
     """Names that a report is called by: `report = findings.error if strict else findings.warn`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             called = {id(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)}
             attributes = [part for part in ast.walk(node.value) if isinstance(part, ast.Attribute)]
@@ -149,7 +156,7 @@ def runs():
     return Runs(found, crashed, lines)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@grid("example", EXAMPLES)
 def test_example_gives_its_finding(example, runs):
     if example.title in runs.crashed:
         raise runs.crashed[example.title]
@@ -180,7 +187,7 @@ def test_unreachable_sites_exist(sites):
     assert sum(site.is_unreachable for site in sites) == len(UNREACHABLE)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@grid("example", EXAMPLES)
 def test_finding_fits_a_reader(example, runs):
     unfit = re.compile(r"\b(None|True|False|Traceback)\b|<class |<[\w.]+ object|\bnp\.|\n")
     for finding in runs.found[example.title]:

@@ -7,8 +7,7 @@ purpose; such cases are not among them.
 import json
 from pathlib import Path
 
-import pytest
-
+from tests.grid import grid
 from tests.learner.golden_losses import error, settings_of
 
 FILE = Path(__file__).parents[1] / "golden" / "losses.jsonl"
@@ -16,12 +15,12 @@ CASES = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitline
 WITH_KEYS = [case for case in CASES if case["config"]]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@grid("case", CASES, ids=lambda case: case["id"])
 def test_numbers_agree_with_the_other_program(case):
     assert error(case) <= 1e-5
 
 
-@pytest.mark.parametrize("case", WITH_KEYS, ids=lambda case: case["id"])
+@grid("case", WITH_KEYS, ids=lambda case: case["id"])
 def test_keys_of_the_other_program_are_followed(case):
     """Nothing is refused, and nothing is said not to be followed."""
     findings = settings_of(case)[1]

@@ -14,6 +14,7 @@ from roost.config.train import (
     PolicyLoss,
 )
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
+from tests.grid import grid
 
 
 def logs(probabilities):
@@ -415,10 +416,10 @@ def test_clipped_is_what_lost_its_gradient(advantage, low, high):
     assert (described["clipped_low"].item(), described["clipped_high"].item()) == (low, high)
 
 
-@pytest.mark.parametrize("level", list(ImportanceSamplingLevel))
-@pytest.mark.parametrize("old_logprobs", list(OldLogprobs))
-@pytest.mark.parametrize("far", [1e4, -1e4])
-@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@grid("level", list(ImportanceSamplingLevel))
+@grid("old_logprobs", list(OldLogprobs))
+@grid("far", [1e4, -1e4])
+@grid("advantage", [1.0, 0.0, -1.0])
 def test_huge_log_ratios_stay_finite(level, old_logprobs, far, advantage):
     logprobs = torch.full((3,), -1.0, requires_grad=True)
     away = logprobs.detach() - far

@@ -5,6 +5,7 @@ import pytest
 
 from roost.config.train import AdvantageSettings
 from roost.learner.advantages import downsample_group, select
+from tests.grid import grid
 
 ADVANTAGES = np.array([0.3, -0.3, 0.0, 0.01, -0.02])
 
@@ -46,9 +47,9 @@ def rstar2_quotas(positive, others, keep, least_positive, least_others):
     return of_positive, of_others
 
 
-@pytest.mark.parametrize("least", [(0, 0), (2, 2), (1, 3)])
-@pytest.mark.parametrize("keep", [4, 8])
-@pytest.mark.parametrize("positive", range(17))
+@grid("least", [(0, 0), (2, 2), (1, 3)])
+@grid("keep", [4, 8])
+@grid("positive", range(17))
 def test_samples_of_a_group_are_kept_in_proportion(positive, keep, least):
     rewards = np.random.default_rng(positive).permutation([1.0] * positive + [0.0] * (16 - positive)).tolist()
     settings = AdvantageSettings(keep_generations=keep, keep_positive=least[0], keep_others=least[1])

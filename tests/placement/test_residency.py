@@ -8,6 +8,7 @@ import pytest
 import roost
 from roost.placement.memory.phases import Phase, State
 from roost.placement.memory.residency import Decision, MemoryRefused, share_device
+from tests.grid import grid
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 QWEN_7B = {
@@ -48,7 +49,7 @@ def rlinf(placement, actor=None, rollout=None, **rest):
     }
 
 
-@pytest.mark.parametrize("line", (GOLDEN / "loop_memory.jsonl").read_text().splitlines())
+@grid("line", (GOLDEN / "loop_memory.jsonl").read_text().splitlines())
 def test_loop_memory(line):
     row = json.loads(line)
     figures = [row[key] for key in ("inference_requires_memory_gb", "learning_requires_memory_gb", "total_gb")]

@@ -12,6 +12,7 @@ import torch
 from roost.transport.device_tensors import DeviceNotVisible, DeviceTensors, opened_tensor
 from roost.transport.host_tensors import IN_HEADER
 from roost.transport.message import LONG_STRING, pack, unpack
+from tests.grid import grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -44,8 +45,8 @@ DTYPES = [
 SHAPES = [(), (0,), (0, 3), (1,), (7,), (50, 60), (4, 5, 60)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@grid("shape", SHAPES, ids=str)
+@grid("dtype", DTYPES, ids=str)
 def test_tensors_of_every_dtype(dtype, shape):
     tensor = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).reshape(shape)
     arrived = sent({"x": tensor})["x"]

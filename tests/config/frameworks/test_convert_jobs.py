@@ -7,6 +7,7 @@ from roost.config.findings import Findings
 from roost.config.job import Notation, Role
 from roost.placement.convert.convert_plan import convert_plan
 from tests.config.frameworks.test_jobs import CASES, plan_of, processes_of, script_of
+from tests.grid import grid
 
 TARGETS = ("rlinf", "roll", "loop", "verl", "slime")
 REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N053"}
@@ -21,8 +22,8 @@ def facts_of(plan):
     ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("framework", "job"), CASES)
+@grid("target", TARGETS)
+@grid(("framework", "job"), CASES)
 def test_a_shipped_job_in_another_notation(framework, job, target, tmp_path):
     plan = roost.plan(script_of(tmp_path, framework, job))
     findings = Findings()

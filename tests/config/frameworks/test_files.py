@@ -14,6 +14,7 @@ from roost.config.findings import ConfigError, Findings
 from roost.config.frameworks.allocation import AllocationError, parse_allocations, parse_backend
 from roost.config.frameworks.toml import read_toml
 from tests.config.frameworks.test_jobs import processes_of
+from tests.grid import grid
 
 HERE = Path(__file__).parent
 JOBS = yaml.safe_load((HERE / "files.yaml").read_text())
@@ -82,7 +83,7 @@ def nemo_config(case):
     return config
 
 
-@pytest.mark.parametrize("case", golden("nemo"), ids=str)
+@grid("case", golden("nemo"), ids=str)
 def test_nemo_lays_out_as_its_own_code(case):
     try:
         plan = roost.plan(nemo_config(case))
@@ -244,7 +245,7 @@ def test_a_name_that_says_other_machines(tmp_path):
 # --- prime-rl
 
 
-@pytest.mark.parametrize("case", golden("prime"), ids=lambda case: json.dumps(case["config"]))
+@grid("case", golden("prime"), ids=lambda case: json.dumps(case["config"]))
 def test_prime_lays_out_as_its_own_code(case, tmp_path):
     file = tmp_path / "rl.toml"
     file.write_text(toml_of(case["config"] | {"orchestrator": {"batch_size": 8}}))
@@ -384,7 +385,7 @@ def test_findings_about_a_prime_job(text, code, line, tmp_path):
 # --- AReaL
 
 
-@pytest.mark.parametrize("case", golden("areal"), ids=lambda case: case["text"])
+@grid("case", golden("areal"), ids=lambda case: case["text"])
 def test_allocation_strings_as_areal_parses_them(case):
     try:
         if case["single"]:

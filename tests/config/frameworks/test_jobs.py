@@ -13,6 +13,7 @@ import roost
 from roost.config.findings import ConfigError
 from roost.config.frameworks.registry import ENTRIES
 from roost.config.ranks import spell_ranks
+from tests.grid import grid
 
 JOBS = yaml.safe_load((Path(__file__).parent / "jobs.yaml").read_text())
 PROGRAMS = {
@@ -47,7 +48,7 @@ def processes_of(plan):
     return found
 
 
-@pytest.mark.parametrize(("framework", "job"), CASES)
+@grid(("framework", "job"), CASES)
 def test_a_shipped_job(framework, job, tmp_path):
     plan = roost.plan(script_of(tmp_path, framework, job))
     assert plan.notation == framework

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
+from tests.grid import grid
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "openrlhf.jsonl").read_text().splitlines()]
 
@@ -13,7 +14,7 @@ JOB = "python3 -m openrlhf.cli.train_ppo_ray --reward.remote_url r.py --algo.adv
 PPO = "python3 -m openrlhf.cli.train_ppo_ray"
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
+@grid("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
 def test_a_layout_by_its_own_code(case, tmp_path):
     check_layout(tmp_path, f"{PPO} {case['args']}", case["layout"], {"RST-N066"})
 

@@ -7,13 +7,14 @@ import pytest
 
 import roost
 from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
+from tests.grid import grid
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "skyrl.jsonl").read_text().splitlines()]
 JOB = "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base"
 EIGHT = "trainer.placement.policy_num_gpus_per_node=8 generator.inference_engine.num_engines=8"
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
+@grid("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(GOLDEN)])
 def test_a_layout_by_its_own_code(case, tmp_path):
     check_layout(tmp_path, f"{JOB} {case['args']}", case["layout"], {"RST-N063", "RST-N066"})
 

@@ -8,6 +8,7 @@ import pytest
 import roost
 from roost.config.findings import ConfigError
 from tests.config.frameworks.test_jobs import codes, plan_of, processes_of
+from tests.grid import grid
 
 FOLDER = Path(__file__).parent / "golden"
 ENGINES = [json.loads(line) for line in (FOLDER / "trl.jsonl").read_text().splitlines()]
@@ -16,7 +17,7 @@ SERVER = "--use_vllm --vllm_mode server"
 LAUNCH = "accelerate launch --num_processes"
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(ENGINES)])
+@grid("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(ENGINES)])
 def test_engines_by_its_own_code(case, tmp_path):
     flags = f"--use_vllm --vllm_tensor_parallel_size {case['tensor']}" + " --vllm_enable_sleep_mode" * case["sleep"]
     command = f"{LAUNCH} {case['processes']} train_grpo.py {flags}"
@@ -31,7 +32,7 @@ def test_engines_by_its_own_code(case, tmp_path):
     assert plan.settings["engines_sleep"] == case["sleeps"]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["args"]) for case in LAUNCHES])
+@grid("case", [pytest.param(case, id=case["args"]) for case in LAUNCHES])
 def test_processes_by_the_code_of_accelerate(case, tmp_path):
     command = f"accelerate launch {case['args']} train_grpo.py"
     if "refused" in case or case["processes"] % case["machines"]:

@@ -5,6 +5,7 @@ import torch
 
 import roost.engines.weights.probe as module
 from roost.engines.weights.probe import Fingerprints, fingerprint
+from tests.grid import grid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.int64, torch.bool)
 CHUNK = 64  # words, instead of millions
@@ -21,8 +22,8 @@ def tensor_of(dtype, size):
     return torch.randint(0, 2, (size,), generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", SIZES)
+@grid("dtype", DTYPES, ids=str)
+@grid("size", SIZES)
 def test_one_changed_element_changes_it(dtype, size):
     tensor = tensor_of(dtype, size)
     before = fingerprint(tensor)

@@ -5,6 +5,7 @@ import pytest
 from roost.rollout.episode import Task
 from roost.rollout.rewards.math_answer import ExactAnswer
 from roost.rollout.rewards.reward import Answer, RewardFailed
+from tests.grid import grid
 
 
 def scored(text, wanted, **keys):
@@ -17,7 +18,7 @@ LAST = {"find": "last_line"}
 EXACT = {"ignore_case": False, "ignore_spaces": False, "read_numbers": False}
 
 
-@pytest.mark.parametrize(
+@grid(
     ("text", "right", "keys", "expected"),
     [
         pytest.param("Paris", "Paris", {}, 1.0, id="same"),
