@@ -152,6 +152,8 @@ def learnt(name: str, seed: int, steps: int, folder: Path, limit: float) -> Lear
     config["actor"]["model"]["model_path"] = str(write_arithmetic_model(folder / f"model {seed}", seed))
     config["actor"]["seed"] = seed
     config["runner"]["max_steps"] = steps
+    if "advantage_estimator" in scenario.train:
+        del config["algorithm"]["adv_type"]
     config["train"] |= scenario.train
     if scenario.noise:
         config["train"]["engine_options"]["python"] = str(noisy_engine(folder / "noisy_engine", scenario.noise))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from roost.engines.weights.payload import GroupInvitation, Manifest, WeightPayload
 from roost.vision.image import Image
@@ -117,19 +120,80 @@ class VersionSpan:
     end: int
 
 
+Ids: TypeAlias = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SamplingMasks:
+    """Token ids that each token was sampled from, in flat arrays: tuples of ints would need nine times the memory.
+
+    >>> masks = SamplingMasks.joined([SamplingMasks.of([(5, 7), ()]), SamplingMasks.of([(6,)])])
+    >>> len(masks), masks.ids.tolist(), masks.lists(), masks[1:].lists()
+    (3, [5, 7, 6], [[5, 7], [], [6]], [[], [6]])
+    """
+
+    ids: Ids  # of all tokens, one token after the other
+    sizes: Ids  # how many of them each token has; 0: too many to return, or the whole vocabulary
+
+    @classmethod
+    def of(cls, masks: Iterable[Sequence[int] | Ids]) -> SamplingMasks:
+        each = [np.asarray(mask, np.int32) for mask in masks]
+        return cls(np.concatenate([np.zeros(0, np.int32), *each]), np.array([len(mask) for mask in each], np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[SamplingMasks]) -> SamplingMasks:
+        nothing = np.zeros(0, np.int32)
+        ids, sizes = [part.ids for part in parts], [part.sizes for part in parts]
+        return cls(np.concatenate([nothing, *ids]), np.concatenate([nothing, *sizes]))
+
+    @classmethod
+    def empty(cls, count: int) -> SamplingMasks:
+        """Masks of tokens that have none."""
+        return cls(np.zeros(0, np.int32), np.zeros(count, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SamplingMasks):
+            return NotImplemented
+        return np.array_equal(self.sizes, other.sizes) and np.array_equal(self.ids, other.ids)
+
+    def __getitem__(self, part: slice) -> SamplingMasks:
+        start, stop, _ = part.indices(len(self))
+        ends = np.concatenate([np.zeros(1, np.int64), self.sizes.cumsum()])
+        return SamplingMasks(self.ids[ends[start] : ends[max(start, stop)]], self.sizes[part])
+
+    def lists(self) -> list[list[int]]:
+        """The ids of each token, as in JSON."""
+        return [part.tolist() for part in np.split(self.ids, self.sizes.cumsum()[:-1])] if len(self) else []
+
+    def lacking(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Indices of tokens that are not among the ids of their own mask."""
+        owners = np.repeat(np.arange(len(self)), self.sizes)
+        hits = np.bincount(owners[self.ids == np.asarray(token_ids, np.int64)[owners]], minlength=len(self))
+        found: list[int] = np.flatnonzero((self.sizes > 0) & (hits == 0)).tolist()
+        return found
+
+
+def joined_masks(parts: Iterable[SamplingMasks | None]) -> SamplingMasks | None:
+    """Masks of all parts; None if no part has any."""
+    found = [part for part in parts if part is not None]
+    return SamplingMasks.joined(found) if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Generated tokens, each with its log-prob under the distribution it was sampled from.
 
-    `sampling_mask` has the token ids that each token was sampled from, () where they were too many to return. None: it
-    was not requested, or nothing was truncated.
+    `sampling_mask` is None if it was not requested, or if nothing was truncated.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # NaN if they were not requested
     finish: Finish
     versions: tuple[VersionSpan, ...]
-    sampling_mask: tuple[tuple[int, ...], ...] | None = None
+    sampling_mask: SamplingMasks | None = None
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
@@ -138,9 +202,9 @@ class Completion:
             return
         if len(self.sampling_mask) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens came with sampling masks of {len(self.sampling_mask)}")
-        for token_id, kept in zip(self.token_ids, self.sampling_mask, strict=True):
-            if kept and token_id not in kept:
-                raise ValueError(f"token {token_id} is not among the {len(kept)} ids of its sampling mask")
+        for index in self.sampling_mask.lacking(self.token_ids):
+            size = self.sampling_mask.sizes[index]
+            raise ValueError(f"token {self.token_ids[index]} is not among the {size} ids of its sampling mask")
 
 
 def unknown_logprobs(count: int) -> tuple[float, ...]:
@@ -182,7 +246,7 @@ class Continuation:
         self._sampling = sampling
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
-        self._masks: list[tuple[int, ...]] = []
+        self._masks: list[SamplingMasks] = []
         self._spans: list[VersionSpan] = []
         self._finish = Finish.ABORT
 
@@ -212,7 +276,8 @@ class Continuation:
 
     @property
     def completion(self) -> Completion:
-        spans, masks = joined_spans(tuple(self._spans)), tuple(self._masks) if self._sampling.wants_mask else None
+        spans = joined_spans(tuple(self._spans))
+        masks = SamplingMasks.joined(self._masks) if self._sampling.wants_mask else None
         return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, spans, masks)
 
     def add(self, piece: Completion) -> None:
@@ -221,7 +286,7 @@ class Continuation:
             self._tokens, self._logprobs, self._masks, self._spans = [], [], [], []
         self._tokens += piece.token_ids
         self._logprobs += piece.logprobs
-        self._masks += piece.sampling_mask or ()
+        self._masks += [] if piece.sampling_mask is None else [piece.sampling_mask]
         self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
         self._finish = piece.finish
 

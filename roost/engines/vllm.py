@@ -25,6 +25,7 @@ from roost.engines.protocol import (
     NotOffered,
     Part,
     Sampling,
+    SamplingMasks,
     UpdateFailed,
     VersionSpan,
     listed_routes,
@@ -132,7 +133,7 @@ def completion(
     if sampling.wants_mask:
         if (given := choice.get("sampling_mask")) is None:
             raise EngineError(NO_MASK)
-        masks = tuple(map(tuple, given))
+        masks = SamplingMasks.of(given)
     return Completion(token_ids, tuple(found), finish(choice["finish_reason"]), spans, masks)
 
 

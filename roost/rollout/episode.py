@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from roost.engines.protocol import Completion, ContextFull, Finish
+from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks
 
 
 class Split(StrEnum):
@@ -100,7 +99,7 @@ class Transcript:
         self._turns: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._masks: list[tuple[int, ...]] = []  # ids that each token was sampled from; () if not known
+        self._masks = SamplingMasks.empty(0)
         self._parts: list[Part] = []
         self._has_masks = False
         self.finish: Finish | None = None  # of the last turn
@@ -175,12 +174,14 @@ class Transcript:
         self._turns[start:end] = [NOT_GENERATED] * count
         self._logprobs[start:end] = [0.0] * count
         self._versions[start:end] = [NOT_GENERATED] * count
-        self._masks[start:end] = [()] * count
+        parts = [self._masks[:start], SamplingMasks.empty(count), self._masks[end:]]
+        self._masks = SamplingMasks.joined(parts)
 
     def take_back(self, start: int) -> None:
         """Remove the last turn, which begins at `start` and was not delivered; it may be sampled again."""
-        for tokens in (self._token_ids, self._turns, self._logprobs, self._versions, self._masks):
+        for tokens in (self._token_ids, self._turns, self._logprobs, self._versions):
             del tokens[start:]
+        self._masks = self._masks[:start]
         self._parts = [part for part in self._parts if part.start < start]
 
     def branch(self) -> Transcript:
@@ -217,8 +218,8 @@ class Transcript:
             np.array(self._logprobs, np.float32),
             np.array(self._versions, np.int64),
             tuple(self._parts),
-            np.array(list(chain.from_iterable(self._masks)), np.int32) if self._has_masks else None,
-            np.array([len(mask) for mask in self._masks], np.int32) if self._has_masks else None,
+            self._masks.ids if self._has_masks else None,
+            self._masks.sizes if self._has_masks else None,
         )
 
     def _add(
@@ -229,7 +230,7 @@ class Transcript:
         turn: int,
         finish: str = "",
         messages: tuple[tuple[str, str], ...] = (),
-        masks: tuple[tuple[int, ...], ...] | None = None,
+        masks: SamplingMasks | None = None,
     ) -> None:
         self._first._newest = self
         start = len(self._token_ids)
@@ -238,7 +239,8 @@ class Transcript:
         self._turns += [turn] * len(token_ids)
         self._logprobs += logprobs
         self._versions += versions
-        self._masks += [()] * len(token_ids) if masks is None else masks
+        new = SamplingMasks.empty(len(token_ids)) if masks is None else masks
+        self._masks = SamplingMasks.joined([self._masks, new])
         self._has_masks = self._has_masks or masks is not None
 
 

@@ -17,7 +17,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.engines.http_calls import HttpCalls
-from roost.engines.protocol import Completion, EngineError, EngineRefused, Finish, VersionSpan, unknown_logprobs
+from roost.engines.protocol import (
+    Completion,
+    EngineError,
+    EngineRefused,
+    Finish,
+    SamplingMasks,
+    VersionSpan,
+    unknown_logprobs,
+)
 from roost.net.server import LoopServer
 from roost.rollout.episode import Sampler, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
@@ -133,7 +141,7 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
 
     >>> from dataclasses import replace
     >>> done = Completion((5,), (-0.5,), Finish.STOP, (VersionSpan(3, 0, 1),))
-    >>> masked = replace(done, sampling_mask=((5, 7),))
+    >>> masked = replace(done, sampling_mask=SamplingMasks.of([(5, 7)]))
     >>> completion_of(encode_completion(done)) == done, completion_of(encode_completion(masked)) == masked
     (True, True)
     >>> json.dumps(encode_completion(replace(done, logprobs=unknown_logprobs(1))), allow_nan=False)
@@ -146,7 +154,7 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
         "logprobs": logprobs,
         "finish": completion.finish.value,
         "versions": spans,
-        **({} if completion.sampling_mask is None else {"sampling_mask": completion.sampling_mask}),
+        **({} if completion.sampling_mask is None else {"sampling_mask": completion.sampling_mask.lists()}),
     }
 
 
@@ -155,7 +163,7 @@ def completion_of(reply: Mapping[str, Any]) -> Completion:
     spans = tuple(VersionSpan(*span) for span in reply["versions"])
     token_ids, found = tuple(reply["token_ids"]), reply["logprobs"]
     logprobs = unknown_logprobs(len(token_ids)) if found is None else tuple(found)
-    masks = tuple(map(tuple, reply["sampling_mask"])) if "sampling_mask" in reply else None
+    masks = SamplingMasks.of(reply["sampling_mask"]) if "sampling_mask" in reply else None
     return Completion(token_ids, logprobs, Finish(reply["finish"]), spans, masks)
 
 

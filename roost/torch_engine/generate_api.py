@@ -104,7 +104,7 @@ class GenerateForm:
             "weight_versions": weight_versions(sample) if piece.finish is not None else None,
         }
         if self._requested.samplings[0].wants_mask:
-            choice["sampling_mask"] = piece.masks
+            choice["sampling_mask"] = [] if piece.masks is None else piece.masks.lists()
         return {**choice, "text": piece.text} if self._body.output_mode == "text" else choice
 
     def _logprobs(self, piece: Piece) -> Json | None:

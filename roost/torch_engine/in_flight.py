@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 
-from roost.engines.protocol import EngineLost, Finish, Sampling
+from roost.engines.protocol import EngineLost, Finish, Sampling, joined_masks
 from roost.net.errors import Refused, refusing
 from roost.torch_engine.engine import TorchEngine
 from roost.torch_engine.request_fields import MOST_SAMPLES
@@ -88,7 +88,7 @@ def merged(deliveries: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Pr
                     run[-1].finish,
                     next((step.prompt_logprobs for step in run if step.prompt_logprobs is not None), None),
                     max(step.cached_tokens for step in run),
-                    tuple(chain.from_iterable(step.masks for step in run)),
+                    joined_masks(step.masks for step in run),
                 ),
             )
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roost.engines.protocol import Sampling
+from roost.engines.protocol import Ids, Sampling
 from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Paged, Tables
 from roost.torch_engine.cache import Gathered, LayerCache
 from roost.torch_engine.graphs import DecodeGraphs
@@ -36,7 +35,7 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[float]
-    masks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by row; () if larger than LARGEST_MASK
+    masks: dict[int, Ids] = field(default_factory=dict)  # by row; empty if larger than LARGEST_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +117,13 @@ def _with_logprobs(logits: Tensor, tokens: Tensor) -> SampledTokens:
     return SampledTokens(tokens.tolist(), chosen_logprobs(logits, tokens).tolist())
 
 
-def _masks(logits: Tensor, rows: Tensor) -> dict[int, tuple[int, ...]]:
+def _masks(logits: Tensor, rows: Tensor) -> dict[int, Ids]:
     """Token ids that the filters left, by row."""
     is_kept = logits[rows] > NEVER
     is_kept &= is_kept.sum(-1, keepdim=True) <= LARGEST_MASK
-    sizes = is_kept.sum(-1).tolist()
-    ids = iter(is_kept.nonzero()[:, 1].tolist())
-    return {row: tuple(islice(ids, size)) for row, size in zip(rows.tolist(), sizes, strict=True)}
+    ends = is_kept.sum(-1).cumsum(0).cpu().numpy()[:-1]
+    ids = is_kept.nonzero()[:, 1].int().cpu().numpy()
+    return dict(zip(rows.tolist(), np.split(ids, ends), strict=True))
 
 
 def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
@@ -287,7 +286,7 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
 
 
 # A sequence, its next token, the token's log-prob and its sampling mask, which may be None.
-NewToken: TypeAlias = tuple[Tracked, int, float, tuple[int, ...] | None]
+NewToken: TypeAlias = tuple[Tracked, int, float, Ids | None]
 
 
 class Sampler:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.engines.protocol import Finish, Sampling
+from roost.engines.protocol import Finish, Ids, Sampling, SamplingMasks
 from roost.torch_engine.cache import BlockPool, Gathered, block_hash
 from roost.vision.processor import Layout
 
@@ -97,7 +97,7 @@ class Progress:
     finish: Finish | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    masks: tuple[tuple[int, ...], ...] = ()  # ids that each token was sampled from, if requested
+    masks: SamplingMasks | None = None  # if requested
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +119,7 @@ class Tracked:
     gathered: Gathered | None = None
     cached_tokens: int = 0
     prompt_logprobs: list[float] = field(default_factory=list)
-    masks: list[tuple[int, ...]] = field(default_factory=list)  # of the generated tokens, if requested
+    masks: list[Ids] = field(default_factory=list)  # of the generated tokens, if requested
     layout: Layout | None = None  # of a prompt with images
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Tracked:
         """True if log-probs of its prompt are still to be computed."""
         return self.request.wants_prompt_logprobs and not self.logprobs
 
-    def add(self, token_id: int, logprob: float, mask: tuple[int, ...] | None = None) -> Finish | None:
+    def add(self, token_id: int, logprob: float, mask: Ids | None = None) -> Finish | None:
         """Append a generated token; return the finish reason, or None if the sequence continues."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
@@ -156,7 +156,7 @@ class Tracked:
             finish=finish,
             prompt_logprobs=tuple(self.prompt_logprobs) if is_first and self.request.wants_prompt_logprobs else None,
             cached_tokens=self.cached_tokens if is_first else 0,
-            masks=tuple(self.masks[before:]),
+            masks=SamplingMasks.of(self.masks[before:]) if self.masks else None,
         )
 
 

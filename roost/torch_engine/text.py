@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.engines.protocol import Finish, Sampling, VersionSpan, joined_spans
+from roost.engines.protocol import Finish, Sampling, SamplingMasks, VersionSpan, joined_masks, joined_spans
 from roost.torch_engine.scheduler import Progress
 
 
@@ -214,7 +214,7 @@ class Piece:
     text: str
     finish: Finish | None
     stop_reason: int | str | None  # the stop token or string; None where the model ended by itself
-    masks: tuple[tuple[int, ...], ...] = ()  # ids that each token was sampled from, if requested
+    masks: SamplingMasks | None = None  # if requested
 
 
 class Sample:
@@ -225,7 +225,7 @@ class Sample:
         self.prompt = prompt
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.masks: list[tuple[int, ...]] = []
+        self._masks: list[SamplingMasks] = []
         self.text = ""
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None
@@ -250,7 +250,7 @@ class Sample:
     @property
     def whole(self) -> Piece:
         """The completion as one piece."""
-        tokens, logprobs, masks = tuple(self.token_ids), tuple(self.logprobs), tuple(self.masks)
+        tokens, logprobs, masks = tuple(self.token_ids), tuple(self.logprobs), joined_masks(self._masks)
         return Piece(self.index, 0, tokens, logprobs, self.text, self.finish, self.stop_reason, masks)
 
     def take(self, progress: Progress) -> Piece:
@@ -261,7 +261,8 @@ class Sample:
         text, kept = self._written(progress)
         self.token_ids.extend(progress.token_ids[:kept])
         self.logprobs.extend(progress.logprobs[:kept])
-        self.masks.extend(progress.masks[:kept])
+        masks = None if progress.masks is None else progress.masks[:kept]
+        self._masks += [] if masks is None else [masks]
         self._spans.append(VersionSpan(progress.version, start, len(self.token_ids)))
         if self.cut_short:
             self.finish = Finish.STOP
@@ -271,7 +272,7 @@ class Sample:
             if self.finish is Finish.STOP and self.token_ids[-1] in self._stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
         self.text += text
-        tokens, logprobs, masks = progress.token_ids[:kept], progress.logprobs[:kept], progress.masks[:kept]
+        tokens, logprobs = progress.token_ids[:kept], progress.logprobs[:kept]
         return Piece(self.index, start, tokens, logprobs, text, self.finish, self.stop_reason, masks)
 
     def _written(self, progress: Progress) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from roost.engines.protocol import (
     NotOffered,
     Part,
     Sampling,
+    SamplingMasks,
     UpdateFailed,
     VersionSpan,
 )
@@ -109,7 +110,7 @@ def test_sampling_masks_are_asked_for_and_read():
         span = {"version": "0", "start": 0, "end": 2}
         given = {**choice, "logprobs": {"content": content}, "weight_versions": [span]}
         state.answers["/inference/v1/generate"] = deque([{"choices": [given]}])
-        assert (await engine.generate([1, 2], MASKED)).sampling_mask == ((5, 9), ())
+        assert (await engine.generate([1, 2], MASKED)).sampling_mask == SamplingMasks.of([(5, 9), ()])
         assert state.bodies_of("/inference/v1/generate")[-1]["return_sampling_mask"] is True
 
     on_standin(scenario, BUILT_IN)
@@ -130,14 +131,14 @@ def test_a_server_without_sampling_masks_is_told_from_one_that_truncates_nothing
 )
 def test_masks_that_do_not_fit_their_tokens_are_refused(masks, message):
     with pytest.raises(ValueError, match=message):
-        replace(COMPLETED, sampling_mask=masks)
+        replace(COMPLETED, sampling_mask=SamplingMasks.of(masks))
 
 
 def test_a_continued_completion_keeps_its_masks():
     continuation = Continuation([1], replace(MASKED, max_tokens=3))
-    continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), ((5, 6),)))
-    continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), ((),)))
-    assert continuation.completion.sampling_mask == ((5, 6), ())
+    continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), SamplingMasks.of([(5, 6)])))
+    continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), SamplingMasks.of([()])))
+    assert continuation.completion.sampling_mask == SamplingMasks.of([(5, 6), ()])
 
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -90,7 +90,7 @@ def generated(model, sampling, count):
         turns = np.array([NOT_GENERATED] * len(prompt) + [0] * len(progress.token_ids))
         logprobs = np.array([0.0] * len(prompt) + list(progress.logprobs), np.float32)
         sample = Sample(tokens, turns, logprobs, np.zeros(len(tokens), np.float32))
-        samples.append(masked(sample, progress.masks) if progress.masks else sample)
+        samples.append(masked(sample, progress.masks.lists()) if progress.masks else sample)
     return samples
 
 

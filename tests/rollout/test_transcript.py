@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost.engines.protocol import Completion, ContextFull, Finish, VersionSpan
+from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks, VersionSpan
 from roost.rollout.episode import NOT_GENERATED, Transcript
 from tests.rollout.script import completion, ran
 
@@ -45,7 +45,7 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
 
 
 def test_sampling_masks_are_kept_token_by_token():
-    turn = replace(completion((11, 12, 13)), sampling_mask=((11, 4), (), (13, 8, 9)))
+    turn = replace(completion((11, 12, 13)), sampling_mask=SamplingMasks.of([(11, 4), (), (13, 8, 9)]))
     sample, _ = drawing(turn, completion((21, 22)))
 
     async def run_episode():

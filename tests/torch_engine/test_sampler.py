@@ -105,7 +105,7 @@ def test_masks_that_are_too_large_are_empty() -> None:
     row[1, :LARGEST_MASK] = 9.0
     asked = Sampling(top_p=0.9, return_sampling_mask=True)
     sampled = sampled_tokens(row, [asked, asked], np.array([0.5, 0.5]))
-    assert [len(sampled.masks[row]) for row in (0, 1)] == [0, LARGEST_MASK]
+    assert [sampled.masks[row].nbytes for row in (0, 1)] == [0, 4 * LARGEST_MASK]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(return_sampling_mask=True), Sampling(temperature=0, top_k=3)])
