@@ -45,7 +45,7 @@ LOSSES = {
     "dapo": {"clip_range_high": 0.28, "loss_aggregation": "token-mean", "dual_clip": 3.0},
     "gspo": {"importance_sampling_level": "sequence"},
     "loop": {"importance_sampling_level": "trajectory"},
-    "cispo": {"loss_type": "cispo"},
+    "cispo": {"loss_type": "cispo", "clip_range": 1.0, "clip_range_high": 4.0},
     "sapo": {"loss_type": "sapo"},
     "topr": {"loss_type": "topr"},
     "kimi k1.5": {"loss_type": "kimi15"},

@@ -148,3 +148,11 @@ def role_by_strategy(strategy: str | None, name: str) -> Role:
     if strategy in ENGINE_STRATEGIES or (strategy == "hf_infer" and name == "rollout"):
         return Role.ENGINE  # the built-in engine takes the place of Hugging Face's generate
     return Role.HELPER if name.startswith("reward") else Role.SCORER
+
+
+def eos_ids(generation: Any, config: Any) -> frozenset[int]:
+    """End-of-text tokens: those of the generation config if any, else those of the model's config."""
+    for ids in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()

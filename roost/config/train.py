@@ -78,6 +78,8 @@ class LearnerSettings:
     context_parallel_size: int = 1  # ranks that share the tokens of a micro-batch; of the plan
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were generated with
+    min_new_tokens: int = 0  # the same
+    repetition_penalty: float = 1.0  # the same
     seed: int = 0
     offloads: tuple[str, ...] = ()  # any of weight, grad, optimizer
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -116,6 +118,16 @@ class SamplingSettings:
         "Drop tokens below this fraction of the most likely token's probability.",
         maximum=1,
         loop="llm.vllm_class.min_p",
+    )
+    min_new_tokens: int = setting(
+        0, "Minimum tokens per completion: before, no end-of-text token is sampled, and no stop string ends it."
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Factor that makes tokens less likely which the prompt or the completion has already; 1: off. The learner's "
+        "log-probs follow it.",
+        rlinf="algorithm.sampling_params.repetition_penalty",
+        loop="llm.vllm_class.repetition_penalty",
     )
     sampling_mask_replay: bool = setting(
         False,

@@ -409,6 +409,8 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         **part("learner"),
         adapter=_adapter(part("learner.adapter")),
         temperature=sampling.temperature,
+        min_new_tokens=sampling.min_new_tokens,
+        repetition_penalty=sampling.repetition_penalty,
         seed=values.get("seed", 0),
         offloads=actor.model.offloads if actor is not None else (),
         optimizer=OptimizerSettings(**part("learner.optimizer"), total_steps=total_steps),

@@ -67,6 +67,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
+    min_tokens: int = 0  # until then neither end-of-text and stop tokens nor stop strings end a completion
+    repetition_penalty: float = 1.0  # of tokens in the prompt or the completion so far; 1: none
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -87,6 +89,10 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}; write 0 for all tokens")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p is {self.min_p}; it must be from 0 to 1")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens is {self.min_tokens}; it must be 0 or more")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0; write 1 for none")
 
     def nth(self, index: int) -> Sampling:
         """Parameters of one completion of a request for several: vLLM adds the index to the seed."""
@@ -267,6 +273,7 @@ class Continuation:
         return replace(
             self._sampling,
             max_tokens=self._sampling.max_tokens - done,
+            min_tokens=max(0, self._sampling.min_tokens - done),
             seed=seed if seed is None or not done else (seed * 1_000_003 + done) % 2**31,
         )
 

@@ -54,9 +54,10 @@ def sampling_fields(sampling: Sampling) -> Body:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
+        "min_new_tokens": min(sampling.min_tokens, sampling.max_tokens),  # more are refused
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }

@@ -53,9 +53,10 @@ def sampling_fields(sampling: Sampling, n: int = 1) -> Body:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "min_tokens": min(sampling.min_tokens, sampling.max_tokens),  # more are refused
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -25,6 +26,68 @@ from roost.vision.tower import ImageRows, embedded, image_rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class History:
+    """Tokens before each target, in all sequences of a batch: those of a context group are on several ranks."""
+
+    token_ids: Tensor
+    spans: Tensor  # [rows, 3]: start of the row's sequence, the row, and the target's place in its turn
+
+    @classmethod
+    def of(cls, packed: Packed, own: slice, device: torch.device) -> History:
+        spans = np.stack([packed.borders[packed.sequence], packed.rows, packed.place], axis=-1)[own]
+        return cls(torch.from_numpy(packed.token_ids).to(device), torch.from_numpy(spans).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class LogitProcessors:
+    """Changes that engines make to logits, before the temperature, by the tokens so far."""
+
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    eos_ids: tuple[int, ...] = ()
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.repetition_penalty != 1.0 or bool(self.min_new_tokens and self.eos_ids)
+
+    def __call__(self, logits: Tensor, targets: Tensor, token_ids: Tensor, spans: Tensor) -> Tensor:
+        logits = logits.float()
+        if self.min_new_tokens and self.eos_ids:
+            ends = torch.tensor(self.eos_ids, device=logits.device)
+            # A target that ends its turn was possible, whatever its place: engines count tokens that are not learnt.
+            is_early = (spans[:, 2] < self.min_new_tokens) & ~torch.isin(targets, ends)
+            is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+            is_end[ends] = True
+            logits = logits.masked_fill(is_early[:, None] & is_end, IMPOSSIBLE)
+        if self.repetition_penalty != 1.0:
+            lowered = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+            logits = torch.where(seen_tokens(token_ids, spans, logits.shape[-1]), lowered, logits)
+        return logits
+
+
+IMPOSSIBLE = -1e30  # not -inf, whose entropy is NaN
+
+
+def seen_tokens(token_ids: Tensor, spans: Tensor, vocabulary: int) -> Tensor:
+    """Mask [rows, vocabulary] of the tokens from the start of each row's sequence to the row.
+
+    Every sequence between those of the first and the last row has rows.
+
+    >>> seen_tokens(torch.tensor([2, 0, 1, 3]), torch.tensor([[0, 0], [0, 1], [2, 2]]), 4).int().tolist()
+    [[0, 0, 1, 0], [1, 0, 1, 0], [0, 1, 0, 0]]
+    """
+    if not len(spans):
+        return torch.zeros(0, vocabulary, dtype=torch.bool, device=spans.device)
+    starts, sequence = torch.unique_consecutive(spans[:, 0].contiguous(), return_inverse=True)
+    # Where each sequence has a token first: a mask per row and token before it would grow with the square of both.
+    index = torch.arange(int(starts[0]), int(spans[-1, 1]) + 1, device=spans.device)
+    owner = torch.searchsorted(starts, index, right=True) - 1
+    first = torch.full((len(starts) * vocabulary,), len(token_ids), dtype=torch.int32, device=spans.device)
+    first.scatter_reduce_(0, owner * vocabulary + token_ids[index], index.int(), "amin")
+    return first.view(-1, vocabulary)[sequence] <= spans[:, 1, None]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Rows:
     """A packed batch on the device."""
 
@@ -36,6 +99,7 @@ class Rows:
     teacher_logits: Tensor | None = None  # of each row
     teacher_ids: Tensor | None = None
     masks: Tensor | None = None  # ids that each target was sampled from, padded
+    history: History | None = None
     images: ImageRows | None = None
 
     @classmethod
@@ -50,6 +114,7 @@ class Rows:
 
         With a context group, this rank's rows.
         """
+        whole = packed
         packed, own = (packed, slice(None)) if context is None else context.cut(packed)
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
@@ -63,7 +128,8 @@ class Rows:
         )
         masks = None if packed.masks is None else torch.from_numpy(packed.masks).to(device)
         segments = Segments.of(packed.borders, device, context)
-        return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks)
+        history = History.of(whole, own, device)
+        return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks, history)
 
     def with_images(self, packed: Packed, processor: Processor) -> Rows:
         """The batch with its images, and with the three positions of each token, [3, tokens]."""
@@ -123,6 +189,7 @@ class PolicyOutputs(Outputs):
         learns_entropy: bool,
         distillation: Distillation | None = None,
         compiles: bool = False,
+        processors: LogitProcessors | None = None,
     ) -> None:
         super().__init__(model, body, last)
         self._of_logits = torch.compile(_of_logits, dynamic=True) if compiles else _of_logits
@@ -130,11 +197,14 @@ class PolicyOutputs(Outputs):
         self._temperature = temperature
         self._learns_entropy = learns_entropy
         self._distillation = distillation or Distillation()
+        self._processors = processors
         self._most_likely: tuple[int, int] | None = None  # k, and the size of the vocabulary
 
     def forward(self, batch: Rows) -> tuple[Tensor, ...]:
-        columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids, batch.masks)
-        of_chunk = self._of_chunk if self._most_likely is None else self._top
+        history = None if self._processors is None else batch.history
+        spans, token_ids = (None, None) if history is None else (history.spans, history.token_ids)
+        columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids, batch.masks, spans)
+        of_chunk = partial(self._of_chunk if self._most_likely is None else self._top, token_ids)
         # Run even without rows, so that every weight gets a gradient on every rank.
         chunks = zip(*(repeat(None) if each is None else each.split(self._chunk) for each in columns), strict=False)
         parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in chunks]
@@ -151,14 +221,15 @@ class PolicyOutputs(Outputs):
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Context with a temperature other than the sampling temperature."""
-        usual, self._temperature = self._temperature, temperature
+        """Context with the model's own distribution at a temperature, as it is without the sampling settings."""
+        usual = self._temperature, self._processors
+        self._temperature, self._processors = temperature, None
         try:
             yield
         finally:
-            self._temperature = usual
+            self._temperature, self._processors = usual
 
-    def _top(self, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
+    def _top(self, token_ids: Tensor | None, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
         top_k, vocabulary = self._most_likely or (0, 0)
         logits = self._parts[1](hidden).float()[:, :vocabulary]
         if not top_k:
@@ -168,16 +239,21 @@ class PolicyOutputs(Outputs):
 
     def _of_chunk(
         self,
+        token_ids: Tensor | None,
         hidden: Tensor,
         targets: Tensor,
         teacher: Tensor | None,
         teacher_ids: Tensor | None,
         masks: Tensor | None,
+        spans: Tensor | None,
     ) -> tuple[Tensor, ...]:
         logits = self._parts[1](hidden)
         # Not a view of all targets: compiled code would be compiled again for other sizes of its base.
         masks = None if masks is None else masks.clone()
-        outputs = self._of_logits(logits, targets.clone(), self._temperature, self._learns_entropy, masks)
+        sampled = logits
+        if self._processors is not None and token_ids is not None and spans is not None:
+            sampled = self._processors(logits, targets, token_ids, spans)
+        outputs = self._of_logits(sampled, targets.clone(), self._temperature, self._learns_entropy, masks)
         if teacher is None:
             return outputs
         own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())

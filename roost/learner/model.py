@@ -13,13 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig, PreTrainedModel
 
+from roost.config.model_files import eos_ids
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import add_adapter
 from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, wait_for_all, world_size
-from roost.learner.forward import Outputs, PolicyOutputs, ValueOutputs
+from roost.learner.forward import LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
 from roost.vision.processor import reads_images
 from roost.vision.tower import attention_of, model_class
@@ -166,4 +167,17 @@ def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head, comp
         learns_entropy=settings.loss.learns_entropy,
         distillation=settings.loss.distillation,
         compiles=compiles,
+        processors=_processors(model, settings),
     )
+
+
+def _processors(model: PreTrainedModel, settings: LearnerSettings) -> LogitProcessors | None:
+    ends: frozenset[int] = frozenset()
+    if settings.min_new_tokens:
+        try:
+            generation = GenerationConfig.from_pretrained(settings.model)  # ranks that did not read the model lack it
+        except OSError:
+            generation = None
+        ends = eos_ids(generation, model.config.get_text_config())
+    processors = LogitProcessors(settings.repetition_penalty, settings.min_new_tokens, tuple(sorted(ends)))
+    return processors if processors.changes_logits else None

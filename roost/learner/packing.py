@@ -66,6 +66,7 @@ class Packed:
     targets: Ints  # the token after each row
     sequence: Ints  # of each row, from 0
     turn: Ints  # of each target, numbered across all sequences
+    place: Ints  # of each target in its turn, from 0
     masks: npt.NDArray[np.int32] | None = None  # ids that each target was sampled from, [rows, most], padded with PAD
     images: tuple[tuple[Image, ...], ...] = ()  # of each sequence; empty if no sequence has any
 
@@ -122,13 +123,14 @@ def pack(samples: Sequence[Sample]) -> Packed:
     """Concatenate samples. Without samples there is one token, and none is predicted."""
     if not samples:
         none = np.zeros(0, np.int64)
-        return Packed(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]), none, none, none, none)
+        return Packed(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]), none, none, none, none, none)
     lengths = np.array([len(sample) for sample in samples])
     borders = np.concatenate([[0], lengths.cumsum()])
     token_ids = np.concatenate([sample.token_ids for sample in samples])
     ends = np.flatnonzero(np.concatenate([predicted(sample) for sample in samples]))
     sequence = np.repeat(np.arange(len(samples)), lengths)[ends]
-    turns = np.concatenate([sample.turns for sample in samples])[ends]
+    of_tokens = np.concatenate([sample.turns for sample in samples])
+    turns = of_tokens[ends]
     _, turn = np.unique(sequence * (turns.max(initial=0) + 1) + turns, return_inverse=True)
     return Packed(
         token_ids=token_ids,
@@ -138,9 +140,22 @@ def pack(samples: Sequence[Sample]) -> Packed:
         targets=token_ids[ends],
         sequence=sequence,
         turn=turn,
+        place=_places(of_tokens, borders)[ends],
         masks=_masks(samples),
         images=tuple(each.images for each in samples) if any(each.images for each in samples) else (),
     )
+
+
+def _places(turns: Ints, borders: Ints) -> Ints:
+    """Number of tokens of the same turn before each token.
+
+    >>> _places(np.array([-1, 0, 0, 1, 1, 0]), np.array([0, 5, 6])).tolist()
+    [0, 0, 1, 0, 1, 0]
+    """
+    starts = np.diff(turns, prepend=-2) != 0
+    starts[borders[:-1]] = True
+    index = np.arange(len(turns))
+    return index - np.maximum.accumulate(np.where(starts, index, 0))
 
 
 def _masks(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:

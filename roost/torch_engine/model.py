@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig
 
+from roost.config.model_files import eos_ids
 from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, register
 from roost.torch_engine.cache import LayerShape
 from roost.torch_engine.settings import EngineSettings
@@ -103,14 +104,6 @@ def chosen_context(wanted: int | None, positions: int | None) -> int:
     if wanted is not None and positions is not None and wanted > positions:
         raise ValueError(f"max_context is {wanted}, but the model has {positions} positions")
     return wanted or positions or 0
-
-
-def eos_ids(generation: GenerationConfig | None, config: Any) -> frozenset[int]:
-    """End-of-text tokens: those of the generation config if any, else the model's."""
-    for ids in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
 
 
 class _Examiner:

@@ -26,12 +26,10 @@ WITHOUT_EFFECT = frozenset(
 WITHOUT_EFFECT_AT: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "logit_bias": ({},),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "min_tokens": (0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logprob_token_ids": (),
@@ -136,6 +134,8 @@ class SamplingFields(StrictBody):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = None
     stop_token_ids: list[int] | None = None
@@ -164,6 +164,8 @@ class SamplingFields(StrictBody):
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,  # both mean all tokens
             "min_p": self.min_p,
+            "min_tokens": self.min_tokens,
+            "repetition_penalty": self.repetition_penalty,
             "seed": self.seed,
             "stop_token_ids": None if self.stop_token_ids is None else tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,

@@ -285,6 +285,49 @@ def _prepare_decode(chunks: Sequence[Chunk]) -> None:
             chunk.tracked.gathered = Gathered()
 
 
+def without_stops(logits: Tensor, sequences: Sequence[Tracked]) -> Tensor:
+    """Logits without the stop tokens of sequences that have fewer than their `min_tokens`."""
+    early = [
+        (row, token_id)
+        for row, each in enumerate(sequences)
+        if len(each.logprobs) < each.request.sampling.min_tokens
+        for token_id in each.stop_ids
+    ]
+    if not early:
+        return logits
+    rows, ids = torch.tensor(early, device=logits.device).unbind(-1)
+    return logits.float().index_put((rows, ids), logits.new_tensor(NEVER, dtype=torch.float32))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Penalties:
+    """Repetition penalties of the rows of a batch, and the tokens that each row's sequence has."""
+
+    factors: Tensor  # [rows, 1]
+    seen: Tensor  # [rows, vocabulary]
+
+    @classmethod
+    def of(cls, sequences: Sequence[Tracked], vocabulary: int, device: torch.device) -> Penalties | None:
+        """None if no sequence has a penalty."""
+        factors = [each.request.sampling.repetition_penalty for each in sequences]
+        if all(factor == 1.0 for factor in factors):
+            return None
+        seen = torch.zeros(len(sequences), vocabulary, dtype=torch.bool, device=device)
+        for row, each in enumerate(sequences):
+            if factors[row] != 1.0:
+                seen[row, torch.tensor(each.token_ids, device=device)] = True
+        return cls(torch.tensor(factors, device=device)[:, None], seen)
+
+    def applied(self, logits: Tensor) -> Tensor:
+        """Logits of seen tokens divided by the factor if positive, else multiplied (Keskar et al., 2019)."""
+        logits = logits.float()
+        lowered = torch.where(logits > 0, logits / self.factors, logits * self.factors)
+        return torch.where(self.seen, lowered, logits)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        self.seen[range(len(token_ids)), list(token_ids)] = True
+
+
 # A sequence, its next token, the token's log-prob and its sampling mask, which may be None.
 NewToken: TypeAlias = tuple[Tracked, int, float, Ids | None]
 
@@ -296,6 +339,7 @@ class Sampler:
         self._sequences: list[Tracked] = []
         self._batch = SamplingBatch.of([], torch.device("cpu"))
         self._keys = seed_keys([])
+        self._penalties: Penalties | None = None
 
     @torch.inference_mode()
     def next_tokens(self, chunks: Sequence[Chunk], logits: Tensor) -> Iterable[NewToken]:
@@ -318,8 +362,14 @@ class Sampler:
             self._sequences = sequences
             self._batch = SamplingBatch.of([each.request.sampling for each in sequences], logits.device)
             self._keys = seed_keys([each.seed for each in sequences])
+            self._penalties = Penalties.of(sequences, logits.shape[-1], logits.device)
         numbers = uniforms(self._keys, [len(each.logprobs) for each in sequences])
-        sampled = sample(logits if len(rows) == len(logits) else logits[rows], self._batch, numbers)
+        logits = without_stops(logits if len(rows) == len(logits) else logits[rows], sequences)
+        if self._penalties is not None:
+            logits = self._penalties.applied(logits)
+        sampled = sample(logits, self._batch, numbers)
+        if self._penalties is not None:
+            self._penalties.add(sampled.token_ids)
         masks = map(sampled.masks.get, range(len(sequences)))
         return zip(sequences, sampled.token_ids, sampled.logprobs, masks, strict=True)
 

@@ -232,6 +232,7 @@ class Sample:
         self.prompt_logprobs: tuple[float, ...] | None = None
         self.cached_tokens = 0
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._min_tokens = sampling.min_tokens
         self._spans: list[VersionSpan] = []
         self._wanted = wanted
         if wanted is not None:
@@ -286,7 +287,11 @@ class Sample:
             return self._stream.add(shown), len(progress.token_ids)
         text = ""
         for count, token_id in enumerate(shown, start=1):
-            scanned = self._scanner.add(self._stream.add((token_id,)))
+            piece = self._stream.add((token_id,))
+            if len(self.token_ids) + count <= self._min_tokens:
+                text += piece
+                continue
+            scanned = self._scanner.add(piece)
             text += scanned.text
             if scanned.stop is not None:
                 self.stop_reason = scanned.stop

@@ -76,6 +76,8 @@ class FleetSamplers:
                 top_p=settings.top_p,
                 top_k=settings.top_k,
                 min_p=settings.min_p,
+                min_tokens=settings.min_new_tokens,
+                repetition_penalty=settings.repetition_penalty,
                 # Engines number the completions of one request in the same way.
                 seed=None if self._seed is None else sample_seed(self._seed, number, attempt, turn) + episode,
                 stop=form.stop,

@@ -329,7 +329,7 @@ def test_keys_with_the_same_reason_share_a_warning():
         (Notation.ROLL, "actor_train.model_args.model_config_kwargs", {"attention_dropout": 0.1}, {}),
         (Notation.ROLL, "actor_train.training_args.optim", "sgd", None),
         (Notation.LOOP, "llm.chat_template", "a.jinja", None),
-        (Notation.LOOP, "llm.vllm_class.repetition_penalty", 1.2, None),
+        (Notation.LOOP, "llm.vllm_class.presence_penalty", 1.2, None),
     ],
 )
 def test_a_key_that_changes_training_is_warned_about(notation, key, value, harmless):

@@ -627,6 +627,7 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             advantage_estimator=AdvantageEstimator.REWARD,
             id="agents-as-they-are",
         ),
+        case(ROLL, {f"{DRAWN}.repetition_penalty": 1.1}, repetition_penalty=1.1, id="repetition"),
         case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
         case(
             ROLL,

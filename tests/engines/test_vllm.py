@@ -73,7 +73,8 @@ COMPLETED = Completion((5, 6), (-0.5, -0.25), Finish.LENGTH, (VersionSpan(0, 0, 
 
 def test_tokens_go_to_the_route_for_tokens_with_every_choice_spelled_out():
     async def scenario(engine, state):
-        sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=3, stop_token_ids=(2,))
+        cut = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2}
+        sampling = Sampling(max_tokens=9, min_tokens=2, seed=3, stop_token_ids=(2,), **cut)
         assert await engine.generate([1, 2], sampling, request_id="a", adapter="policy-adapter") == COMPLETED
         body = state.bodies_of("/inference/v1/generate")[-1]
         assert (body["model"], body["token_ids"], body["request_id"]) == ("policy-adapter", [1, 2], "a")
@@ -88,7 +89,8 @@ def test_tokens_go_to_the_route_for_tokens_with_every_choice_spelled_out():
             "ignore_eos": False,
             "logprobs": 0,
             "detokenize": False,
-            "repetition_penalty": 1.0,
+            "min_tokens": 2,
+            "repetition_penalty": 1.2,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
         }

@@ -1,4 +1,4 @@
-"""Log-probs over the tokens that were sampled from: by hand, and as the built-in engine says them."""
+"""Log-probs of the distribution that was sampled from: by hand, and as the built-in engine says them."""
 
 import dataclasses
 import queue
@@ -9,7 +9,8 @@ import torch
 
 from roost.engines.protocol import Sampling
 from roost.engines.tiny_model import VOCABULARY
-from roost.learner.forward import masked_logsumexp
+from roost.learner.context import ContextGroup
+from roost.learner.forward import History, LogitProcessors, masked_logsumexp, seen_tokens
 from roost.learner.packing import pack
 from roost.learner.sample import NOT_GENERATED, Sample
 from roost.torch_engine.engine import EngineSettings, Request, TorchEngine
@@ -79,7 +80,8 @@ def generated(model, sampling, count):
         prompts = [tuple(np.random.default_rng(seed).integers(0, 256, 4).tolist()) for seed in range(count)]
         answers = [queue.SimpleQueue() for _ in prompts]
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            asked = dataclasses.replace(sampling, max_tokens=12, ignore_eos=True, seed=number)
+            ignores_eos = not sampling.min_tokens
+            asked = dataclasses.replace(sampling, max_tokens=12, ignore_eos=ignores_eos, seed=number)
             engine.submit(Request(str(number), prompt, asked, streams=False), answer.put)
         found = [answer.get(timeout=HANG_S) for answer in answers]
     finally:
@@ -135,3 +137,63 @@ def test_settings_of_a_step_do_not_matter(learner, models):
     together = learner(micro_batch_tokens=1000, logit_tokens=5).score(samples)
     for one, other in zip(alone, together, strict=True):
         assert np.abs(one - other).max() < 1e-5
+
+
+PROCESSED = {
+    "repetition penalty": Sampling(repetition_penalty=1.5),
+    "minimum": Sampling(min_tokens=12),
+    "both, truncated": Sampling(
+        temperature=1.5, repetition_penalty=0.7, min_tokens=8, top_p=0.9, return_sampling_mask=True
+    ),
+}
+
+
+@pytest.mark.parametrize("sampling", PROCESSED.values(), ids=PROCESSED)
+def test_learner_and_engine_agree_on_changed_logits(learner, models, sampling):
+    """Micro-batches and chunks of several sequences; without the same settings they differ plainly."""
+    sizes = {"micro_batch_tokens": 50, "logit_tokens": 17, "temperature": sampling.temperature}
+    same = {"repetition_penalty": sampling.repetition_penalty, "min_new_tokens": sampling.min_tokens}
+    samples = generated(models(), sampling, 8)
+    engine, by_learner = scored(learner(**sizes, **same), samples)
+    assert np.abs(engine - by_learner).max() < 1e-5
+    assert np.abs(engine - scored(learner(**sizes), samples)[1]).max() > 1e-3
+    assert min(sample.num_generated for sample in samples) >= sampling.min_tokens
+
+
+def test_checks_of_weights_see_the_model_itself(learner):
+    sample = random_samples(9)[0]
+    changed, plain = (each.score([sample], temperature=1.0)[0] for each in (learner(repetition_penalty=3), learner()))
+    assert np.array_equal(changed, plain)
+
+
+def test_a_changed_policy_learns_without_nan(learner):
+    own = learner(repetition_penalty=1.2, min_new_tokens=3)
+    samples = random_samples(6, 9)
+    metrics = own.learn(samples, totals_of(samples))
+    assert metrics["skipped"] == 0 and np.isfinite(metrics["grad/norm"]) and np.isfinite(metrics["entropy"])
+
+
+def test_logits_are_changed_as_by_hand():
+    logits = torch.tensor([[1.0, -1.0, 2.0, 0.5], [1.0, -1.0, 2.0, 0.5]], requires_grad=True)
+    token_ids, spans = torch.tensor([1, 2, 2]), torch.tensor([[0, 0, 0], [0, 2, 1]])
+    processors = LogitProcessors(repetition_penalty=2.0, min_new_tokens=1, eos_ids=(3,))
+    found = processors(logits, torch.tensor([0, 0]), token_ids, spans)
+    assert found.tolist() == [[1.0, -2.0, 2.0, pytest.approx(-1e30)], [1.0, -2.0, 1.0, 0.5]]
+    found.sum().backward()
+    assert logits.grad.tolist() == [[1.0, 2.0, 1.0, 0.0], [1.0, 2.0, 0.5, 1.0]]  # token 2 occurs twice, and counts once
+    # A target that ends its turn cannot be impossible.
+    assert processors(logits, torch.tensor([3, 0]), token_ids, spans)[0, 3] == 0.5
+
+
+def test_ranks_of_a_context_group_see_tokens_of_the_others():
+    packed = pack(random_samples(7, 5, 8))
+    whole = History.of(packed, slice(None), torch.device("cpu"))
+    expected = seen_tokens(whole.token_ids, whole.spans, VOCABULARY)
+    found = []
+    for rank in range(2):
+        _, own = ContextGroup(2, rank, None).cut(packed)
+        part = History.of(packed, own, torch.device("cpu"))
+        found.append(seen_tokens(part.token_ids, part.spans, VOCABULARY))
+    assert torch.equal(torch.cat(found), expected)
+    for row, seen in zip(whole.spans.tolist(), expected, strict=True):
+        assert set(seen.nonzero().flatten().tolist()) == set(packed.token_ids[row[0] : row[1] + 1].tolist())

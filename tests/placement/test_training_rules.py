@@ -180,6 +180,12 @@ BROKEN = {
         "train.sampling_mask_replay",
         "needs an engine whose sampling masks Roost reads",
     ),
+    "more-tokens-than-there-are": (
+        rlinf(max_new_tokens=32, min_new_tokens=64),
+        "train.min_new_tokens",
+        "is 64, but max_new_tokens is 32",
+    ),
+    "penalty-of-nothing": (rlinf(repetition_penalty=0), "train.repetition_penalty", "is 0; it must be above 0"),
     "more-kept-than-there-is-room": (
         rlinf(keep_generations=4, keep_positive=3, keep_others=2),
         "train.keep_generations",
@@ -215,6 +221,7 @@ KEPT = {
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
     "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout"),
     "replayed": rlinf(top_p=0.9, sampling_mask_replay=True),
+    "processed": rlinf(repetition_penalty=1.2, min_new_tokens=4, engine="vllm"),
     "engine-of-the-notation": roll(WIDE),
     "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
     "lag": rlinf(max_staleness=1),
@@ -257,6 +264,11 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
     ("config", "name", "what"),
     [
         (rlinf(min_learning_rate=1e-7), "min_learning_rate", "has no effect"),
+        (
+            rlinf(repetition_penalty=1.1, engine="sglang"),
+            "repetition_penalty",
+            "does not mean the same to SGLang and to the learner",
+        ),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
         (
             rlinf(warmup_steps=200, max_steps=100),

@@ -105,17 +105,31 @@ def test_a_stop_string_that_is_kept():
 
 
 def sample_of(
-    codec, text, stops=(), keeps_stop=False, stop_token_ids=(), version_changes_at=None, finish=Finish.LENGTH
+    codec,
+    text,
+    stops=(),
+    keeps_stop=False,
+    stop_token_ids=(),
+    version_changes_at=None,
+    finish=Finish.LENGTH,
+    min_tokens=0,
 ):
     """A completion whose tokens came one by one."""
     ids = codec.encode(text)
-    sample = Sample(0, (1,), Sampling(stop_token_ids=stop_token_ids), TextWanted(codec, stops, keeps_stop))
+    sampling = Sampling(stop_token_ids=stop_token_ids, min_tokens=min_tokens)
+    sample = Sample(0, (1,), sampling, TextWanted(codec, stops, keeps_stop))
     for place, token_id in enumerate(ids):
         if sample.finish is None:
             version = 2 if version_changes_at is not None and place >= version_changes_at else 1
             is_last = place == len(ids) - 1
             sample.take(Progress((token_id,), (-0.5,), version, finish if is_last else None))
     return sample
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(4, "one "), (7, "one END two "), (99, "one END two END")])
+def test_a_stop_string_ends_nothing_before_the_minimum(byte_codec, min_tokens, text):
+    sample = sample_of(byte_codec, "one END two END", stops=("END",), min_tokens=min_tokens)
+    assert sample.text == text
 
 
 def test_a_stop_string_cuts_tokens_logprobs_and_versions(byte_codec):

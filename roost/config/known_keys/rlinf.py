@@ -139,7 +139,7 @@ TABLE = (
     ),
     Entry(
         SAMPLING,
-        """algorithm.sampling_params.{do_sample,repetition_penalty,presence_penalty,frequency_penalty}
+        """algorithm.sampling_params.{do_sample,presence_penalty,frequency_penalty}
         rollout.sampling_params.** rollout.{eos,padding}""",
     ),
     Entry(

@@ -81,7 +81,7 @@ class Unlike:
 
 
 _STALENESS = "write max_staleness in train, or remove it"
-_POLICIES, _ENGINES = ("actor_train", "student_train"), ("actor_infer", "student_infer")  # roles of ROLL's
+_POLICIES = ("actor_train", "student_train")  # roles of ROLL's
 _TASK = "let the scenario of train.task do it"
 
 UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
@@ -103,7 +103,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
         Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
-        Unlike("algorithm.sampling_params.repetition_penalty", (None, 1)),
     ),
     Notation.ROLL: (
         Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
@@ -113,7 +112,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),
         Unlike("is_use_additional_prompts"),
         Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
-        *(Unlike(f"{role}.generating_args.repetition_penalty", (None, 1)) for role in _ENGINES),
     ),
     Notation.LOOP: (
         Unlike("rl.eval.n_iterations", (None, 0, 1)),

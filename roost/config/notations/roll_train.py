@@ -296,6 +296,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "temperature": (*of_engine("generating_args.temperature"), "train_env_manager.generating_args.temperature"),
     "top_p": (*of_engine("generating_args.top_p"), "train_env_manager.generating_args.top_p"),
     "top_k": (*of_engine("generating_args.top_k"), "train_env_manager.generating_args.top_k"),
+    "repetition_penalty": (
+        *of_engine("generating_args.repetition_penalty"),
+        "train_env_manager.generating_args.repetition_penalty",
+    ),
     "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
     "advantage_level": ("train_env_manager.group_size",),
     "step_gamma": ("step_reward_gamma",),
@@ -473,6 +477,7 @@ def _sampling(root: Section) -> dict[str, Any]:
         "temperature": block.number("temperature"),
         "top_p": top_p,
         "top_k": interval(block, "top_k"),  # -1 and 0: all tokens
+        "repetition_penalty": block.number("repetition_penalty"),
     }
 
 

@@ -273,6 +273,20 @@ def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None
         findings.error(
             "RST-T030", at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0"
         )
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        what = f"is {sampling.min_new_tokens}, but max_new_tokens is {sampling.max_new_tokens}"
+        findings.error("RST-T140", at("min_new_tokens"), what, fix=f"write at most {sampling.max_new_tokens}")
+    if sampling.repetition_penalty <= 0:
+        what = f"is {sampling.repetition_penalty:g}; it must be above 0"
+        findings.error("RST-T140", at("repetition_penalty"), what, fix="write 1.1, or leave it out")
+    elif sampling.repetition_penalty != 1 and settings.engine == "sglang":
+        findings.warn(
+            "RST-T141",
+            at("repetition_penalty"),
+            "does not mean the same to SGLang and to the learner",
+            "SGLang counts the tokens of the completion alone, the learner also those of the prompt",
+            "write engine: vllm, or leave it out",
+        )
     cuts = sampling.truncated_by
     if sampling.sampling_mask_replay:
         _check_replay(settings, at, findings)
