@@ -154,6 +154,15 @@ class ParallelSizes:
         return self.tensor * self.pipeline * self.context
 
 
+def family(name: str) -> str:
+    """The component that a part of it belongs to: engines for prefill and for decode are both engines of the policy.
+
+    >>> family("rollout.prefill"), family("rollout")
+    ('rollout', 'rollout')
+    """
+    return name.partition(".")[0]
+
+
 def heads_divide(size: int, heads: int, key_heads: int) -> bool:
     """Return True if each of `size` ranks gets as many heads, and the key heads that they use.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
-from roost.config.job import ModelUse, ParallelSizes, Role
+from roost.config.job import ModelUse, ParallelSizes, Role, family
 from roost.placement.placement import Placement
 
 
@@ -185,8 +185,13 @@ def mode_of(held: Mapping[str, Bools]) -> PlacementMode:
     ('collocated', 'disaggregated')
     >>> mode_of({"actor": both, "rollout": first}).value
     'hybrid'
+    >>> mode_of({"actor": both, "rollout.prefill": first, "rollout.decode": second}).value
+    'collocated'
     """
-    sets = [flags for name, flags in held.items() if name in LOOP_COMPONENTS and flags.any()]
+    whole: dict[str, Bools] = {}  # the parts of a component count as one
+    for name, flags in held.items():
+        whole[family(name)] = flags | whole.get(family(name), flags)
+    sets = [flags for name, flags in whole.items() if name in LOOP_COMPONENTS and flags.any()]
     sets = sets or [flags for flags in held.values() if flags.any()]
     if all(np.array_equal(sets[0], other) for other in sets[1:]):
         return PlacementMode.COLLOCATED

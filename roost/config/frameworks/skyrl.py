@@ -338,7 +338,7 @@ class _SkyRL(Reader):
         tensor, pipeline = (self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline"))
         sizes, where = ParallelSizes(tensor, pipeline), self._engine_where("num_engines")
         prefill = self._prefill(len(devices) // size) * size
-        parts = {"rollout_prefill": devices[:prefill], "rollout_decode": devices[prefill:]}
+        parts = {"rollout.prefill": devices[:prefill], "rollout.decode": devices[prefill:]}
         for name, part in (parts if prefill else {"rollout": devices}).items():
             requested = DeviceList(part, size)
             self.add(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)

@@ -40,7 +40,13 @@ PLACING = (
     *DEFAULTS,
     *("--rollout-num-gpus", "--colocate", "--offload", "--offload-train", "--offload-rollout", "--release-train"),
     *("--no-offload-train", "--no-offload-rollout", "--rollout-external-engine-addrs", "--rollout-external"),
-    *("--debug-train-only", "--debug-rollout-only", "--sglang-config", "--tensor-model-parallel-size"),
+    *(
+        "--debug-train-only",
+        "--debug-rollout-only",
+        "--sglang-config",
+        "--prefill-num-servers",
+        "--tensor-model-parallel-size",
+    ),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
 )
@@ -64,7 +70,7 @@ class _Group:
 
     gpus: int
     per_engine: int
-    is_placeholder: bool = False
+    kind: str = "regular"  # regular, prefill, decode or placeholder
     model: str | None = None
 
 
@@ -167,22 +173,25 @@ class _Slime(Reader):
     def _engines(self, gpus: int, offset: int) -> None:
         per_engine = self._count("--rollout-num-gpus-per-engine", 1) or 1
         groups = self._groups(gpus, per_engine)
-        by_size: dict[tuple[int, str | None], list[int]] = {}
+        alike: dict[tuple[int, str, str | None], list[int]] = {}
         start = offset
         for group in groups:
             devices = range(start, start + group.gpus)
             start += group.gpus
-            if not group.is_placeholder and group.gpus:
+            if group.kind != "placeholder" and group.gpus:
                 where = self.root.where("--rollout-num-gpus-per-engine")
                 used = engines_on(devices, group.per_engine, where, self.root)
-                by_size.setdefault((group.per_engine, group.model), []).extend(used)
-        for index, ((size, model), devices_of) in enumerate(by_size.items()):
+                alike.setdefault((group.per_engine, group.kind, group.model), []).extend(used)
+        names: set[str] = set()
+        for (size, kind, model), devices_of in alike.items():
             if not devices_of:
                 continue
             path = model or first_text((self.root, "--hf-checkpoint"))
             fraction = fraction_of_device(self.root, "--sglang-mem-fraction-static")
             use = ModelUse(path, read_model_config(path), memory_fraction=fraction, strategy="sglang")
-            name = "rollout" if index == 0 else f"rollout_{index + 1}"
+            name = f"rollout.{kind}" if kind in ("prefill", "decode") else "rollout"
+            name = f"{name}.{len(names) + 1}" if name in names else name
+            names.add(name)
             self.add(
                 name,
                 "--rollout-num-gpus-per-engine",
@@ -204,12 +213,12 @@ class _Slime(Reader):
             model = ModelUse(path, read_model_config(path), strategy="sglang")
             requested = DeviceList(devices, size)
             sizes = ParallelSizes(tensor=size)
-            self.add("rollout_eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
+            self.add("rollout.eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
         return gpus if self.notation is Notation.MILES else 0
 
     def _groups(self, gpus: int, per_engine: int) -> list[_Group]:
         """The groups of engines: one, or those of the file that `--sglang-config` names."""
-        whole = [_Group(gpus, per_engine)]
+        whole = self._parted(gpus, per_engine)
         path = first_text((self.root, "--sglang-config"))
         if path is None:
             return whole
@@ -235,7 +244,7 @@ class _Slime(Reader):
                     _Group(
                         group.whole_number("num_gpus", 0, 0) or 0,
                         group.whole_number("num_gpus_per_engine", 1, size) or size,
-                        group.text("worker_type") == "placeholder",
+                        group.text("worker_type") or "regular",
                         model.text("model_path"),
                     )
                 )
@@ -248,3 +257,21 @@ class _Slime(Reader):
                 fix=f"write --rollout-num-gpus {total}, or groups of {gpus} in all",
             )
         return groups or whole
+
+    def _parted(self, gpus: int, per_engine: int) -> list[_Group]:
+        """All engines, or those for prefill before those for decode."""
+        key = "--prefill-num-servers"
+        count, engines = self.root.whole_number(key, 0) or 0, gpus // per_engine
+        if not count:
+            return [_Group(gpus, per_engine)]
+        if count >= engines:
+            self.root.error(
+                "RST-N063",
+                key,
+                f"is {count} of {counted(engines, 'engine')}; prefill and decode each need at least one",
+                f"decode has the rest: {engines} - {count} = {engines - count}",
+                "write a number below that of the engines",
+            )
+            return [_Group(gpus, per_engine)]
+        prefill = count * per_engine
+        return [_Group(prefill, per_engine, "prefill"), _Group(gpus - prefill, per_engine, "decode")]

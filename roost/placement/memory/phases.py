@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from roost.config.job import Role
+from roost.config.job import Role, family
 
 
 class Phase(StrEnum):
@@ -35,7 +35,7 @@ def trains_policy(name: str, role: Role) -> bool:
 
 def takes_policy(name: str, role: Role) -> bool:
     """Return True if an engine generates with the policy; a judge has its own weights."""
-    return role is Role.ENGINE and name in ("rollout", "student_infer")
+    return role is Role.ENGINE and family(name) in ("rollout", "student_infer")
 
 
 def works_in(name: str, role: Role, phase: Phase, names: Collection[str]) -> bool:

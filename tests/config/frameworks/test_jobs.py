@@ -104,6 +104,43 @@ def test_groups_of_engines_with_a_placeholder(tmp_path, monkeypatch):
     assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "3 x 2 on 0-3,6-7"}
 
 
+SKYRL = "python3 -m skyrl.train.entrypoints.main_base trainer.algorithm.use_kl_loss=false"
+ENGINES = "generator.inference_engine"
+
+
+@pytest.mark.parametrize(
+    ("command", "mode"),
+    [
+        (f"{SLIME} --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --prefill-num-servers 1", "disaggregated"),
+        (f"{SLIME} --actor-num-gpus-per-node 4 --num-gpus-per-node 4 --colocate --prefill-num-servers 1", "collocated"),
+        (
+            f"{SKYRL} trainer.placement.policy_num_gpus_per_node=4 trainer.placement.colocate_all=false "
+            f"{ENGINES}.num_engines=4 {ENGINES}.enable_pd=true {ENGINES}.num_prefill=1",
+            "disaggregated",
+        ),
+    ],
+    ids=["slime", "slime-shared", "skyrl"],
+)
+def test_engines_for_prefill_and_decode_are_parts_of_the_rollout(command, mode, tmp_path):
+    plan = plan_of(tmp_path, command)
+    first = 4 if mode == "disaggregated" else 0
+    assert processes_of(plan) == {
+        "actor": "4 x 1 on 0-3",
+        "rollout.prefill": f"1 x 1 on {first}",
+        "rollout.decode": f"3 x 1 on {first + 1}-{first + 3}",
+    }
+    assert plan.mode.value == mode
+
+
+def test_groups_of_engines_for_prefill_and_decode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = "{worker_type: %s, num_gpus: 4, num_gpus_per_engine: %d}"
+    text = f"sglang:\n  - server_groups:\n      - {group % ('prefill', 4)}\n      - {group % ('decode', 2)}\n"
+    flags = "--actor-num-gpus-per-node 8 --rollout-num-gpus 8 --sglang-config engines.yaml"
+    found = processes_of(plan_of(tmp_path, f"{SLIME} {flags}", engines_yaml=text))
+    assert (found["rollout.prefill"], found["rollout.decode"]) == ("1 x 4 on 8-11", "2 x 2 on 12-15")
+
+
 def test_prefill_and_decode_parts_make_one_engine(tmp_path):
     rollout = "actor_rollout_ref.rollout"
     parts = f"{rollout}.disaggregation.enabled=true {rollout}.disaggregation.decode_replicas=3"
