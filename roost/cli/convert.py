@@ -11,7 +11,7 @@ from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.config.findings import Findings
 from roost.config.job import Notation
-from roost.placement.convert.convert_plan import convert_plan
+from roost.placement.convert.convert_plan import WRITTEN, convert_plan
 from roost.view.text import print_findings
 
 LOSS = "RST-N046"  # a setting that the other notation does not have
@@ -21,7 +21,7 @@ def convert_command(
     config: Annotated[
         Path, typer.Argument(help="The config file (YAML), or the script that starts the job.", metavar="CONFIG")
     ],
-    to: Annotated[Notation, typer.Option("--to", help="The notation to write: rlinf, roll, loop, verl or slime.")],
+    to: Annotated[Notation, typer.Option("--to", help=f"The notation to write: {', '.join(WRITTEN)}.")],
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
@@ -30,8 +30,9 @@ def convert_command(
 ) -> None:
     """Print the placements of a config in another notation.
 
-    For verl and slime that is the command that starts the job. What is printed has been planned again, and every
-    process with devices is where it was. What else the other notation cannot say is named, and the exit code is then 1.
+    For verl, slime, OpenRLHF and SkyRL that is the command that starts the job, for the others a file. What is printed
+    has been planned again: every process with devices is where it was, or on as many GPUs in the other program's own
+    order. What else the other notation cannot say is named, and the exit code is then 1.
     """
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)

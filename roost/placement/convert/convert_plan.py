@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import yaml
 
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation
 from roost.config.notations.notation import read_job
+from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
 from roost.placement.convert.models import KEEP, NOTHING, has_devices, is_dealt, model_changes, uses_model
+from roost.placement.convert.to_areal import to_areal
 from roost.placement.convert.to_loop import to_loop
+from roost.placement.convert.to_nemo import to_nemo
+from roost.placement.convert.to_openrlhf import openrlhf_program, to_openrlhf
+from roost.placement.convert.to_prime import to_prime
 from roost.placement.convert.to_rlinf import to_rlinf
 from roost.placement.convert.to_roll import to_roll
+from roost.placement.convert.to_skyrl import skyrl_program, to_skyrl
 from roost.placement.convert.to_slime import slime_program, to_slime
 from roost.placement.convert.to_verl import to_verl, verl_program
 from roost.placement.diff import Change, diff_plans
@@ -29,9 +37,23 @@ _WRITERS: Mapping[Notation, Callable[[Plan, Findings], dict[str, Any]]] = {
     Notation.LOOP: to_loop,
     Notation.VERL: to_verl,
     Notation.SLIME: to_slime,
+    Notation.NEMO: to_nemo,
+    Notation.OPENRLHF: to_openrlhf,
+    Notation.SKYRL: to_skyrl,
+    Notation.PRIME: to_prime,
+    Notation.AREAL: to_areal,
 }
-_PROGRAMS = {Notation.VERL: verl_program, Notation.SLIME: slime_program}
+WRITTEN = tuple(_WRITERS)
+# Programs whose jobs are commands; the others have files.
+_PROGRAMS: Mapping[Notation, Callable[[Plan, Mapping[str, Any]], str]] = {
+    Notation.VERL: verl_program,
+    Notation.SLIME: slime_program,
+    Notation.OPENRLHF: openrlhf_program,
+    Notation.SKYRL: skyrl_program,
+}
 _SAY_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on the machines that are there
+_OWN = (*_SAY_MACHINES, Notation.LOOP)  # notations with variables and workers without devices
+_REFERENCE_INSIDE = (Notation.VERL, Notation.SLIME, Notation.NEMO)  # its learner has the reference's weights too
 _ABOUT_PLACES = ("machines", "component", "process", "environment")
 _LOSSES = ("role", "residency")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
@@ -52,10 +74,22 @@ class Converted:
     @property
     def text(self) -> str:
         """The config as a file, or as the command that starts the job."""
+        if self.notation is Notation.PRIME:
+            return "\n".join(_tables(self.values)).strip() + "\n"
         if not self.program:
             return yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True, default_flow_style=None)
         start = f"python3 {self.program}" if self.program.endswith(".py") else f"python3 -m {self.program}"
         return " \\\n    ".join([start, *_arguments(self.values)]) + "\n"
+
+
+def _tables(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Lines of TOML: plain values before tables."""
+    inner = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    if path and (len(inner) < len(values) or not values):
+        yield f"\n[{'.'.join(path)}]"
+    yield from (f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in inner)
+    for key, value in inner.items():
+        yield from _tables(value, (*path, key))
 
 
 def _arguments(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -70,9 +104,9 @@ def _arguments(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> Converted | None:
-    """A config in the notation that places every process alike.
+    """A config in the notation that places every process alike, or in its own order of GPUs where it has one.
 
-    A placement that cannot be said there is an error; a setting that is lost on the way is a warning that names it.
+    A placement that cannot be said there is an error; what is lost on the way is a warning that names it.
     """
     if notation not in _WRITERS:
         what = f"Roost reads jobs of {notation.program}, and does not write them"
@@ -170,15 +204,33 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
         return ""
     if change.subject == "process" and is_dealt(part):
         return f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
-    if change.subject == "environment" and (not has_devices(part) or result.notation in _PROGRAMS):
+    if change.subject == "environment" and (not has_devices(part) or result.notation not in _OWN):
         return f"{program} does not set these variables for {part.name}: {change.before}"
+    if change.subject == "process" and result.notation not in _OWN and _is_reordered(plan, result):
+        before, after = (spell_ranks(one[part.name].table.device_numbers.tolist(), limit=6) for one in (plan, result))
+        return f"{program} has an order of its own for GPUs: {part.name} on {before} -> {after}"
     if change.subject != "component" or change.after:
         return ""
     if not has_devices(part):
         return f"{program} does not say where {part.name} runs, which has no devices: {change}"
     is_beside = part.name == "reference" and part.table == plan["actor"].table
-    if is_beside and result.notation in (Notation.VERL, Notation.SLIME):
+    if is_beside and result.notation in _REFERENCE_INSIDE:
         return f"{program} has no component {part.name}: its learner computes what it is for"
-    if result.notation in _PROGRAMS and part.name.startswith("reward") and not uses_model(part):
+    if is_beside or (result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part)):
         return f"{program} has no place for {part.name}: {change}"
     return ""
+
+
+def _is_reordered(plan: Plan, result: Plan) -> bool:
+    """Return True if all that is kept has as many processes of the same sizes and shares as much, on other GPUs."""
+    return plan.mode is result.mode and _shapes(result).items() <= _shapes(plan).items()
+
+
+def _shapes(plan: Plan) -> dict[str, list[tuple[int, int]]]:
+    """Devices and nodes of the processes of each component."""
+    found = {}
+    for part in plan.components:
+        table = part.table
+        nodes = [len(np.unique(part)) for part in np.split(table.device_nodes, table.offsets[1:-1])]
+        found[part.name] = sorted(zip(np.diff(table.offsets).tolist(), nodes, strict=True))
+    return found

@@ -16,6 +16,7 @@ NOTHING = "nothing"
 # Engines of programs that have one kind only.
 _ONLY_ENGINE = {Notation.LOOP: "vllm", Notation.SLIME: "sglang", Notation.MILES: "sglang"}
 _SAME_ENGINE = {"huggingface": "hf", "hf_infer": "hf", "transformers": "hf"}
+_SAME_LEARNER = {"fsdp2": "fsdp", "dtensor": "fsdp"}  # DTensor of NeMo-RL is FSDP2
 # The fields of `ModelUse` that a component of the role uses.
 _OF_ALL = ("path", "weight_bytes", "strategy", "unused_because")
 _OF_ROLE = {
@@ -51,7 +52,7 @@ def backend_word(strategy: str | None) -> str | None:
     if strategy is None or strategy in _SAME_ENGINE:
         return _SAME_ENGINE.get(strategy or "")
     name = strategy.removesuffix("_train").removesuffix("_infer")
-    return "fsdp" if name == "fsdp2" else name
+    return _SAME_LEARNER.get(name, name)
 
 
 def precision(model: ModelUse) -> str:

@@ -9,7 +9,8 @@ from roost.config.findings import Findings
 from roost.config.frameworks.slime import DEFAULTS
 from roost.config.model_files import OFFLOADED_PARTS
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import has_devices, learner_backend, refuse_without, size_of_all
+from roost.placement.convert.models import learner_backend
+from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
 from roost.placement.plan import Plan
 
 
@@ -21,24 +22,20 @@ def slime_program(plan: Plan, values: Mapping[str, Any]) -> str:
 
 
 def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
-    parts = {part.name: part for part in plan.components if has_devices(part)}
-    if not refuse_without(parts, ("actor",), findings):
+    parts = Parts.of(plan, "slime", findings, splits=True)
+    if parts is None:
         return {}
-    actor = parts["actor"]
+    actor = parts.actor
     width = int(plan.inventory.accelerator_counts.max(initial=1))
     learners = len(actor.table.device_ranks)
     per_node = next(size for size in range(min(width, learners), 0, -1) if learners % size == 0)
     values: dict[str, Any] = {"--actor-num-nodes": learners // per_node, "--actor-num-gpus-per-node": per_node}
     if width != DEFAULTS["--num-gpus-per-node"]:
         values["--num-gpus-per-node"] = width
-    if "rollout" in parts:
-        values |= _engines(parts["rollout"], actor, plan, findings)
-    else:
-        values["--debug-train-only"] = True
+    values |= _engines(parts) if parts.engines else {"--debug-train-only": True}
     values |= _learner(actor, "--colocate" in values)
-    path = actor.model.path or (parts["rollout"].model.path if "rollout" in parts else None)
-    if path:
-        values["--hf-checkpoint"] = path
+    if parts.path:
+        values["--hf-checkpoint"] = parts.path
     if "critic" in parts:
         values["--advantage-estimator"] = "ppo"
     if "reference" in parts:
@@ -46,32 +43,28 @@ def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
     return values
 
 
-def _engines(part: ComponentPlan, actor: ComponentPlan, plan: Plan, findings: Findings) -> dict[str, Any]:
-    shared = set(actor.table.device_numbers.tolist())
-    devices = part.table.device_numbers.tolist()
-    values: dict[str, Any] = {"--colocate": True} if shared & set(devices) else {}
-    if not values or len(devices) != len(shared):
-        values["--rollout-num-gpus"] = len(devices)
-    values["--rollout-num-gpus-per-engine"] = size_of_all(part, "slime", findings)
+def _engines(parts: Parts) -> dict[str, Any]:
+    part = parts.engines[0]
+    gpus = sum(len(parts.devices(one.name)) for one in parts.engines)
+    values: dict[str, Any] = {"--colocate": True} if parts.shares_actor() else {}
+    if not values or gpus != len(parts.devices("actor")):
+        values["--rollout-num-gpus"] = gpus
+    values["--rollout-num-gpus-per-engine"] = parts.engine_size(part)
+    if part.name == PREFILL:
+        values["--prefill-num-servers"] = part.world_size
     if part.model.memory_fraction is not None:
         values["--sglang-mem-fraction-static"] = part.model.memory_fraction
-    sleeps = plan.settings.get("engines_sleep")
-    if "--colocate" in values and (sleeps is False or not part.model.can_sleep):
+    if "--colocate" in values and not parts.engines_sleep():
         values["--no-offload-rollout"] = True
-    elif "--colocate" not in values and sleeps is True:
+    elif "--colocate" not in values and parts.plan.settings.get("engines_sleep") is True:
         values["--offload-rollout"] = True
     return values
 
 
 def _learner(actor: ComponentPlan, is_shared: bool) -> dict[str, Any]:
-    model, sizes = actor.model, actor.parallel
-    named = {
-        "--tensor-model-parallel-size": sizes.tensor,
-        "--pipeline-model-parallel-size": sizes.pipeline,
-        "--context-parallel-size": sizes.context,
-        "--expert-model-parallel-size": sizes.expert,
-    }
-    values: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
+    model = actor.model
+    named = megatron_sizes(actor.parallel)
+    values: dict[str, Any] = {f"--{name.replace('_', '-')}": size for name, size in named.items()}
     if learner_backend(actor) != "megatron":
         values["--train-backend"] = "fsdp"
     if model.tokens:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from roost.config.findings import Findings
 from roost.config.job import Notation, Role
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import backend, has_devices, learner_backend, refuse_without, size_of_all
+from roost.placement.convert.models import backend, learner_backend
+from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
 from roost.placement.plan import Plan
 
 _BACKENDS = ("fsdp", "megatron", "veomni", "torchtitan")
@@ -26,42 +25,30 @@ def verl_program(plan: Plan, values: Mapping[str, Any]) -> str:
 
 
 def to_verl(plan: Plan, findings: Findings) -> dict[str, Any]:
-    parts = {part.name: part for part in plan.components if has_devices(part)}
-    if not refuse_without(parts, ("actor", "rollout"), findings):
+    parts = Parts.of(plan, "verl", findings, ("actor", "rollout"))
+    if parts is None:
         return {}
     actor, rollout = parts["actor"], parts["rollout"]
-    nodes, per_node = _pool(actor.table.device_numbers.tolist(), plan)
+    nodes, per_node = parts.pool("actor")
     values: dict[str, Any] = {
         "trainer": {"nnodes": nodes, "n_gpus_per_node": per_node},
         "algorithm": {"adv_estimator": "gae" if "critic" in parts else "grpo"},
         "critic": {"enable": "critic" in parts},
         "actor_rollout_ref": {
-            "model": _model(actor, rollout),
+            "model": given(path=parts.path, lora_rank=actor.model.lora_rank),
             "actor": _learner(actor, plan.notation) | {"use_kl_loss": "reference" in parts},
-            "rollout": _engine(rollout, plan, findings),
+            "rollout": _engine(rollout, parts),
         },
     }
     if "critic" in parts and parts["critic"].model.path:
         values["critic"]["model"] = {"path": parts["critic"].model.path}
-    _own_engines(values, actor, rollout, plan)
+    _own_engines(values, parts)
     if "reward" in parts and parts["reward"].role is Role.ENGINE:
-        values["reward"] = {"reward_model": _reward(parts["reward"], actor, plan, findings)}
-    teachers = [part for name, part in parts.items() if is_teacher(name)]
+        values["reward"] = {"reward_model": _reward(parts)}
+    teachers = [part for part in parts if is_teacher(part.name)]
     if teachers:
-        values["distillation"] = _teachers(teachers, plan)
+        values["distillation"] = _teachers(teachers, parts)
     return values
-
-
-def _pool(devices: list[int], plan: Plan) -> tuple[int, int]:
-    """Nodes and GPUs on each that a pool of these devices has."""
-    nodes = np.searchsorted(plan.inventory.first_accelerators, devices, side="right")
-    count = len(np.unique(nodes))
-    return count, len(set(devices)) // count
-
-
-def _model(actor: ComponentPlan, rollout: ComponentPlan) -> dict[str, Any]:
-    path, rank = actor.model.path or rollout.model.path, actor.model.lora_rank
-    return ({"path": path} if path else {}) | ({"lora_rank": rank} if rank else {})
 
 
 def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
@@ -71,46 +58,29 @@ def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
     section: dict[str, Any] = {"strategy": model.strategy if notation is Notation.VERL else word}
     offloads = {_OFFLOADS[name]: True for name in model.offloads if is_megatron or name != "grad"}
     if is_megatron:
-        named = {
-            "tensor_model_parallel_size": sizes.tensor,
-            "pipeline_model_parallel_size": sizes.pipeline,
-            "context_parallel_size": sizes.context,
-            "expert_model_parallel_size": sizes.expert,
-        }
-        section["megatron"] = {key: size for key, size in named.items() if size > 1} | offloads
+        section["megatron"] = megatron_sizes(sizes) | offloads
     else:
         section |= {"ulysses_sequence_parallel_size": sizes.context} if sizes.context > 1 else {}
         section |= {"fsdp_config": offloads} if offloads else {}
     return section | ({"ppo_max_token_len_per_gpu": model.tokens} if model.tokens else {})
 
 
-def _engine(part: ComponentPlan, plan: Plan, findings: Findings) -> dict[str, Any]:
-    size = size_of_all(part, "verl", findings)
+def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
-    data = size // (tensor * pipeline)
-    named = {
-        "tensor_model_parallel_size": tensor,
-        **({"pipeline_model_parallel_size": pipeline} if pipeline > 1 else {}),
-        **({"data_parallel_size": data} if data > 1 else {}),
-    }
-    word = backend(part, plan.notation)
-    section: dict[str, Any] = {"name": word} if word is not None else {}
-    section |= named
-    if part.model.memory_fraction is not None:
-        section["gpu_memory_utilization"] = part.model.memory_fraction
-    if plan.settings.get("engines_sleep") is False or not part.model.can_sleep:
-        section["free_cache_engine"] = False
-    return section
+    data = parts.engine_size(part) // (tensor * pipeline)
+    section = given(name=backend(part, parts.plan.notation)) | {"tensor_model_parallel_size": tensor}
+    section |= above_one(pipeline_model_parallel_size=pipeline, data_parallel_size=data)
+    section |= given(gpu_memory_utilization=part.model.memory_fraction)
+    return section if parts.engines_sleep() else section | {"free_cache_engine": False}
 
 
-def _own_engines(values: dict[str, Any], actor: ComponentPlan, rollout: ComponentPlan, plan: Plan) -> None:
+def _own_engines(values: dict[str, Any], parts: Parts) -> None:
     """Engines beside the trainer's nodes, which only asynchronous trainers have."""
-    shared = set(actor.table.device_numbers.tolist())
-    devices = rollout.table.device_numbers.tolist()
+    shared, devices = set(parts.devices("actor")), parts.devices("rollout")
     own = [device for device in devices if device not in shared]
     if not own:
         return
-    nodes, per_node = _pool(own, plan)
+    nodes, per_node = parts.pool_of(own)
     pool = {"nnodes": nodes, "n_gpus_per_node": per_node}
     if len(own) < len(devices):
         values["trainer"]["v1"] = {"trainer_mode": "separate_async"}
@@ -120,25 +90,21 @@ def _own_engines(values: dict[str, Any], actor: ComponentPlan, rollout: Componen
         values["async_training"] = {"use_dynamic_resource_scheduling": False}
 
 
-def _reward(part: ComponentPlan, actor: ComponentPlan, plan: Plan, findings: Findings) -> dict[str, Any]:
+def _reward(parts: Parts) -> dict[str, Any]:
     section: dict[str, Any] = {"enable": True}
-    devices = part.table.device_numbers.tolist()
-    if not set(devices) & set(actor.table.device_numbers.tolist()):
-        nodes, per_node = _pool(devices, plan)
+    if not parts.share("actor", "reward"):
+        nodes, per_node = parts.pool("reward")
         section |= {"enable_resource_pool": True, "nnodes": nodes, "n_gpus_per_node": per_node}
-    section |= {"model_path": part.model.path} if part.model.path else {}
-    engine = _engine(part, plan, findings)
-    return section | {"rollout": {key: value for key, value in engine.items() if key != "name"}}
+    engine = _engine(parts["reward"], parts)
+    engine.pop("name", None)
+    return section | given(model_path=parts["reward"].model.path) | {"rollout": engine}
 
 
-def _teachers(teachers: list[ComponentPlan], plan: Plan) -> dict[str, Any]:
-    nodes, per_node = _pool([number for part in teachers for number in part.table.device_numbers.tolist()], plan)
+def _teachers(teachers: list[ComponentPlan], parts: Parts) -> dict[str, Any]:
+    nodes, per_node = parts.pool(*(part.name for part in teachers))
     models = {}
     for part in teachers:
-        name = part.name.removeprefix(f"{TEACHER}.")
         size = len(part.table.device_ranks) // part.world_size
-        inference = {"tensor_model_parallel_size": size}
-        models[name] = {"num_replicas": part.world_size, "inference": inference} | (
-            {"model_path": part.model.path} if part.model.path else {}
-        )
+        section = {"num_replicas": part.world_size, "inference": {"tensor_model_parallel_size": size}}
+        models[part.name.removeprefix(f"{TEACHER}.")] = section | given(model_path=part.model.path)
     return {"enabled": True, "nnodes": nodes, "n_gpus_per_node": per_node, "teacher_models": models}

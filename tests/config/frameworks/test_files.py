@@ -45,12 +45,16 @@ def findings_of(config, *overrides):
     return {finding.code: finding for finding in (*plan.warnings, *plan.notes)}
 
 
-@pytest.mark.parametrize(("framework", "job"), CASES)
-def test_a_shipped_job(framework, job, tmp_path):
-    file = tmp_path / ("job.toml" if framework == "prime" else "job.yaml")
+def file_of(folder, framework, job):
+    file = folder / ("job.toml" if framework == "prime" else "job.yaml")
     values = nested(job["keys"])
     file.write_text(toml_of(values) if framework == "prime" else yaml.safe_dump(values))
-    plan = roost.plan(file)
+    return file
+
+
+@pytest.mark.parametrize(("framework", "job"), CASES)
+def test_a_shipped_job(framework, job, tmp_path):
+    plan = roost.plan(file_of(tmp_path, framework, job))
     assert plan.notation == framework
     assert processes_of(plan) == job["processes"]
 

@@ -1,0 +1,132 @@
+"""The components of a plan as writers of other programs' jobs need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roost.config.findings import Findings, Where
+from roost.config.job import ParallelSizes
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.convert.models import KEEP, backend, has_devices, refuse_without, size_of_all
+from roost.placement.plan import Plan
+
+PREFILL, DECODE = "rollout.prefill", "rollout.decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Components with devices, by name, and the program that they are written for."""
+
+    plan: Plan
+    program: str
+    findings: Findings
+    by_name: dict[str, ComponentPlan]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, program: str, findings: Findings, needs: Sequence[str] = ("actor",), splits: bool = False
+    ) -> Parts | None:
+        """None, with a finding, where a component lacks; `splits`: the program has engines for prefill and decode."""
+        by_name = {part.name: part for part in plan.components if has_devices(part)}
+        if PREFILL in by_name and DECODE in by_name:
+            if not splits:
+                where, what = Where(path=(PREFILL,)), f"{program} has no engines for prefill and decode here"
+                findings.error("RST-N048", where, what, fix=KEEP)
+                return None
+            needs = [name for name in needs if name != "rollout"]
+        return cls(plan, program, findings, by_name) if refuse_without(by_name, needs, findings) else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    def __getitem__(self, name: str) -> ComponentPlan:
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[ComponentPlan]:
+        return iter(self.by_name.values())
+
+    @property
+    def actor(self) -> ComponentPlan:
+        return self["actor"]
+
+    @property
+    def engines(self) -> list[ComponentPlan]:
+        """Engines of the policy: one component, or those for prefill and for decode."""
+        return [self[name] for name in ("rollout", PREFILL, DECODE) if name in self]
+
+    @property
+    def path(self) -> str | None:
+        """The model that is trained."""
+        return next((part.model.path for part in (self.actor, *self.engines) if part.model.path), None)
+
+    @property
+    def is_async(self) -> bool:
+        settings = self.plan.settings
+        return settings.get("async_rollouts") is True or bool(settings.get("async_generation_ratio"))
+
+    @property
+    def width(self) -> int:
+        """GPUs of a node; of a single node those that are used."""
+        last = max(max(self.devices(part.name)) for part in self)
+        return last + 1 if self.nodes == 1 else int(self.plan.inventory.accelerator_counts.max(initial=1))
+
+    @property
+    def nodes(self) -> int:
+        """Nodes up to the last that is used."""
+        return max(int(part.table.device_nodes.max()) for part in self) + 1
+
+    def devices(self, name: str) -> list[int]:
+        return [int(number) for number in self[name].table.device_numbers]
+
+    def share(self, one: str, other: str) -> bool:
+        return bool(set(self.devices(one)) & set(self.devices(other)))
+
+    def shares_actor(self) -> bool:
+        """Return True if engines are on the learner's devices."""
+        return any(self.share("actor", part.name) for part in self.engines)
+
+    def engines_sleep(self) -> bool:
+        return self.plan.settings.get("engines_sleep") is not False and all(
+            part.model.can_sleep for part in self.engines
+        )
+
+    def pool(self, *names: str) -> tuple[int, int]:
+        """Nodes that components are on, and their GPUs on each."""
+        return self.pool_of([number for name in names for number in self.devices(name)])
+
+    def pool_of(self, devices: Sequence[int]) -> tuple[int, int]:
+        nodes = np.searchsorted(self.plan.inventory.first_accelerators, devices, side="right")
+        count = len(np.unique(nodes))
+        return count, len(set(devices)) // count
+
+    def engine_size(self, part: ComponentPlan) -> int:
+        return size_of_all(part, self.program, self.findings)
+
+    def backend(self, part: ComponentPlan, known: Sequence[str]) -> str:
+        """The engine's word, or the first one of the program's."""
+        word = backend(part, self.plan.notation)
+        return word if word is not None and word in known else known[0]
+
+
+def above_one(**sizes: int) -> dict[str, Any]:
+    """Sizes that are written: those above 1."""
+    return {key: size for key, size in sizes.items() if size > 1}
+
+
+def megatron_sizes(sizes: ParallelSizes) -> dict[str, Any]:
+    """Sizes above 1 by Megatron's names."""
+    return above_one(
+        tensor_model_parallel_size=sizes.tensor,
+        pipeline_model_parallel_size=sizes.pipeline,
+        context_parallel_size=sizes.context,
+        expert_model_parallel_size=sizes.expert,
+    )
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Values that there are; None and empty ones are left out."""
+    return {key: value for key, value in values.items() if value not in (None, {}, ())}

@@ -1,0 +1,101 @@
+"""A plan as a config of NeMo-RL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roost.config.findings import Findings
+from roost.config.teacher import TEACHER, is_teacher
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.convert.models import learner_backend, uses_model
+from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
+from roost.placement.plan import Plan
+
+_ENGINES = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
+
+
+def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
+    parts = Parts.of(plan, "NeMo-RL", findings)
+    if parts is None:
+        return {}
+    policy = _model(parts.actor) | given(model_name=parts.path)
+    values: dict[str, Any] = {"cluster": {"num_nodes": parts.nodes, "gpus_per_node": parts.width}, "policy": policy}
+    if "rollout" in parts:
+        policy["generation"] = _generation(parts["rollout"], parts)
+        is_async = parts.is_async and not parts.shares_actor()
+        name = "ppo" if "critic" in parts else "grpo"
+        values[name] = {f"async_{name}": {"enabled": True}} if is_async else {"num_prompts_per_step": 32}
+    else:
+        values["sft"] = {}
+    if "critic" in parts:
+        values["value"] = _model(parts["critic"])
+    if "reward" in parts and uses_model(parts["reward"]):
+        nodes, gpus = parts.pool("reward")
+        resources = {"num_nodes": nodes, "gpus_per_node": gpus}
+        values |= {"data": {"default": {"env_name": "reward_model"}}}
+        values["env"] = {"reward_model": _model(parts["reward"]) | {"resources": resources}}
+    return values | _teachers(parts)
+
+
+def _model(part: ComponentPlan) -> dict[str, Any]:
+    """The model of a component with one process per GPU, and how it is cut."""
+    model, sizes = part.model, part.parallel
+    is_megatron = learner_backend(part) == "megatron"
+    adapter = {"enabled": True, "dim": model.lora_rank} if model.lora_rank else None
+    common = {"enabled": True} | ({"activation_checkpointing": True} if model.recomputes else {})
+    if is_megatron:
+        section = {"megatron_cfg": common | megatron_sizes(sizes) | given(peft=adapter)}
+    else:
+        named = above_one(
+            tensor_parallel_size=sizes.tensor,
+            context_parallel_size=sizes.context,
+            expert_parallel_size=sizes.expert,
+        )
+        section = {"dtensor_cfg": common | named | given(lora_cfg=adapter)}
+    is_packed = model.tokens is not None and model.tokens != model.sequence
+    packing = {"enabled": True, "train_mb_tokens": model.tokens} if is_packed else None
+    named_model = given(model_name=model.path, max_total_sequence_length=model.sequence)
+    return named_model | section | given(sequence_packing=packing)
+
+
+def _generation(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
+    word, size = parts.backend(part, _ENGINES), parts.engine_size(part)
+    fraction = part.model.memory_fraction
+    if word == "sglang":
+        engine = {"sglang_cfg": {"gpus_per_server": size} | given(mem_fraction_static=fraction)}
+    elif word == "megatron":
+        engine = {}  # cut as the learner is
+    else:
+        sizes = {
+            "tensor_parallel_size": part.parallel.tensor,
+            **above_one(pipeline_parallel_size=part.parallel.pipeline, expert_parallel_size=part.parallel.expert),
+        }
+        key = "trtllm_cfg" if word == "trtllm" else "vllm_cfg"
+        engine = {key: sizes | given(gpu_memory_utilization=fraction)}
+    shared: dict[str, Any] = {"enabled": parts.shares_actor()}
+    if not parts.shares_actor():
+        nodes, gpus = parts.pool(part.name)
+        shared["resources"] = {"num_nodes": nodes, "gpus_per_node": gpus}
+    return {"backend": word, "colocated": shared} | engine
+
+
+def _teachers(parts: Parts) -> dict[str, Any]:
+    """Teachers on the learner's GPUs, or on nodes of their own."""
+    teachers = [part for part in parts if is_teacher(part.name)]
+    if not teachers:
+        return {}
+    if all(parts.share("actor", part.name) for part in teachers):
+        models = [_model(part) for part in teachers]
+        return {"teacher": models[0]} if len(models) == 1 else {"teachers": models}
+    names = {part.name.removeprefix(f"{TEACHER}."): part for part in teachers}
+    own = {}
+    for name, part in names.items():
+        nodes, gpus = parts.pool(part.name)
+        own[name] = {"num_nodes": nodes, "gpus_per_node": gpus} | megatron_sizes(part.parallel)
+    return {
+        "on_policy_distillation": {
+            "enabled": True,
+            "teacher_model_by_agent_name": {name: part.model.path or name for name, part in names.items()},
+            "non_colocated_teachers": {"enabled": True, "teacher_overrides": own},
+        }
+    }

@@ -1,0 +1,94 @@
+"""A plan as flags of OpenRLHF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.config.findings import Findings
+from roost.config.job import Sharding
+from roost.config.model_files import OFFLOADED_PARTS
+from roost.placement.convert.models import uses_model
+from roost.placement.convert.parts import Parts
+from roost.placement.plan import Plan
+
+PROGRAM = "openrlhf.cli.train_ppo_ray"
+REWARD_FUNCTION = "REWARD.py"  # to be replaced: a plan does not say what rewards are computed with
+_ROLES = {"actor": "actor", "reference": "ref", "critic": "critic", "reward": "reward"}
+
+
+def openrlhf_program(plan: Plan, values: Mapping[str, Any]) -> str:
+    return PROGRAM
+
+
+def to_openrlhf(plan: Plan, findings: Findings) -> dict[str, Any]:
+    parts = Parts.of(plan, "OpenRLHF", findings)
+    if parts is None:
+        return {}
+    has_reward = "reward" in parts and uses_model(parts["reward"])
+    values: dict[str, Any] = {}
+    for name, role in _ROLES.items():
+        if name in parts and (name != "reward" or has_reward):
+            nodes, per_node = parts.pool(name)
+            values |= {f"--{role}.num_nodes": nodes, f"--{role}.num_gpus_per_node": per_node}
+            path = parts.path if name == "actor" else parts[name].model.path
+            if path and role != "ref":
+                values[f"--{role}.model_name_or_path"] = path
+    values |= _engines(parts) | _sharing(parts, has_reward) | _learner(parts)
+    values["--algo.kl.init_coef"] = 0.01 if "reference" in parts else 0
+    values["--algo.advantage.estimator"] = "gae" if "critic" in parts else "group_norm"
+    return values if has_reward else values | {"--reward.remote_url": REWARD_FUNCTION}
+
+
+def _engines(parts: Parts) -> dict[str, Any]:
+    if "rollout" not in parts:
+        return {}
+    part = parts["rollout"]
+    values: dict[str, Any] = {
+        "--vllm.num_engines": part.world_size,
+        "--vllm.tensor_parallel_size": parts.engine_size(part),
+    }
+    if part.model.memory_fraction is not None:
+        values["--vllm.gpu_memory_utilization"] = part.model.memory_fraction
+    return values
+
+
+def _sharing(parts: Parts, has_reward: bool) -> dict[str, Any]:
+    """Which roles share GPUs, and whether engines generate while the actor learns."""
+    values: dict[str, Any] = {}
+    others = [name for name in ("reference", "critic", *(["reward"] if has_reward else [])) if name in parts]
+    on_actor = [name for name in others if parts.share("actor", name)]
+    is_shared = parts.shares_actor()
+    if is_shared or {"critic", "reward"} & set(on_actor):
+        values["--train.colocate_all"] = True
+        if is_shared and parts.engines_sleep():
+            values["--vllm.enable_sleep"] = True
+    elif "reference" in on_actor:
+        values["--train.colocate_actor_ref"] = True
+    if has_reward and "critic" in parts and parts.share("critic", "reward") and "critic" not in on_actor:
+        values["--train.colocate_critic_reward"] = True
+    if not is_shared and "rollout" in parts and (parts.is_async or "--train.colocate_all" in values):
+        values["--train.async_enable"] = True
+    return values
+
+
+def _learner(parts: Parts) -> dict[str, Any]:
+    model, sizes = parts.actor.model, parts.actor.parallel
+    values: dict[str, Any] = {"--ds.zero_stage": 3 if model.sharding is Sharding.FULL else 2}
+    if sizes.tensor > 1:
+        values["--ds.tensor_parallel_size"] = sizes.tensor
+    if sizes.context > 1:
+        values["--ds.ring_attn_size"] = sizes.context
+    if model.lora_rank:
+        values["--ds.lora.rank"] = model.lora_rank
+    if model.sequence:
+        values["--data.max_len"] = model.sequence
+    if model.tokens:
+        values |= {"--train.dynamic_batch_enable": True, "--train.max_tokens_per_gpu": model.tokens}
+    if model.recomputes:
+        values["--actor.gradient_checkpointing_enable"] = True
+    if model.offloads == OFFLOADED_PARTS:
+        values["--ds.enable_sleep"] = True
+    elif "optimizer" in model.offloads:
+        values["--ds.adam_offload"] = True
+    return values

@@ -1,0 +1,68 @@
+"""A plan as keys of SkyRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roost.config.findings import Findings
+from roost.config.frameworks.skyrl import DEFAULTS
+from roost.placement.convert.models import learner_backend
+from roost.placement.convert.parts import PREFILL, Parts, above_one, given, megatron_sizes
+from roost.placement.plan import Plan
+
+_ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
+
+
+def skyrl_program(plan: Plan, values: Mapping[str, Any]) -> str:
+    """The module that starts the job; asynchronous jobs have one of SkyRL's examples."""
+    if "fully_async" in values["trainer"]:
+        return "examples.train.fully_async.main_fully_async"
+    return "skyrl.train.entrypoints.main_base"
+
+
+def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
+    parts = Parts.of(plan, "SkyRL", findings, splits=True)
+    if parts is None:
+        return {}
+    is_shared = parts.shares_actor()
+    placement: dict[str, Any] = {"colocate_all": is_shared}
+    if not is_shared and "reference" in parts:
+        placement["colocate_policy_ref"] = parts.share("actor", "reference")
+    for name, role in _ROLES.items():
+        if name in parts:
+            nodes, per_node = parts.pool(name)
+            placement |= {f"{role}_num_nodes": nodes, f"{role}_num_gpus_per_node": per_node}
+    trainer = {"placement": placement, "algorithm": {"use_kl_loss": "reference" in parts}} | _learner(parts)
+    if "critic" in parts:
+        path = parts["critic"].model.path or parts.path or DEFAULTS["trainer.policy.model.path"]
+        trainer["critic"] = {"model": {"path": path}}
+    if parts.is_async and not is_shared:
+        trainer["fully_async"] = {"enabled": True}
+    return {"trainer": trainer, "generator": {"inference_engine": _engines(parts)}}
+
+
+def _learner(parts: Parts) -> dict[str, Any]:
+    model, sizes = parts.actor.model, parts.actor.parallel
+    strategy = learner_backend(parts.actor)
+    policy = {"model": given(path=parts.path, lora={"rank": model.lora_rank} if model.lora_rank else None)}
+    if strategy == "megatron":
+        policy |= given(megatron_config=megatron_sizes(sizes))
+    else:
+        policy |= above_one(sequence_parallel_size=sizes.context)
+    section = {"strategy": strategy, "policy": policy} | given(max_tokens_per_microbatch=model.tokens)
+    return section if model.recomputes else section | {"gradient_checkpointing": False}
+
+
+def _engines(parts: Parts) -> dict[str, Any]:
+    if not parts.engines:
+        return {"run_engines_locally": False}
+    part = parts.engines[0]
+    sizes = part.parallel
+    data = parts.engine_size(part) // (sizes.tensor * sizes.pipeline)
+    section: dict[str, Any] = {"num_engines": sum(one.world_size for one in parts.engines)}
+    section |= {"tensor_parallel_size": sizes.tensor}
+    section |= above_one(pipeline_parallel_size=sizes.pipeline, data_parallel_size=data)
+    section |= {"backend": parts.backend(part, ("vllm", "sglang"))}
+    section |= given(gpu_memory_utilization=part.model.memory_fraction)
+    return section | ({"enable_pd": True, "num_prefill": part.world_size} if part.name == PREFILL else {})
