@@ -26,6 +26,7 @@ class DataSource:
     prompt: str | None = None  # column: text, messages, or messages as JSON text
     query: str | None = None  # column: text that follows a text prompt on a new line, in rows that have it
     answer: str | None = None  # column
+    images: tuple[str, ...] = ()  # columns; none named: `images` or `image` of prompts with places for them
     tag: str = ""  # of all rows
     tag_column: str | None = None
     optional_answer: str | None = None  # columns that some rows or files may lack
@@ -71,6 +72,7 @@ SOURCE_KEYS = {
     "prompt": TEXT,
     "query": TEXT,
     "answer": TEXT,
+    "images": ANY,
     "tag": TEXT,
     "tag_column": TEXT,
     "optional_answer": TEXT,
@@ -189,14 +191,22 @@ def _sources(written: Any, shared: Mapping[str, Any], where: Where, findings: Fi
     for item in items:
         if isinstance(item, Mapping):
             own = checked(item, SOURCE_KEYS, where, findings)
-            found += [DataSource(words(own.pop("path", ())), **{**shared, **own})]
+            found += [_source(own.pop("path", ()), {**shared, **own}, where, findings)]
         else:
-            found += [DataSource(words(item), **shared)]
+            found += [_source(item, shared, where, findings)]
     if not found or not all(source.path for source in found):
         what = "is missing" if written is None else f"is {shown(written)}; it must be a path, or a list of paths"
         findings.error("RST-T060", where, what, fix="name a file, a folder or a data set of the hub: data/train.jsonl")
         return ()
     return tuple(found)
+
+
+def _source(path: Any, keys: Mapping[str, Any], where: Where, findings: Findings) -> DataSource:
+    images = keys.get("images", ())
+    if images and not words(images):
+        what = f"is {shown(images)}; it must be a column, or a list of columns"
+        findings.error("RST-T060", where.under("images"), what, fix="write images: [image]")
+    return DataSource(words(path), **{**keys, "images": words(images)})
 
 
 def _eval_sets(

@@ -52,6 +52,9 @@ class WeightsRefused(UpdateFailed):
     """An engine rejected the manifest, as it would by any weight route; it keeps its old weights."""
 
 
+NO_IMAGES = "images are sent to the built-in engine alone; write engine: torch in train"
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters of a request, and the images of its prompt.

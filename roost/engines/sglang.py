@@ -13,6 +13,7 @@ from typing import Any
 
 from roost.engines.http_calls import ServerClient, ServerFailed, all_of, finish, served_model, version_spans
 from roost.engines.protocol import (
+    NO_IMAGES,
     Capabilities,
     Completion,
     EngineError,
@@ -240,6 +241,8 @@ class SglangEngine(ServerClient):
     ) -> Completion:
         known = await self.capabilities()
         # SGLang refuses max_tokens beyond the context.
+        if sampling.images:
+            raise EngineRefused(NO_IMAGES)
         fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
         body = generate_request(token_ids, fitting, request_id, adapter)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"

@@ -15,6 +15,7 @@ from typing import Any
 
 from roost.engines.http_calls import ServerClient, ServerFailed, all_of, finish, served_model, version_spans
 from roost.engines.protocol import (
+    NO_IMAGES,
     Capabilities,
     Completion,
     EngineError,
@@ -335,11 +336,13 @@ class VllmEngine(ServerClient):
         model = adapter or known.model
         if sampling.json_schema is not None and known.takes_manifest:
             raise EngineRefused(NO_GUIDANCE)
+        if sampling.images and not known.takes_manifest:
+            raise EngineRefused(NO_IMAGES)
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
             if sampling.wants_mask:
                 body["return_sampling_mask"] = True
-            if sampling.images and known.takes_manifest:
+            if sampling.images:
                 body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.

@@ -6,8 +6,9 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from roost.rollout.rewards.reward import Answer, Reads, right_answers, wrong_answer
 from roost.vision.image import Image, png
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (40, 70, 220), "yellow": (230, 210, 50)}
@@ -119,3 +120,16 @@ def _write_tokenizer(folder: Path) -> None:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", unk_token="<unk>")
     wrapped.chat_template = CHAT_TEMPLATE
     wrapped.save_pretrained(folder)
+
+
+class ColourName:
+    """Reward: 1 for the name of the colour alone, 0.5 if more follows it, else 0."""
+
+    reads: ClassVar[Reads] = {"answer": wrong_answer}
+
+    async def score(self, answer: Answer) -> float:
+        said, [wanted] = answer.text.split(), right_answers(answer.task, "answer")
+        return 1.0 if said == [wanted] else 0.5 if said[:1] == [wanted] else 0.0
+
+    async def close(self) -> None:
+        pass

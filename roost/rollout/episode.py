@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks
+from roost.vision.image import Image
 
 
 class Split(StrEnum):
@@ -73,13 +74,14 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """Constraints on one turn, beside its length: stop strings, and a JSON schema for guided decoding."""
+    """A turn's request beside tokens and length: stop strings, a JSON schema for guided decoding, and images."""
 
     stop: tuple[str, ...] = ()
     json_schema: str | None = None
+    images: tuple[Image, ...] = ()  # of the whole sequence; a transcript adds them
 
     def __bool__(self) -> bool:
-        return bool(self.stop) or self.json_schema is not None
+        return bool(self.stop) or self.json_schema is not None or bool(self.images)
 
 
 # Samples a turn from the token IDs so far, the turn's number, max_tokens, and a TurnForm if there is one.
@@ -102,6 +104,7 @@ class Transcript:
         self._masks = SamplingMasks.empty(0)
         self._parts: list[Part] = []
         self._has_masks = False
+        self._images: list[Image] = []
         self.finish: Finish | None = None  # of the last turn
         if _first is None:
             self._branches: list[Transcript] = [self]
@@ -115,11 +118,19 @@ class Transcript:
     def token_ids(self) -> tuple[int, ...]:
         return tuple(self._token_ids)
 
-    def give(self, token_ids: Sequence[int], messages: Sequence[tuple[str, str]] = ()) -> None:
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(self._images)
+
+    def give(
+        self, token_ids: Sequence[int], messages: Sequence[tuple[str, str]] = (), images: Sequence[Image] = ()
+    ) -> None:
         """Append tokens that the policy is shown: a prompt or an observation.
 
         `messages` holds the same as (role, content) pairs, for readable samples; without it the tokens are decoded.
+        `images` begin at positions counted from the first of these tokens.
         """
+        self._images += [image.at(len(self._token_ids) + image.start) for image in images]
         self._add(
             token_ids, [0.0] * len(token_ids), [NOT_GENERATED] * len(token_ids), NOT_GENERATED, messages=tuple(messages)
         )
@@ -136,6 +147,8 @@ class Transcript:
             await asyncio.sleep(0)  # a loop of calls must let other tasks run
             raise asyncio.CancelledError("the episode is over; nothing more is sampled for it")
         shown, turn = self.token_ids, first._begun_turns
+        if self._images:
+            form = replace(form or TurnForm(), images=self.images)
         first._begun_turns += 1
         try:
             completion = await self._sample(shown, turn, self._at_most(max_tokens), *([form] if form else []))
@@ -183,6 +196,7 @@ class Transcript:
             del tokens[start:]
         self._masks = self._masks[:start]
         self._parts = [part for part in self._parts if part.start < start]
+        self._images = [image for image in self._images if image.start < start]
 
     def branch(self) -> Transcript:
         """Open another, empty sequence of the same episode."""
@@ -220,6 +234,7 @@ class Transcript:
             tuple(self._parts),
             self._masks.ids if self._has_masks else None,
             self._masks.sizes if self._has_masks else None,
+            self.images,
         )
 
     def _add(
@@ -287,6 +302,7 @@ class Tokens:
     parts: tuple[Part, ...] = ()  # in order; for reports and metrics, not for learning
     mask_ids: npt.NDArray[np.int32] | None = None  # sampling masks of all tokens, one after the other, if requested
     mask_sizes: npt.NDArray[np.int32] | None = None  # ids of each token; 0: none, or too many to return
+    images: tuple[Image, ...] = ()
 
     @property
     def completion_versions(self) -> Ints:

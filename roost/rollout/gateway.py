@@ -13,7 +13,7 @@ import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from roost.engines.http_calls import HttpCalls
@@ -29,6 +29,7 @@ from roost.engines.protocol import (
 from roost.net.server import LoopServer
 from roost.rollout.episode import Sampler, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
+from roost.vision.image import Image, from_data_url
 
 PATH = "/sample"
 SAMPLE_LIMIT_S = 24 * 3600.0  # the driver has its own limits for requests and episodes
@@ -89,7 +90,8 @@ class Gateway:
     async def _sample(self, request: Mapping[str, Any]) -> tuple[int, Any]:
         try:
             sample = self._labels[request["label"]](request["number"], request["episode"], request["attempt"])
-            form = TurnForm(tuple(request.get("stop", ())), request.get("json_schema"))
+            images = tuple(Image(from_data_url(url), start) for url, start in request.get("images", ()))
+            form = TurnForm(tuple(request.get("stop", ())), request.get("json_schema"), images)
             limits = (request["max_tokens"], form) if form else (request["max_tokens"],)
             return 200, encode_completion(await sample(request["token_ids"], request["turn"], *limits))
         except EngineRefused as error:
@@ -121,7 +123,7 @@ class GatewaySamplers:
                     "token_ids": list(token_ids),
                     "turn": turn,
                     "max_tokens": max_tokens,
-                    **({} if form is None else asdict(form)),
+                    **({} if form is None else _encode_form(form)),
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.
@@ -134,6 +136,11 @@ class GatewaySamplers:
 
     async def close(self) -> None:
         await self._calls.close()
+
+
+def _encode_form(form: TurnForm) -> dict[str, Any]:
+    images = [(image.data_url, image.start) for image in form.images]
+    return {"stop": form.stop, "json_schema": form.json_schema, **({"images": images} if images else {})}
 
 
 def encode_completion(completion: Completion) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class LearnerWorker(Worker):
 
     def probe(self) -> Probe:
         """Probe of these weights: what an engine that has them must answer."""
-        tokens = probe_tokens(self._learner.module.config.vocab_size)
+        tokens = probe_tokens(self._learner.module.config.get_text_config().vocab_size)
         found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
         return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25))
 

@@ -82,6 +82,7 @@ class FleetSamplers:
                 seed=None if self._seed is None else sample_seed(self._seed, number, attempt, turn) + episode,
                 stop=form.stop,
                 json_schema=form.json_schema,
+                images=form.images,
                 logprobs=self._logprobs_every > 0 and number % self._logprobs_every == 0,
                 return_sampling_mask=settings.sampling_mask_replay and bool(settings.truncated_by),
             )

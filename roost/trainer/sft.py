@@ -41,6 +41,7 @@ from roost.trainer.setup import PATIENT, devices_of, has_gpus, resolved_learner,
 from roost.trainer.watching import Watching
 from roost.transport import current
 from roost.transport.failure import Address
+from roost.vision.messages import files_of
 
 ASSISTANT = "assistant"
 REPORTED = (
@@ -96,6 +97,8 @@ class Conversations:
             raise ValueError(f"{task.name}: {task.reason}")
         data = task.data
         messages = [for_template(message) for message in data.get("messages") or ()]
+        if files_of(messages):
+            raise ValueError(f"task {task.name!r:.80} has images, which supervised training does not read yet")
         has_turns = any(message["role"] == ASSISTANT for message in messages)
         chat = self._format(task, has_turns)
         if not has_turns or self.completion:

@@ -256,6 +256,8 @@ class UrlSamplers:
         async def sample(
             token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
         ) -> Completion:
+            if form and form.images:
+                raise EngineRefused("images are not sent to a URL; try the policy with the built-in engine")
             limit = self.sampling.max_new_tokens
             body = {
                 "model": self.options.model,

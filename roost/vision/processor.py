@@ -141,3 +141,12 @@ def reads_images(config: Any) -> bool:
             f"use a text model or one of {', '.join(FAMILIES)}"
         )
     return True
+
+
+@lru_cache(maxsize=8)
+def model_processor(model: str) -> Processor:
+    """The image processor of a model. Raise ImageError if the model reads text alone."""
+    found = Processor.of_model(model)
+    if found is None:
+        raise ImageError(f"a prompt has images, but {model} reads text alone")
+    return found

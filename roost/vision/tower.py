@@ -44,15 +44,18 @@ def image_rows(
     """Images of sequences, each with its first position in the batch and its length; None without images."""
     pixels, grids, places, kept = [], [], [], []
     done = 0
+    known: dict[bytes, int] = {}  # samples of one prompt show the same image, which the tower need see once
     for first, length, images in sequences:
         for image in images:
             patches, span = processor.patches(image), processor.span(image)
             inside = np.arange(len(span))[: max(0, length - image.start)]
-            pixels.append(patches.pixels)
-            grids.append(patches.grid)
+            if image.digest not in known:
+                known[image.digest] = done
+                pixels.append(patches.pixels)
+                grids.append(patches.grid)
+                done += len(span)
             places.append(first + image.start + inside)
-            kept.append(done + inside)
-            done += len(span)
+            kept.append(known[image.digest] + inside)
     if not pixels:
         return None
     arrays = (np.concatenate(pixels), np.array(grids), np.concatenate(places), np.concatenate(kept))

@@ -12,6 +12,8 @@ from roost.engines.protocol import Finish
 from roost.rollout.agents.agent import Message, Reply
 from roost.rollout.agents.chat_format import ChatFormat, Parser, ToolCall, Tools, parse_reply, tool_call
 from roost.rollout.episode import Transcript, TurnForm
+from roost.vision.image import Image
+from roost.vision.messages import files_of, has_images, placed, places, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Key:
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """Convert a message for chat templates: content as a string, tool arguments as mappings.
+    """Convert a message for chat templates: content as a string, or parts if any is an image; arguments as mappings.
 
     >>> for_template({"role": "user", "content": [{"type": "text", "text": "hi"}]})
     {'role': 'user', 'content': 'hi'}
@@ -32,7 +34,13 @@ def for_template(message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"a message is a mapping with role and content, not {message!r:.80}")
     read = {key: value for key, value in message.items() if value is not None}
-    read["content"] = text_of(message.get("content"))
+    content = message.get("content")
+    if has_images(content):
+        if places([message]):
+            raise ValueError("a message has a part for an image without an image; send it as a data URL")
+        read["content"] = placed([message], ())[0]["content"]
+    else:
+        read["content"] = text_of(content)
     if "tool_calls" in read:
         read["tool_calls"] = [_with_mapping(call) for call in read["tool_calls"]]
     return read
@@ -62,7 +70,9 @@ def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
     ('assistant', '{"name": "find", "arguments": {}}')
     """
     calls = [json.dumps(call.get("function", call), default=str) for call in message.get("tool_calls") or ()]
-    return message["role"], "\n".join(filter(None, [text_of(message.get("content")), *calls]))
+    content = message.get("content")
+    text = read_text(content) if has_images(content) else text_of(content)
+    return message["role"], "\n".join(filter(None, [text, *calls]))
 
 
 def key_of(message: Mapping[str, Any], read: Parser = parse_reply, tools: Tools = None) -> Key:
@@ -75,7 +85,8 @@ def key_of(message: Mapping[str, Any], read: Parser = parse_reply, tools: Tools 
     >>> one == key_of({"role": "assistant", "content": written})
     True
     """
-    role, text = message["role"], text_of(message.get("content"))
+    role, content = message["role"], message.get("content")
+    text = read_text(content, with_names=True) if has_images(content) else text_of(content)
     if role != "assistant":
         return Key(role, text)
     if message.get("tool_calls"):
@@ -201,9 +212,11 @@ class _Conversation:
             common += 1
         return sum(turn.messages <= common for turn in self.turns)
 
-    def show(self, messages: Sequence[dict[str, Any]], keys: Sequence[Key], token_ids: Sequence[int]) -> None:
-        """Append messages that the policy did not generate."""
-        self.transcript.give(token_ids, [as_read(message) for message in messages])
+    def show(
+        self, messages: Sequence[dict[str, Any]], keys: Sequence[Key], shown: tuple[Sequence[int], Sequence[Image]]
+    ) -> None:
+        """Append messages that the policy did not generate, as tokens and images."""
+        self.transcript.give(shown[0], [as_read(message) for message in messages], shown[1])
         self.messages += messages
         self.keys += keys
         self.is_at_turn = True
@@ -291,7 +304,7 @@ class ChatPolicy:
         token_ids = self.format.opening(messages, tools)
         begun = _Conversation(self.open_sequence(), spelt)
         self._conversations.append(begun)
-        begun.show(messages, keys, token_ids)
+        begun.show(messages, keys, self.format.with_images(token_ids, files_of(messages)))
         return begun
 
     def _gone_on(
@@ -311,7 +324,7 @@ class ChatPolicy:
             return None
         if not _is_open(count, source):
             source = self._branched(source, count)
-        source.show(new, keys[turn.messages :], added)
+        source.show(new, keys[turn.messages :], self.format.with_images(added, files_of(new)))
         return source
 
     def _branched(self, source: _Conversation, count: int) -> _Conversation:
@@ -325,7 +338,8 @@ class ChatPolicy:
             source.turns[:count],
         )
         known = [as_read(message) for message in branched.messages]
-        branched.transcript.give(source.transcript.token_ids[: turn.tokens], known)
+        images = [image for image in source.transcript.images if image.start < turn.tokens]
+        branched.transcript.give(source.transcript.token_ids[: turn.tokens], known, images)
         self._conversations.append(branched)
         return branched
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roost.vision.image import Image
+from roost.vision.processor import model_processor
+
 BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -135,6 +138,13 @@ class ChatFormat:
     def ids(self, text: str, adds_special: bool = False) -> Ids:
         """Tokenize a text; `adds_special` adds the tokens that the tokenizer begins a text with."""
         return tuple(self._tokenizer(text, add_special_tokens=adds_special).input_ids)
+
+    def with_images(self, token_ids: Ids, files: Sequence[bytes]) -> tuple[Ids, tuple[Image, ...]]:
+        """Tokens with room for images in the places that the template wrote, and the images."""
+        if not files:
+            return token_ids, ()
+        expanded, images = model_processor(self._tokenizer.name_or_path).expand(token_ids, files)
+        return tuple(expanded), images
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode tokens without special tokens, unless an engine's parser looks for them."""

@@ -14,6 +14,9 @@ from roost.config.findings import did_you_mean, shown
 from roost.rollout.agents.chat import for_template
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.data.tables import DataError, Row
+from roost.vision.image import Image, ImageError, from_cell
+from roost.vision.messages import files_of, placed, places, read_text
+from roost.vision.processor import Processor, model_processor
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -22,6 +25,7 @@ CHATML = (
 USER_ONLY = "{% set messages = messages | selectattr('role', 'equalto', 'user') | list %}" + CHATML
 TEMPLATES = {"chatml": CHATML, "empty": USER_ONLY}
 USUAL = ("prompt", "messages")  # prompt columns, where none is named
+IMAGES = ("images", "image")  # the same, of images
 SHOWN = 80  # characters of a task's name
 
 Messages = list[dict[str, Any]]
@@ -52,6 +56,9 @@ def check_columns(source: DataSource, columns: Sequence[str]) -> None:
         column = getattr(source, key)
         if column is not None and column not in columns:
             raise _missing(key, column, columns)
+    for column in source.images:
+        if column not in columns:
+            raise _missing("images", column, columns)
 
 
 def _missing(key: str, column: str, columns: Sequence[str]) -> DataError:
@@ -68,8 +75,11 @@ class PromptFormat:
         self.tools: Sequence[Mapping[str, Any]] = ()  # that the chat template shows
         self._encode = lru_cache(maxsize=1024)(self._encoded)
 
-    def prompt(self, row: Row, source: DataSource, column: str, tag: str = "") -> Prompt:
-        """The prompt of a row. Raise DataError if the column does not hold one."""
+    def prompt(self, row: Row, source: DataSource, column: str, tag: str = "", folder: Path = Path()) -> Prompt:
+        """The prompt of a row. Raise DataError if the column does not hold one.
+
+        Paths of images are relative to `folder`.
+        """
         template, arguments, suffix = self._style(tag)
         value = row.get(column)
         messages = None if template is False else _messages(value)
@@ -88,6 +98,7 @@ class PromptFormat:
             raise DataError("RST-T060", "a system prompt needs a chat template", "prompts are finished text", fix)
         if messages is None:
             messages = [{"role": "user", "content": value}]
+        messages = _with_images(messages, row, source, is_rendered, folder)
         if is_rendered and system is not None and messages[0].get("role") != "system":
             messages = [{"role": "system", "content": str(system)}, *messages]
         if not is_rendered or self._tokenizer is None:
@@ -130,22 +141,36 @@ class PromptFormat:
             raise DataError("RST-T065", "the chat template does not take these messages", str(error), fix) from None
         return str(written)
 
-    def ids(self, prompt: str, is_rendered: bool) -> tuple[int, ...]:
-        """Token IDs of a prompt, cut at its end if it is too long and `overlong` is truncate."""
-        return self._encode(prompt, is_rendered)
+    def ids(
+        self, prompt: str, is_rendered: bool, files: Sequence[bytes] = ()
+    ) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+        """Token IDs and images of a prompt, cut at its end if it is too long and `overlong` is truncate."""
+        ids, images = self._encode(prompt, is_rendered), tuple[Image, ...]()
+        if files:
+            expanded, images = self._processor().expand(ids, files)
+            ids = tuple(expanded)
+        most = self._settings.max_prompt_tokens
+        if most is None or self._settings.overlong != "truncate":
+            return ids, images
+        for image in images:
+            if image.start < most < image.start + self._processor().count(image.data):
+                most = image.start  # no image is cut
+        return ids[:most], tuple(image for image in images if image.start < most)
 
     def _encoded(self, prompt: str, is_rendered: bool) -> tuple[int, ...]:
         # A template writes the special tokens itself; text gets those that the tokenizer adds.
-        ids = self._tokenizer(prompt, add_special_tokens=not is_rendered).input_ids
-        cuts = self._settings.overlong == "truncate"
-        return tuple(ids[: self._settings.max_prompt_tokens] if cuts else ids)
+        return tuple(self._tokenizer(prompt, add_special_tokens=not is_rendered).input_ids)
+
+    def _processor(self) -> Processor:
+        return model_processor(self._tokenizer.name_or_path)
 
     def lengths(self, prompts: Sequence[Prompt]) -> list[int]:
         """Tokens of each prompt. A short ASCII text has at most one token per character, and is not tokenized."""
         limit, least = self._settings.max_prompt_tokens or 0, self._settings.min_prompt_tokens
         extra = self._tokenizer.num_special_tokens_to_add() + 1
         found = [len(prompt.text) + extra if prompt.text.isascii() else limit + 1 for prompt in prompts]
-        unknown = [place for place, most in enumerate(found) if most > limit or least]
+        has_files = [bool(files_of(prompt.messages)) for prompt in prompts]
+        unknown = [place for place, most in enumerate(found) if most > limit or least or has_files[place]]
         for is_rendered in (False, True):
             places = [place for place in unknown if prompts[place].is_rendered is is_rendered]
             if places:
@@ -154,7 +179,30 @@ class PromptFormat:
                     places, self._tokenizer(texts, add_special_tokens=not is_rendered).input_ids, strict=True
                 ):
                     found[place] = len(ids)
+        for place, prompt in enumerate(prompts):
+            if files := files_of(prompt.messages):
+                found[place] += sum(self._processor().count(data) - 1 for data in files)
         return found
+
+
+def _with_images(messages: Messages, row: Row, source: DataSource, is_rendered: bool, folder: Path) -> Messages:
+    """Messages with the images of the row in their places. Raise DataError if they do not fit."""
+    try:
+        columns = source.images
+        if not columns and places(messages, folder):
+            columns = tuple(column for column in IMAGES if column in row)[:1]
+        given = [row[column] for column in columns if row.get(column) is not None]
+        cells = [cell for one in given for cell in (one if isinstance(one, list | tuple) else [one])]
+        if not cells and not any(isinstance(one.get("content"), list | tuple) for one in messages):
+            return messages  # a marker in a text without images is text
+        found = placed(messages, [from_cell(cell, folder) for cell in cells], folder)
+    except ImageError as error:
+        fix = "correct the row, or name the columns of images in data.images"
+        raise DataError("RST-T065", "a prompt and its images do not fit", str(error), fix) from None
+    if files_of(found) and not is_rendered:
+        fix = "write chat_template: true"
+        raise DataError("RST-T060", "images need a chat template", "it writes their places", fix)
+    return found
 
 
 def template_text(template: str) -> str | None:
@@ -189,6 +237,12 @@ def _messages(value: Any) -> Messages | None:
 
 def short_name(prompt: Prompt) -> str:
     """The question of a prompt, for reports."""
-    users = [one.get("content") for one in prompt.messages if one.get("role") == "user"]
-    text = " ".join((users[-1] if users and isinstance(users[-1], str) else prompt.text).split())
+    users = [message_text(one) for one in prompt.messages if one.get("role") == "user"]
+    text = " ".join((users[-1] if users and users[-1] else prompt.text).split())
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Text of a message, with a mark for each image."""
+    content = message.get("content", "")
+    return read_text(content) if files_of([message]) else str(content)

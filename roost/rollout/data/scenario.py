@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,19 @@ from roost.config.data import DataSettings, DataSource, read_data, shares_of_bat
 from roost.config.findings import Findings, Where, bug, counted, did_you_mean
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.check_target import own_keys
-from roost.rollout.data.prompts import Prompt, PromptFormat, check_columns, prompt_column, short_name
+from roost.rollout.data.prompts import (
+    Prompt,
+    PromptFormat,
+    check_columns,
+    message_text,
+    prompt_column,
+    short_name,
+)
 from roost.rollout.data.tables import DataError, ManyRows, Row, first_of, first_rows, open_rows
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import MixedOrder, Order, TaskOrder
+from roost.vision.image import Image
+from roost.vision.messages import files_of
 
 CHUNK = 1024  # rows scanned at a time
 CHECKED_ROWS = 1000  # rows that are checked before a run, where no setting needs all
@@ -124,7 +134,7 @@ class PromptScenario:
         number = int(loaded.used[index])
         row = loaded.rows.row(number)
         source, column = loaded.sources[loaded.rows.place(number)[0]]
-        prompt = self._prompt(row, source, column, loaded.rows.spelled(number))
+        prompt = self._prompt(row, source, column, loaded.rows, number)
         data = {**_with_answer(row, source), "prompt_text": prompt.text, "messages": prompt.messages}
         return Task(
             short_name(prompt),
@@ -183,15 +193,20 @@ class PromptScenario:
         return ", or ".join([*reasons, *(f"{key} is not {value}" for key, value in self._settings.only.items())])
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
-        shown = [(str(one.get("role")), str(one.get("content", ""))) for one in task.data["messages"]]
-        transcript.give(self.prompt_ids(task), shown)
+        shown = [(str(one.get("role")), message_text(one)) for one in task.data["messages"]]
+        ids, images = self._shown(task)
+        transcript.give(ids, shown, images)
         completion = await transcript.take()
         text = self._tokenizer.decode(list(completion), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return EpisodeReward(0.0, str(text))
 
     def prompt_ids(self, task: Task) -> tuple[int, ...]:
         """Token IDs of a task's prompt."""
-        return self._format.ids(task.data["prompt_text"], task.data["is_rendered"])
+        return self._shown(task)[0]
+
+    def _shown(self, task: Task) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+        data = task.data
+        return self._format.ids(data["prompt_text"], data["is_rendered"], files_of(data["messages"]))
 
     def chat_format(self, task: Task) -> ChatFormat | None:
         """The format of conversations that begin with a task's messages; None if its prompt is finished text."""
@@ -287,7 +302,7 @@ class PromptScenario:
             prompts = []
             for number, row in zip(numbers, rows, strict=True):
                 source, column = loaded.sources[loaded.rows.place(number)[0]]
-                prompts.append(self._prompt(row, source, column, loaded.rows.spelled(number)))
+                prompts.append(self._prompt(row, source, column, loaded.rows, number))
                 if kinds is not None:
                     kinds[start + len(prompts) - 1] = names.get(self._domain(row, source), -1)
             if measures:
@@ -342,11 +357,12 @@ class PromptScenario:
                 what, fix = f"mix has {name}, but no row is of it", "correct the name, or remove it"
                 raise DataError("RST-T070", what, f"{counted(len(train.used), 'row')} have other tags", fix)
 
-    def _prompt(self, row: Row, source: DataSource, column: str, place: str) -> Prompt:
+    def _prompt(self, row: Row, source: DataSource, column: str, rows: ManyRows, number: int) -> Prompt:
+        folder = Path(rows.parts[rows.place(number)[0]].label).parent
         try:
-            return self._format.prompt(row, source, column, _raw_tag(row, source))
+            return self._format.prompt(row, source, column, _raw_tag(row, source), folder)
         except DataError as error:
-            raise error.of(place) from None
+            raise error.of(rows.spelled(number)) from None
 
     def _domain(self, row: Row, source: DataSource) -> str:
         """Mixing key of a task: the row's own domain, the domain of its tag, or the default."""
@@ -381,7 +397,7 @@ def _check_first(path: str, source: DataSource, settings: DataSettings) -> bool:
     for number, row in enumerate(found.rows):
         if has_values(row, settings.only):
             try:
-                form.prompt(row, source, column, _raw_tag(row, source))
+                form.prompt(row, source, column, _raw_tag(row, source), Path(found.label).parent)
             except DataError as error:
                 raise error.of(f"row {number} of {found.label}") from None
     return True

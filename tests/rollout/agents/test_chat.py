@@ -284,7 +284,7 @@ def test_a_template_that_moves_what_was_shown_begins_a_sequence():
         pytest.param("qwen", [], "at least one message", id="none"),
         pytest.param("qwen", ["hello"], "a mapping with role", id="no mapping"),
         pytest.param("qwen", [{"content": "x"}], "a mapping with role", id="nobody says it"),
-        pytest.param("qwen", [user([{"type": "image_url"}])], "type image_url; only text", id="a picture"),
+        pytest.param("qwen", [user([{"type": "image_url"}])], "without an image", id="no picture"),
         pytest.param("mistral", [tool("x")], "only user and assistant", id="the template raises"),
         pytest.param("qwen", [user("x"), {"role": "robot", "content": "y"}], "leaves out .* robot", id="left out"),
     ],

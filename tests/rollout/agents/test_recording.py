@@ -194,7 +194,7 @@ async def full():
         pytest.param({"messages": HELLO, "max_tokens": 0}, "max_tokens: Input should be greater", id="no tokens"),
         pytest.param({"messages": []}, "messages: List should have at least 1 item", id="no messages"),
         pytest.param({"messages": [{"content": "x"}]}, "a mapping with role", id="nobody says it"),
-        pytest.param({"messages": [user([{"type": "image_url"}])]}, "only text is read", id="a picture"),
+        pytest.param({"messages": [user([{"type": "image_url"}])]}, "without an image", id="no picture"),
         pytest.param({"messages": HELLO}, "a token is wrong", id="the engine refuses"),
     ],
 )
