@@ -13,7 +13,7 @@ from roost.cli.console import open_console
 from roost.cli.options import WITH_RAY, not_installed
 from roost.cluster.allocation import AllocationError, read_allocation
 
-FEWEST_PORTS = 64  # 16 for the meeting, 3 for Ray's services, the rest for workers
+FEWEST_PORTS = 64  # 16 for the rendezvous, 3 for Ray's services, the rest for workers
 Words = Annotated[list[str], typer.Argument(help="The command to run on the first node.", metavar="-- COMMAND")]
 Nodes = Annotated[
     int | None,
@@ -29,7 +29,7 @@ Ports = Annotated[
     typer.Option(
         "--ports",
         metavar="FIRST-LAST",
-        help="Ports that Ray and the nodes' meeting use, such as 20000-20999, where a firewall lets few pass.",
+        help="Ports that Ray and the rendezvous of nodes use, such as 20000-20999, where a firewall lets few pass.",
     ),
 ]
 Port = Annotated[

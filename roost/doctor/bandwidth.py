@@ -31,14 +31,16 @@ class Participant:
 class Meter:
     """Takes part in a measurement; a Ray actor on each device, or on each node without any."""
 
-    def meeting_point(self, address: str) -> str:
+    def rendezvous(self, address: str) -> str:
         """Address and free port of this process, for rank 0."""
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
             host = f"[{address}]" if ":" in address else address
             return f"tcp://{host}:{probe.getsockname()[1]}"
 
-    def measure(self, rank: int, world: int, meeting: str, address: str, on_gpu: bool) -> tuple[float, float | None]:
+    def measure(
+        self, rank: int, world: int, init_method: str, address: str, on_gpu: bool
+    ) -> tuple[float, float | None]:
         """Seconds of an all-reduce, and of sending the same to the next rank; None for the last rank."""
         import torch
         from torch import distributed
@@ -48,7 +50,7 @@ class Meter:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(address))
         backend, device, size = ("nccl", "cuda", GPU_BYTES) if on_gpu else ("gloo", "cpu", CPU_BYTES)
         limit = timedelta(seconds=LIMIT_S)
-        distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=world, timeout=limit)
+        distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=limit)
         try:
             data = torch.ones(size // 4, device=device)
             reduced = min(_timed(lambda: distributed.all_reduce(data), on_gpu) for _ in range(TIMES + 1))

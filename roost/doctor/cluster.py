@@ -98,9 +98,9 @@ def measure(nodes: Sequence[dict[str, Any]]) -> Measured:
     if len(participants) < 2:
         return Measured("nccl" if on_gpu else "gloo")
     try:
-        meeting = ray.get(meters[0].meeting_point.remote(addresses[0]), timeout=PROBE_LIMIT_S)
+        init_method = ray.get(meters[0].rendezvous.remote(addresses[0]), timeout=PROBE_LIMIT_S)
         waits = [
-            meter.measure.remote(rank, len(meters), meeting, addresses[rank], on_gpu)
+            meter.measure.remote(rank, len(meters), init_method, addresses[rank], on_gpu)
             for rank, meter in enumerate(meters)
         ]
         return measured_of(participants, ray.get(waits, timeout=2 * LIMIT_S), on_gpu)

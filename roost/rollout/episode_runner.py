@@ -19,39 +19,39 @@ from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Episode, EpisodeReward, Ints, Sampler, Scenario, Split, Task, Transcript
 
 
-class Place:
-    """Concurrency slot of an episode, held until its end or until `leave_place()` is called inside it."""
+class EpisodeSlot:
+    """Concurrency slot of an episode, held until its end or until `release_slot()` is called inside it."""
 
-    def __init__(self, places: Slots | asyncio.Semaphore) -> None:
-        self._places = places
+    def __init__(self, slots: Slots | asyncio.Semaphore) -> None:
+        self._slots = slots
         self._is_held = False
-        self._before: Token[Place | None]
+        self._before: Token[EpisodeSlot | None]
 
     async def __aenter__(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         self._is_held = True
-        self._before = _MINE.set(self)
+        self._before = _CURRENT.set(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _MINE.reset(self._before)
-        self.leave()
+        _CURRENT.reset(self._before)
+        self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._places.release()
+            self._slots.release()
 
 
-_MINE: ContextVar[Place | None] = ContextVar("place", default=None)
+_CURRENT: ContextVar[EpisodeSlot | None] = ContextVar("slot", default=None)
 
 
-def leave_place() -> None:
+def release_slot() -> None:
     """Release this episode's concurrency slot; the rest of the episode needs no engine."""
-    place = _MINE.get()
-    if place is not None:
-        place.leave()
+    slot = _CURRENT.get()
+    if slot is not None:
+        slot.release()
 
 
 PACKAGE = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from roost.config.train import RolloutSettings
 from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Episode, Group, Task
-from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, Place
+from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, EpisodeSlot
 from roost.transport.failure import WorkerFailed
 
 
@@ -23,11 +23,11 @@ class GroupRollout:
         began_at: int,
         runner: EpisodeRunner,
         settings: RolloutSettings,
-        places: Slots | asyncio.Semaphore,
+        slots: Slots | asyncio.Semaphore,
         on_change: Callable[[], None],
     ) -> None:
         self.number, self.task, self.began_at = number, task, began_at
-        self._runner, self._settings, self._places = runner, settings, places
+        self._runner, self._settings, self._slots = runner, settings, slots
         self._episodes: dict[int, Episode] = {}
         self._failed = 0
         self._is_cut_off = False
@@ -84,7 +84,7 @@ class GroupRollout:
     async def _run_episode(self, index: int) -> None:
         for attempt in range(self._settings.episode_attempts):
             try:
-                async with Place(self._places):
+                async with EpisodeSlot(self._slots):
                     episode = await self._runner.run_episode(EpisodeRequest(self.task, self.number, index, attempt))
             except WorkerFailed as error:  # a worker other than the agent's failed: more is lost than this episode
                 self.fatal = error

@@ -370,13 +370,13 @@ class Cluster:
         components, names = [request.component for request in requests], [request.name for request in requests]
         self._holdings.take(components, self.nodes, live, needed, names, limit)
         reports = [node.report for node in self.nodes]
-        site = launcher.Site(reports, self._links.contacts, self._links.log_dirs, self._inventory)
+        live_nodes = launcher.LiveNodes(reports, self._links.contacts, self._links.log_dirs, self._inventory)
         launches: dict[str, Launching] = {}
         with contextlib.ExitStack() as undo:
             for name in names:
                 undo.callback(self._holdings.give_back, name)
             for request in requests:
-                launches[request.name] = Launching(request, live, site, self._links)
+                launches[request.name] = Launching(request, live, live_nodes, self._links)
                 undo.callback(launches[request.name].abandon)
             devices = self._holdings.devices
             for launch in launches.values():
@@ -388,10 +388,10 @@ class Cluster:
         group = WorkerGroup(
             request.name, request.spec.cls, launch.hosts, self._failures, self._end_group, request.packed
         )
-        self._ports[request.name] = (launch.meeting_node, launch.port)
+        self._ports[request.name] = (launch.master_node, launch.port)
         self._groups[request.name] = group
         ready = [host._roost_ready.remote() for host in launch.hosts]
-        self._starts.add([place.address for place in launch.places], ready)
+        self._starts.add([process.address for process in launch.processes], ready)
         return group
 
     def _never_started(self, who: Address, why: str) -> None:

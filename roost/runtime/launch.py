@@ -189,7 +189,7 @@ LOOPBACK = "127.0.0.1"
 MANY = 100_000  # concurrent calls of an asynchronous worker
 
 
-class Site(NamedTuple):
+class LiveNodes(NamedTuple):
     """The live nodes in rank order."""
 
     reports: Sequence[NodeReport]
@@ -198,7 +198,7 @@ class Site(NamedTuple):
     inventory: Inventory
 
 
-class Place(NamedTuple):
+class PlannedProcess(NamedTuple):
     """Address and node of a process, known before Ray has allocated its accelerators."""
 
     address: Address
@@ -206,7 +206,9 @@ class Place(NamedTuple):
     process: Process
 
 
-def places(name: str, component: ComponentPlan, options: LaunchOptions, live_nodes: Sequence[int]) -> list[Place]:
+def planned_processes(
+    name: str, component: ComponentPlan, options: LaunchOptions, live_nodes: Sequence[int]
+) -> list[PlannedProcess]:
     """Processes of a component in rank order, on the live nodes.
 
     The plan's node numbers may differ from the cluster's, for example after a restart; `live_nodes` maps each node of
@@ -215,24 +217,24 @@ def places(name: str, component: ComponentPlan, options: LaunchOptions, live_nod
     if options.isolate_accelerator is not None:
         component = replace(component, table=replace(component.table, isolate=options.isolate_accelerator))
     return [
-        Place(Address(name, process.placement.rank), live_nodes[process.placement.cluster_node_rank], process)
+        PlannedProcess(Address(name, process.placement.rank), live_nodes[process.placement.cluster_node_rank], process)
         for process in component.processes()
     ]
 
 
 def process_setups(
-    places: Sequence[Place],
+    processes: Sequence[PlannedProcess],
     component: ComponentPlan,
     options: LaunchOptions,
     live_nodes: Sequence[int],
-    site: Site,
+    live: LiveNodes,
     held: Mapping[tuple[int, int], int],
     master: tuple[str, int],
 ) -> list[ProcessSetup]:
     """Setup of each process in rank order, with live node numbers."""
     setups = []
-    for address, node, planned in places:
-        report = site.reports[node]
+    for address, node, planned in processes:
+        report = live.reports[node]
         placement = planned.placement._replace(
             cluster_node_rank=node,
             accelerator_type=report.accelerator_type,
@@ -253,9 +255,9 @@ def process_setups(
             tuple(report.physical_ids[held[node, device]] for device in own),
             report.accelerator_type,
             kind,
-            declared_devices(process, kind, site.inventory.nodes[node]),
-            site.daemons[node],
-            f"{site.log_dirs[node]}/{log_name(*address)}",
+            declared_devices(process, kind, live.inventory.nodes[node]),
+            live.daemons[node],
+            f"{live.log_dirs[node]}/{log_name(*address)}",
             options.restarts,
             simulated_devices(report, len(visible)),
         )
@@ -287,24 +289,24 @@ def packed(spec: GroupSpec) -> Any:
 def start_hosts(
     spec: GroupSpec,
     packed: Any,
-    places: Sequence[Place],
-    site: Site,
+    processes: Sequence[PlannedProcess],
+    live: LiveNodes,
     options: LaunchOptions,
 ) -> list[Any]:
     """Start all processes without waiting; each gets its setup from its node daemon."""
     is_async = is_asynchronous(spec.cls)
     actor = ray.remote(host_class(spec.cls, public_methods(spec.cls)))
     # Pickled here, because Ray would track the daemon's handle in it as an object that can be lost.
-    contacts = {node: cloudpickle.dumps(site.daemons[node]) for node in {place.node for place in places}}  # type: ignore[no-untyped-call]
+    contacts = {node: cloudpickle.dumps(live.daemons[node]) for node in {each.node for each in processes}}  # type: ignore[no-untyped-call]
     return [
         actor.options(
             num_cpus=0,
             max_restarts=options.restarts,
             max_concurrency=options.max_concurrency or (MANY if is_async else 1),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(site.reports[place.node].node_id, soft=False),
-            runtime_env=runtime_env(place.process, options),
-        ).remote(tuple(place.address), contacts[place.node], packed)
-        for place in places
+            scheduling_strategy=NodeAffinitySchedulingStrategy(live.reports[each.node].node_id, soft=False),
+            runtime_env=runtime_env(each.process, options),
+        ).remote(tuple(each.address), contacts[each.node], packed)
+        for each in processes
     ]
 
 
@@ -351,35 +353,35 @@ class Request:
 class Launching:
     """Starts a group's processes, which wait at their node daemons until `assign` gives each its setup."""
 
-    def __init__(self, request: Request, live_nodes: Sequence[int], site: Site, daemons: NodeDaemons) -> None:
-        self._request, self._live_nodes, self._site, self._daemons = request, live_nodes, site, daemons
-        self.places = places(request.name, request.component, request.options, live_nodes)
-        self.meeting_node = self.places[0].node
-        self.port: int = daemons.ask(self.meeting_node, "lease_port")
+    def __init__(self, request: Request, live_nodes: Sequence[int], live: LiveNodes, daemons: NodeDaemons) -> None:
+        self._request, self._live_nodes, self._live, self._daemons = request, live_nodes, live, daemons
+        self.processes = planned_processes(request.name, request.component, request.options, live_nodes)
+        self.master_node = self.processes[0].node
+        self.port: int = daemons.ask(self.master_node, "lease_port")
         self.hosts: list[Any] = []
         try:
-            self.hosts = start_hosts(request.spec, request.packed, self.places, site, request.options)
+            self.hosts = start_hosts(request.spec, request.packed, self.processes, live, request.options)
         except BaseException:
             self.abandon()
             raise
 
     def assign(self, held: Mapping[tuple[int, int], int]) -> None:
         """Give every process its setup and register the group. `held` maps planned to allocated accelerators."""
-        nodes = [place.node for place in self.places]
-        master = master_address(nodes, self._site.reports), self.port
+        nodes = [each.node for each in self.processes]
+        master = master_address(nodes, self._live.reports), self.port
         setups = process_setups(
-            self.places, self._request.component, self._request.options, self._live_nodes, self._site, held, master
+            self.processes, self._request.component, self._request.options, self._live_nodes, self._live, held, master
         )
         self._daemons.directory("add_group", group_entry(self._request.name, setups))
         self._daemons.assign(setups)
 
     def abandon(self) -> None:
         """Undo a launch at any stage; a node may be lost meanwhile."""
-        addresses = [tuple(place.address) for place in self.places]
+        addresses = [tuple(each.address) for each in self.processes]
         with contextlib.suppress(ray.exceptions.RayError):
             self._daemons.tell_all("expect_end", addresses)
             for host in self.hosts:
                 ray.kill(host)
             self._daemons.directory("remove_group", self._request.name)
             self._daemons.tell_all("forget", addresses)
-            self._daemons.ask(self.meeting_node, "release_port", self.port)
+            self._daemons.ask(self.master_node, "release_port", self.port)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from roost.procs.user_code import called, within
 from roost.rollout.conversation import Decode, LazyMessages, token_numbers
 from roost.rollout.episode import Episode, Split
-from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, leave_place, whole_traceback
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, release_slot, whole_traceback
 from roost.rollout.rewards.config import Route, Routing, domain_of
 from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored, finite, prepare_reward
 from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
@@ -400,7 +400,7 @@ class RewardedEpisodeRunner:
     async def run_episode(self, request: EpisodeRequest) -> Episode:
         episode = await self._runner.run_episode(request)
         given = episode.score
-        leave_place()  # let engines run other episodes meanwhile
+        release_slot()  # let engines run other episodes meanwhile
         turns = len(given.turn_rewards) or episode.num_turns
         try:
             text = given.shown if given.answer is None else given.answer
@@ -440,7 +440,7 @@ class RewardWorker(Worker):
         import_from(paths)
         self._name, self._limit_s = name, limit_s
         self._reward = make_reward(name, keys)
-        self._places = asyncio.Semaphore(at_a_time)
+        self._slots = asyncio.Semaphore(at_a_time)
 
     async def prepare(self) -> str:
         """Prepare the reward. Return the error; empty if there is none."""
@@ -454,7 +454,7 @@ class RewardWorker(Worker):
         """Return for each answer its reward, or the error as text."""
         if not hasattr(self._reward, "score_batch"):
             return list(await asyncio.gather(*map(self._scored, answers)))
-        async with self._places:
+        async with self._slots:
             try:
                 found = await within(self._limit_s, score_batch(self._reward, answers))
                 return [as_scored(one, self._name, answer.turns) for one, answer in zip(found, answers, strict=True)]
@@ -468,7 +468,7 @@ class RewardWorker(Worker):
         await called(self._reward.close)
 
     async def _scored(self, answer: Answer) -> Scored | str:
-        async with self._places:
+        async with self._slots:
             try:
                 # The driver has timed out by then, but a hanging answer must free its slot.
                 value = await within(self._limit_s, called(self._reward.score, answer))

@@ -49,9 +49,9 @@ class UpOptions:
     timeout: float  # seconds for all nodes to come
     grace: float  # seconds for the command to end after a SIGTERM
     port: int | None = None  # first port at which nodes look for the head
-    ports: tuple[int, int] | None = None  # first and last port of the nodes' meeting and of Ray; None: any
+    ports: tuple[int, int] | None = None  # first and last port of the rendezvous of nodes and of Ray; None: any
 
-    def meeting_ports(self, job: str) -> Sequence[int]:
+    def rendezvous_ports(self, job: str) -> Sequence[int]:
         """Ports at which nodes look for the head."""
         return ports_of(job, self.port if self.port is not None or self.ports is None else self.ports[0])
 
@@ -215,14 +215,14 @@ class Head(Part):
         if not self._token:
             await asyncio.to_thread(make_token_private)
             self._token = read_token(self._environ)
-        for port in self._options.meeting_ports(self._job):
+        for port in self._options.rendezvous_ports(self._job):
             try:
                 self._server = await asyncio.start_server(self._called, port=port, limit=LONGEST)
             except OSError:
                 continue
             self._say(f"waiting for {counted(self._allocation.nodes - 1, 'node')} to connect on port {port}")
             return
-        taken = self._options.meeting_ports(self._job)
+        taken = self._options.rendezvous_ports(self._job)
         raise OSError(f"ports {taken[0]} to {taken[-1]} are taken: choose others with --port")
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -361,7 +361,7 @@ class Follower(Part):
 
     async def _call(self, head: str) -> Peer:
         """Call the head until it answers."""
-        ports = self._options.meeting_ports(self._job)
+        ports = self._options.rendezvous_ports(self._job)
         rank, hosts = self._allocation.rank, self._allocation.hosts
         caller = Caller(rank, self._allocation.nodes, hosts[rank] if hosts else socket.gethostname())
         name_at, problem = NAME_AFTER, ""

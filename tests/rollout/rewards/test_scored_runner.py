@@ -8,7 +8,7 @@ import pytest
 
 from roost.config.train import RolloutSettings
 from roost.rollout.episode import Episode, EpisodeReward, Task, Transcript
-from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, Place, leave_place
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeSlot, release_slot
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import RewardFailed
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
@@ -106,13 +106,13 @@ def test_a_place_that_was_left_is_left_once():
     async def run():
         places = asyncio.Semaphore(1)
         for _ in range(2):
-            async with Place(places):
+            async with EpisodeSlot(places):
                 assert places.locked()
-                leave_place()
-                leave_place()
+                release_slot()
+                release_slot()
                 assert not places.locked()
         await places.acquire()
-        leave_place()  # of nobody who plays
+        release_slot()  # of nobody who plays
         return places.locked()
 
     assert asyncio.run(run())
