@@ -15,7 +15,7 @@ from roost.config.findings import did_you_mean
 def explain_finding_command(
     code: Annotated[
         str | None,
-        typer.Argument(help="A code such as RST-P007; p007 is enough. All codes where left out.", metavar="CODE"),
+        typer.Argument(help="A code such as RST-P007; p007 is enough (default: list all codes).", metavar="CODE"),
     ] = None,
 ) -> None:
     """Explain a finding by the code in its message: what it means, the usual fix, and an example.

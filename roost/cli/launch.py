@@ -49,7 +49,7 @@ def launch_command(
         Path | None, typer.Option("--out", metavar="FILE", help="Write the file here instead of printing it.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
+        str | None, typer.Option("--name", help="The run's name; default: what the config says, or its file name.")
     ] = None,
     runs: Annotated[str, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept, on all nodes.")] = "runs",
     scratch: Annotated[
@@ -57,7 +57,7 @@ def launch_command(
         typer.Option(
             "--scratch",
             metavar="FOLDER",
-            help="Where the run is while it trains, if --runs is a URL; runs, if left out. All nodes must see it.",
+            help="Where the run is while it trains, if --runs is a URL (default: runs). All nodes must see it.",
         ),
     ] = None,
     time: Annotated[
@@ -86,7 +86,7 @@ def launch_command(
         typer.Option("--setup", metavar="LINE", help="A shell line before the job, such as module load."),
     ] = None,
     workdir: Annotated[
-        Path | None, typer.Option("--workdir", metavar="FOLDER", help="Where the job runs; this folder if left out.")
+        Path | None, typer.Option("--workdir", metavar="FOLDER", help="Where the job runs (default: this folder).")
     ] = None,
     option: Annotated[
         list[str] | None,

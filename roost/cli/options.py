@@ -51,14 +51,14 @@ InventoryFile = Annotated[
 ]
 NotationChoice = Annotated[
     Notation | None,
-    typer.Option("--notation", help="The notation of the config; recognised from its keys where left out."),
+    typer.Option("--notation", help="The notation of the config (default: recognised from its keys)."),
 ]
 LayoutChoice = Annotated[
     Layout | None,
     typer.Option(
         "--layout",
         help="RLinf configs: place ranks as written, or cut them by the models' parallel sizes. "
-        "What the config implies where left out.",
+        "Default: as the config implies.",
     ),
 ]
 Strict = Annotated[

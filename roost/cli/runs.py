@@ -107,7 +107,7 @@ def logs_command(
     process: Annotated[
         str | None,
         typer.Argument(
-            help="A component, or one of its processes: actor or actor:0. All if left out.", metavar="PROCESS"
+            help="A component, or one of its processes: actor or actor:0 (default: all).", metavar="PROCESS"
         ),
     ] = None,
     follows: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run exits.")] = False,
@@ -313,7 +313,7 @@ def report_command(
 def download_command(
     url: Annotated[str, typer.Argument(help="A run on object storage, such as s3://bucket/runs/first.", metavar="URL")],
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to put it; runs/NAME, if left out.", metavar="[FOLDER]")
+        Path | None, typer.Argument(help="Where to put it (default: runs/NAME).", metavar="[FOLDER]")
     ] = None,
     checkpoint: Annotated[
         int | None, typer.Option("--checkpoint", metavar="STEP", help="Also download the checkpoint of this step.")

@@ -24,7 +24,7 @@ from roost.view.text import print_findings
 
 ConfigFile = Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")]
 Name = Annotated[
-    str | None, typer.Option("--name", help="The run's name; what the config says, or its file name, if left out.")
+    str | None, typer.Option("--name", help="The run's name; default: what the config says, or its file name.")
 ]
 Runs = Annotated[
     str,
@@ -35,7 +35,7 @@ Scratch = Annotated[
     typer.Option(
         "--scratch",
         metavar="FOLDER",
-        help="Where a run is while it trains, if --runs is a URL; runs, if left out. All nodes must see it.",
+        help="Where a run is while it trains, if --runs is a URL (default: runs). All nodes must see it.",
     ),
 ]
 Resume = Annotated[
@@ -60,7 +60,7 @@ ResumeFrom = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option("--address", help="The Ray cluster; one that runs on this machine, or this machine, if left out."),
+    typer.Option("--address", help="The Ray cluster (default: the one running on this machine, or a new one here)."),
 ]
 Metrics = Annotated[
     list[str] | None,

@@ -166,7 +166,7 @@ class _EndlessIncludes(Exception):
 
 
 def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
-    """The entries that can matter for placement; Hydra's own groups (logging, launchers) are left out."""
+    """The entries that can matter for placement; Hydra's own groups (logging, launchers) are skipped."""
     written = source.values.get("defaults")
     if written is None:
         return []
@@ -315,7 +315,7 @@ def _existing(
     source: Source,
     findings: Findings,
 ) -> list[DefaultEntry]:
-    """The defaults whose files, and the files those name, are there; the others are warned about and left out."""
+    """The defaults whose files, and the files those name, are there; the others are skipped with a warning."""
     kept: list[DefaultEntry] = []
     missing: list[str] = []
     for entry in entries:

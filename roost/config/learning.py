@@ -131,7 +131,7 @@ class AdvantageSettings:
     )
     whiten_advantages: Whitening = setting(
         Whitening.NONE,
-        "Normalise advantages over all generated tokens of a step; left out: tokens_biased with gae, "
+        "Normalise advantages over all generated tokens of a step; default: tokens_biased with gae, "
         "tokens with reinforce++_baseline.",
     )
     whiten_by_tag: bool = setting(False, "Whiten the samples of each tag alone.")

@@ -224,7 +224,7 @@ def _roll() -> Schema:
         "train": _train(),
         "rewards": {"type": "object", "additionalProperties": role, "description": "One reward role for each name."},
         "num_gpus_per_node": _whole(0, "Accelerators on each machine."),
-        "num_nodes": _whole(1, "How many machines there are; counted from the devices where left out."),
+        "num_nodes": _whole(1, "Number of machines; derived from the devices if omitted."),
         "async_generation_ratio": {"type": "number", "minimum": 0, "description": "0 is synchronous."},
     }
     return _mapping(properties, is_closed=False)

@@ -52,7 +52,7 @@ def order_nodes(
         findings.warn(
             "RST-R002",
             CLUSTER,
-            f"{len(ordered) - num_nodes} of {len(ordered)} nodes are left out: {_names(ordered[num_nodes:])}",
+            f"{len(ordered) - num_nodes} of {len(ordered)} nodes are not used: {_names(ordered[num_nodes:])}",
             f"num_nodes is {num_nodes}",
             f"raise num_nodes to use them, or choose the nodes with {CHOSEN[0]}",
         )

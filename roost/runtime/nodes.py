@@ -77,7 +77,7 @@ def start_daemons(node_ids: Sequence[str], log_dir: str, mark: str, scratch: Pat
 def ask_nodes(
     daemons: Mapping[str, Any], counted: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> list[NodeReport]:
-    """Report and clock offset of every node; a node whose daemon fails is left out."""
+    """Report and clock offset of every node; a node whose daemon fails is skipped."""
     driver = ray.get_runtime_context().get_node_id()
     entries = {node: daemon.ask.remote("report", driver, dict(counted[node])) for node, daemon in daemons.items()}
     end = time.monotonic() + DAEMON_LIMIT
@@ -87,7 +87,7 @@ def ask_nodes(
             report = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.RayError as error:
             addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in alive_nodes()}
-            say(f"node {addresses.get(node, node)} is left out, its daemon did not start: {raised_line(error)}")
+            say(f"node {addresses.get(node, node)} is not used, its daemon did not start: {raised_line(error)}")
             continue
         reports.append(replace(report, clock_offset_ns=_clock_offset(daemons[node])))
     return reports

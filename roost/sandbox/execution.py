@@ -45,7 +45,7 @@ class Printed:
     >>> printed = Printed(limit=10)
     >>> printed.add(b"0123456789abcdef")
     >>> printed.text()
-    '01234\\n[6 characters left out]\\nbcdef'
+    '01234\\n[6 characters omitted]\\nbcdef'
     """
 
     def __init__(self, limit: int) -> None:
@@ -69,7 +69,7 @@ class Printed:
         first = self._limit // 2
         last = self._limit - first
         left_out = self._characters - self._limit
-        return f"{self._start[:first]}\n[{left_out} characters left out]\n{(self._start + self._end)[-last:]}"
+        return f"{self._start[:first]}\n[{left_out} characters omitted]\n{(self._start + self._end)[-last:]}"
 
     def _keep(self, text: str) -> None:
         self._characters += len(text)

@@ -131,7 +131,7 @@ def segments(parts: Mapping[str, list[Interval]]) -> list[Segment]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times in the fewest intervals, ascending; empty ones are left out.
+    """The same times in the fewest intervals, ascending; empty ones are dropped.
 
     >>> union([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)])
     [(0, 4), (5, 9)]

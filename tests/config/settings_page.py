@@ -110,12 +110,12 @@ DEFAULTS = """\
 
 - ROLL: with `adv_estimator: gae`, `gae_lambda` is 0.95 and `value_clip` 0. If `validation` or `val_env_manager` is
   written, `eval_every` is 10 and `eval_temperature` 0.95 (environments: the training temperature). A completion
-  has `sequence_length` - `prompt_length` tokens (1024 if left out), or `response_length`; with environments
+  has `sequence_length` - `prompt_length` tokens (default 1024), or `response_length`; with environments
   `max_new_tokens`. Different from ROLL: `keep_checkpoints` is 3; ROLL keeps all.
 - ml-loop: ratios are clipped to [1/1.1, 1.1]; minibatches have 32 samples. The engine is vLLM if
   `llm.vllm_server` or `llm.inference_server_class` is set, and then `max_context` is `llm.vllm_server.max_model_len`.
   Different from ml-loop: without `llm.lora_rank` all weights are trained; ml-loop trains an adapter.
-- RLinf: `dual_clip` is 3 with `actor.training_backend: fsdp` if `algorithm.clip_ratio_c` is left out (null: none). With
+- RLinf: `dual_clip` is 3 with `actor.training_backend: fsdp` without `algorithm.clip_ratio_c` (null: none). With
   `max_steps: -1` the run ends after `max_epochs` passes over the tasks; with both, after whichever comes first. Other
   settings that RLinf requires have Roost's default. Different from RLinf: a run saves at its end if `save_interval` is
   0 or less, too, and text tasks are evaluated every `val_check_interval` steps.

@@ -145,7 +145,7 @@ def test_variables_of_a_node_that_disagree():
 def test_more_nodes_than_asked_for():
     addresses, findings = ordered([node(3), node(1), node(2)], num_nodes=2)
     assert addresses == ["10.0.0.1", "10.0.0.2"]
-    assert [finding.what for finding in findings.found] == ["1 of 3 nodes are left out: 10.0.0.3 (host3)"]
+    assert [finding.what for finding in findings.found] == ["1 of 3 nodes are not used: 10.0.0.3 (host3)"]
 
 
 def test_ranks_past_num_nodes_may_have_gaps():

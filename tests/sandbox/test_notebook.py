@@ -104,7 +104,7 @@ def test_libraries_work(code):
 
 def test_long_output_is_cut_in_the_middle():
     (execution,) = executed("print('a' * 500 + 'b' * 500, end='')", limits=Limits(wall_s=HANG_S, output_chars=100))
-    assert execution.output == "a" * 50 + "\n[900 characters left out]\n" + "b" * 50
+    assert execution.output == "a" * 50 + "\n[900 characters omitted]\n" + "b" * 50
 
 
 async def library(app, api, arguments):

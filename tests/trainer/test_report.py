@@ -154,7 +154,7 @@ class TestRollouts:
     def test_long_texts_keep_both_ends(self):
         (shown,) = choose_rollouts([{"step": 1, "completion": "a" + "x" * 100_000 + "z"}]).shown
         assert shown["completion"][0] == "a" and shown["completion"][-1] == "z"
-        assert "96,002 characters left out" in shown["completion"]
+        assert "96,002 characters omitted" in shown["completion"]
         assert len(shown["completion"]) < MOST_CHARACTERS + 50
 
     @pytest.mark.parametrize(

@@ -273,11 +273,11 @@ class TestRollouts:
 
     def test_a_huge_text_is_folded(self, show, run):
         page = show(run)
-        page.fill("#rollout-search", "characters left out")
+        page.fill("#rollout-search", "characters omitted")
         text = page.locator("td.of-completion details")
         assert len(text.inner_text()) < 300
         text.locator("summary").click()
-        assert "296,000 characters left out" in text.inner_text()
+        assert "296,000 characters omitted" in text.inner_text()
 
 
 class TestPage:

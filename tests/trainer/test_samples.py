@@ -147,5 +147,5 @@ def test_a_sample_has_a_bounded_size():
     turns = [("x" * 3_000, 0, Finish.STOP)] * 150
     sample = sample_of(talked(*turns))
     assert len(sample["messages"]) == samples.MOST_MESSAGES + 1
-    assert any("messages left out" in one["content"] for one in sample["messages"])
+    assert any("messages omitted" in one["content"] for one in sample["messages"])
     assert len(json.dumps(sample)) < 2 * samples.MOST_OF_SAMPLE

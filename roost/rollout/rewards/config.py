@@ -313,7 +313,7 @@ def check_answers(
         place, task = lacking[0]
         if (name, column) in seen:
             what = f"{counted(len(lacking), 'row')} without {column}, which reward {name} reads, such as {place}"
-            findings.warn("RST-T091", where, what, "their samples fail and are left out", "correct or remove the rows")
+            findings.warn("RST-T091", where, what, "their samples fail and are skipped", "correct or remove the rows")
             continue
         columns = [str(each) for each in task.data]
         fix = did_you_mean(column, columns)

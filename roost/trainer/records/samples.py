@@ -78,11 +78,11 @@ def conversation(episode: Episode, decode: Decode) -> list[Message]:
 
 
 def _bounded(messages: list[Message]) -> list[Message]:
-    """Shorten a very long conversation, with a note where something was left out."""
+    """Shorten a very long conversation, with a note where something was omitted."""
     left_out = len(messages) - MOST_MESSAGES
     if left_out > 0:
         half = MOST_MESSAGES // 2
-        note: Message = {"role": "note", "content": f"[{left_out:,} messages left out]", "generated": False}
+        note: Message = {"role": "note", "content": f"[{left_out:,} messages omitted]", "generated": False}
         messages = [*messages[:half], note, *messages[-half:]]
     most = min(MOST_CHARACTERS, max(200, MOST_OF_SAMPLE // max(1, len(messages))))
     total = sum(len(message["content"]) for message in messages)
@@ -94,9 +94,9 @@ def shortened(text: str, most: int) -> str:
     """Return `text`, cut in the middle if it has more than `most` characters.
 
     >>> shortened("abcdefghij", 6)
-    'abc\\n[... 4 characters left out ...]\\nhij'
+    'abc\\n[... 4 characters omitted ...]\\nhij'
     """
     if len(text) <= most:
         return text
     half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters omitted ...]\n{text[-half:]}"

@@ -94,7 +94,7 @@ def _print_conversation(samples: Sequence[Record], console: Console) -> None:
     table.add_column()
     for number, one in enumerate(shown):
         if left_out > 0 and number == SHOWN_MESSAGES // 2:
-            table.add_row("", Text(f"[{counted(left_out, 'message')} left out]"))
+            table.add_row("", Text(f"[{counted(left_out, 'message')} omitted]"))
         style = "bold" if one.get("generated") else ""
         table.add_row(Text(f"  {plain_line(str(one.get('role')))}"), _short(one.get("content"), WIDEST_MESSAGE, style))
     console.print(table)
