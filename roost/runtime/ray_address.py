@@ -140,14 +140,27 @@ def _reached_by(host: str) -> list[str]:
 
 def _unanswered(hosts: list[str], port: int, limit_s: float) -> str:
     """Why there is no Ray at a port of these hosts; empty if there may be one."""
-    reason = ""
+    other, refusal = "", ""
+    for address in _resolved(hosts):
+        try:
+            with socket.create_connection((address, port), timeout=limit_s) as made:
+                if _may_be_ray(made):
+                    return ""
+                other = "what listens there is not Ray (its port is 6379 by default)"
+        except OSError as error:
+            refusal = refusal or str(error.strerror or error)
+    return other or refusal
+
+
+def _resolved(hosts: list[str]) -> list[str]:
+    """All addresses of hosts: localhost may be ::1 and 127.0.0.1, of which Ray listens at one."""
+    found: dict[str, None] = {}
     for host in hosts:
         try:
-            with socket.create_connection((host, port), timeout=limit_s) as made:
-                return "" if _may_be_ray(made) else "what listens there is not Ray (its port is 6379 by default)"
-        except OSError as error:
-            reason = reason or str(error.strerror or error)
-    return reason
+            found |= {str(each[4][0]): None for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        except OSError:
+            found[host] = None  # connecting says why
+    return list(found)
 
 
 def _may_be_ray(made: socket.socket) -> bool:

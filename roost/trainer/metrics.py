@@ -268,7 +268,7 @@ def mismatch_metrics(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[
 
 
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)  # first token of each bucket, counted in a sample's generated tokens
-MOST_LAG = 16  # larger ones count as this
+MOST_STALENESS = 16  # larger ones count as this
 SHOWN_TOKENS = 4  # of a step, with the largest ratios
 BEFORE = 24  # tokens shown before each
 
@@ -280,7 +280,7 @@ class ComparedTokens:
     sample: Sample
     engine: npt.NDArray[np.floating]
     learner: npt.NDArray[np.floating]
-    lag: Ints | None  # staleness of each token, if known
+    staleness: Ints | None  # of each token, if known
     source: Source | None
 
 
@@ -294,7 +294,7 @@ class TokenRatio:
     position: int  # among the sample's generated tokens
     token_id: int
     before: tuple[int, ...]  # tokens before it
-    lag: int | None
+    staleness: int | None
     group: int | None
 
 
@@ -308,13 +308,13 @@ def compared_tokens(parts: Sequence[Learnt], version: int | None = None) -> list
                 continue
             source = part.sources[index] if part.sources else None
             versions = None if source is None else source.versions
-            lag = None if version is None or versions is None else version - versions[where]
-            found.append(ComparedTokens(sample, sample.logprobs[where], sample.old_logprobs[where], lag, source))
+            staleness = None if version is None or versions is None else version - versions[where]
+            found.append(ComparedTokens(sample, sample.logprobs[where], sample.old_logprobs[where], staleness, source))
     return found
 
 
 def mismatch_by_place(tokens: Sequence[ComparedTokens]) -> dict[str, float]:
-    """Mean absolute difference of log-probs by position in the completion, and by lag if tokens are stale.
+    """Mean absolute difference of log-probs by position in the completion, and by staleness if tokens are stale.
 
     `position/16` is that of tokens 16 to 63: from one of POSITIONS to the next.
     """
@@ -324,10 +324,11 @@ def mismatch_by_place(tokens: Sequence[ComparedTokens]) -> dict[str, float]:
     places = np.concatenate([np.arange(len(one.engine)) for one in tokens])
     bucket = np.searchsorted(POSITIONS, places, side="right") - 1
     found = {f"position/{POSITIONS[at]}": float(apart[bucket == at].mean()) for at in np.unique(bucket)}
-    if all(one.lag is not None for one in tokens):
-        lag = np.minimum(np.concatenate([one.lag for one in tokens if one.lag is not None]), MOST_LAG)
-        if lag.max(initial=0) > 0:
-            found |= {f"lag/{at}": float(apart[lag == at].mean()) for at in np.unique(lag)}
+    if all(one.staleness is not None for one in tokens):
+        each = np.concatenate([one.staleness for one in tokens if one.staleness is not None])
+        staleness = np.minimum(each, MOST_STALENESS)
+        if staleness.max(initial=0) > 0:
+            found |= {f"staleness/{at}": float(apart[staleness == at].mean()) for at in np.unique(staleness)}
     return found
 
 
@@ -351,7 +352,7 @@ def _token_ratio(one: ComparedTokens, at: int) -> TokenRatio:
         at,
         int(one.sample.token_ids[place]),
         tuple(int(token) for token in one.sample.token_ids[max(0, place - BEFORE) : place]),
-        None if one.lag is None else int(one.lag[at]),
+        None if one.staleness is None else int(one.staleness[at]),
         None if one.source is None else one.source.group,
     )
 

@@ -457,7 +457,8 @@ class Trainer(Stoppable):
             await models.policy.all("restore", str(checkpoint.learner))
             if models.critic is not None:
                 await models.critic.all("restore", str(checkpoint.critic))
-            if models.reference is not None and self._settings.moves_reference:
+            has_moved = self._settings.moves_reference and checkpoint.reference.is_dir()
+            if models.reference is not None and has_moved:
                 await models.reference.all("restore", str(checkpoint.reference))
             await models.follow_policy()
         if self._setup.switch.is_shared:

@@ -144,3 +144,17 @@ def test_a_server_of_another_kind_is_no_ray():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert "is not Ray" in wait_for_answer(f"127.0.0.1:{server.server_port}", limit_s=0.0)
         server.shutdown()
+
+
+def test_every_address_of_a_host_is_tried(listening, monkeypatch):
+    """Something else listens at the first address, Ray at the second."""
+    server = http.server.HTTPServer(("127.0.0.2", listening), http.server.BaseHTTPRequestHandler)
+    resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = socket.getaddrinfo
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda host, *args, **kw: resolved if host == "head" else own(host, *args, **kw)
+        )
+        assert wait_for_answer(f"head:{listening}", limit_s=0.0) == ""
+        server.shutdown()

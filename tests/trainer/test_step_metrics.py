@@ -144,24 +144,24 @@ def learnt_at(versions, apart, number=0):
     return Learnt(scored.samples, Selection(np.arange(1), 0, 0), 0, [], sources=scored.sources)
 
 
-def test_mismatch_by_position_and_by_lag():
+def test_mismatch_by_position_and_by_staleness():
     early, late = [0.1] * 16, [0.5, 0.7]
     part = learnt_at((3,) * 16 + (4, 4), early + late)
     found = learnt_metrics([part], are_same_weights=False, version=4)
-    assert {name: found[name] for name in found if name.startswith(("drift/position", "drift/lag"))} == {
+    assert {name: found[name] for name in found if name.startswith(("drift/position", "drift/staleness"))} == {
         "drift/position/0": pytest.approx(0.1, rel=1e-3),
         "drift/position/16": pytest.approx(0.6, rel=1e-3),
-        "drift/lag/0": pytest.approx(0.6, rel=1e-3),
-        "drift/lag/1": pytest.approx(0.1, rel=1e-3),
+        "drift/staleness/0": pytest.approx(0.6, rel=1e-3),
+        "drift/staleness/1": pytest.approx(0.1, rel=1e-3),
     }
     fresh = learnt_metrics([learnt_at((4, 4), [0.1, 0.1])], version=4)
-    assert not any("/lag/" in name for name in fresh), "all tokens have the same"
+    assert not any("/staleness/" in name for name in fresh), "all tokens have the same"
 
 
 def test_tokens_with_the_largest_ratio_are_named():
     parts = [learnt_at((0, 0, 1), [0.1, -2.0, 0.3], number=0), learnt_at((1, 1), [0.0, 0.5], number=1)]
     first, second = largest_ratios(compared_tokens(parts, version=1))
-    assert first.ratio == pytest.approx(np.exp(-2.0)) and (first.position, first.lag, first.group) == (1, 1, 0)
+    assert first.ratio == pytest.approx(np.exp(-2.0)) and (first.position, first.staleness, first.group) == (1, 1, 0)
     assert (first.token_id, first.before) == (101, (1, 2, 100))
     assert (second.position, second.group) == (1, 1)
     assert largest_ratios(compared_tokens([learnt_at((0,), [0.0])])) == [], "they agree about every token"

@@ -58,7 +58,7 @@ _ABOUT_PLACES = ("machines", "component", "process", "environment")
 _LOSSES = ("role", "residency")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
 _SET_AGAIN = "set it again where the job is trained"
-# Settings that are compared in another form: as one lag, as residency, or as the learner's offloading.
+# Settings that are compared in another form: as one staleness, as residency, or as the learner's offloading.
 _ASYNC = ("async_rollouts", "async_generation_ratio")
 _DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
 
@@ -170,7 +170,7 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             findings.warn("RST-N046", Where(), what, why, _SET_AGAIN)
         elif change.subject in _LOSSES or (change.subject == "settings" and change.component not in _DERIVED):
             findings.warn("RST-N046", Where(), f"{notation.value} does not say this: {change}", fix=_SET_AGAIN)
-    before, after = _lag(plan), _lag(result)
+    before, after = _staleness(plan), _staleness(result)
     if before != after:
         what = f"{notation.value} does not say this: iterations that rollouts are ahead: {before:g} -> {after:g}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
@@ -190,7 +190,7 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
 
 
-def _lag(plan: Plan) -> float:
+def _staleness(plan: Plan) -> float:
     """Iterations that rollouts are ahead of the learner."""
     ratio = plan.settings.get(_ASYNC[1])
     return float(ratio) if isinstance(ratio, int | float) else float(plan.settings.get(_ASYNC[0]) is True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roost.config.findings import Findings, Where
-from roost.config.job import Role, heads_divide
+from roost.config.job import ModelUse, Role, heads_divide
 from roost.config.teacher import is_teacher
 from roost.config.train import (
     HIGHEST_RATE,
@@ -125,8 +125,26 @@ def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan
         why = "the reference is the policy without its adapter, which stays as it is"
         fix = "place reference, or remove it"
         findings.error("RST-T110", at("reference_sync_steps"), "needs a reference of its own", why, fix)
+    elif settings.moves_reference and "actor" in parts and "reference" in parts:
+        _check_moved(parts["actor"].model, parts["reference"].model, at, findings)
     check_teachers(settings, parts, at, findings)
     _check_scorers(settings, parts, at, findings)
+
+
+def _check_moved(policy: ModelUse, reference: ModelUse, at: At, findings: Findings) -> None:
+    """Check that the policy's weights fit into the reference, if the config.json of both is on this machine."""
+    try:
+        shapes = [shape_from_config(model.config or {}) for model in (policy, reference)]
+    except UnknownShape:
+        return
+    if shapes[0] != shapes[1]:
+        findings.error(
+            "RST-T110",
+            at("reference_sync_steps"),
+            "needs a reference of the policy's shape",
+            f"the policy is {policy.path}, the reference {reference.path}",
+            "give both the same model, or remove it",
+        )
 
 
 def check_teachers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

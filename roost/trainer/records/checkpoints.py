@@ -64,10 +64,13 @@ class Checkpoint:
         return int(found[1]) if found else -1
 
     def is_whole(self, others: Sequence[str] = ()) -> bool:
-        """Return True if all parts exist, including those of `others` and of the learners it was written with."""
+        """Return True if all parts exist, including those of `others` and of the learners it was written with.
+
+        A reference is missing only if one was written: before it follows the policy, it is the initial model.
+        """
         if not ((self.folder / STATE).exists() and self.learner.is_dir()):
             return False
-        return {*others, *self._written_with()} <= {*self.others}
+        return {*others} - {REFERENCE} | {*self._written_with()} <= {*self.others}
 
     def _written_with(self) -> tuple[str, ...]:
         try:
@@ -104,7 +107,8 @@ class Checkpoint:
 
         Checkpoints of earlier versions have no checksums; for them file sizes are checked.
         """
-        for folder in (self.folder, self.learner, *(self.folder / name for name in others)):
+        there = [self.folder / name for name in others if name in self.others]
+        for folder in (self.folder, self.learner, *there):
             with _reading(folder):
                 if not check_sums(folder) and folder != self.folder:
                     from roost.learner.checkpoint import check_whole  # torch: reports are written without it

@@ -67,7 +67,7 @@ def token_record(token: TokenRatio, decode: Decode) -> dict[str, Any]:
         "engine_logprob": token.engine_logprob,
         "learner_logprob": token.learner_logprob,
         "position": token.position,
-        "staleness": token.lag,
+        "staleness": token.staleness,
         "group": token.group,
     }
 
