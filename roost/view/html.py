@@ -70,7 +70,9 @@ def embedded_json(data: Mapping[str, Any]) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Content security policy: only this style and this script, by their hashes."""
-    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; base-uri 'none'"
+    )
 
 
 def _hash(text: str) -> str:

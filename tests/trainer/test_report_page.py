@@ -188,6 +188,20 @@ class TestRollouts:
         assert heads == ["task", "before, step 1", f"after, step {STEPS}"]
         assert page.locator(".pairs .task").all_inner_texts() == ["3+4=", "17+25=", "8*7="]
 
+    def test_images_of_a_sample_are_shown(self, show, tmp_path):
+        run = make_run(tmp_path, steps=2)
+        pixel = (
+            "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJ"
+            "RU5ErkJggg=="
+        )
+        run.add_samples(
+            [{"step": 2, "task": "[image]what?", "images": [pixel, "https://example.com/a.png"], "reward": 1.0}]
+        )
+        page = show(run)
+        images = page.locator(".images img")
+        assert images.count() == 1
+        assert images.first.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
+
     def test_sorted_by_step_and_more_on_demand(self, show, run):
         page = show(run)
         steps = [int(row[0]) for row in self.rows(page)]

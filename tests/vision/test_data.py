@@ -189,3 +189,20 @@ def test_places_and_markers():
 def test_a_sample_is_made_of_pieces(folders):
     one = sample(Processor.of_model(str(folders["qwen2_5_vl"])), [[0, 2, PAD, 3], [16]], [RED])
     assert one.token_ids.tolist() == [0, 2, PAD, PAD, PAD, PAD, 3, 16]
+
+
+def test_samples_have_thumbnails(folders, tmp_path):
+    from roost.rollout.conversation import token_numbers
+    from roost.rollout.episode import Episode, EpisodeReward, Group
+    from roost.trainer.records.samples import samples_of
+
+    async def answer(token_ids, turn, max_tokens, form=None):
+        return Completion((16, 1), (-1.0, -1.0), Finish.STOP, (VersionSpan(0, 0, 2),))
+
+    made = scenario(folders, written(tmp_path, {"prompt": "<image> or <image>", "images": [RED, BIG]}))
+    task, transcript = made.task(Split.TRAIN, 0), Transcript(answer)
+    score = ran(made.run_episode(task, transcript))
+    group = Group(0, task, 0, (Episode(transcript.sequences(), EpisodeReward(1.0, score.shown), 0.1),))
+    [record] = json.loads(json.dumps(samples_of([group], "train", 1, 0, token_numbers)))
+    assert [size(from_data(url)) for url in record["images"]] == [(16, 16), (24, 24)]
+    assert record["messages"][0]["content"] == "[image] or [image]"

@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.engines.protocol import Finish
 from roost.rollout.agents.agent import Message, Reply
-from roost.rollout.agents.chat_format import ChatFormat, Parser, ToolCall, Tools, parse_reply, tool_call
+from roost.rollout.agents.chat_format import ChatFormat, Ids, Parser, ToolCall, Tools, parse_reply, tool_call
 from roost.rollout.episode import Transcript, TurnForm
 from roost.vision.image import Image
 from roost.vision.messages import files_of, has_images, placed, places, read_text
@@ -304,7 +304,7 @@ class ChatPolicy:
         token_ids = self.format.opening(messages, tools)
         begun = _Conversation(self.open_sequence(), spelt)
         self._conversations.append(begun)
-        begun.show(messages, keys, self.format.with_images(token_ids, files_of(messages)))
+        begun.show(messages, keys, self._with_images(token_ids, messages))
         return begun
 
     def _gone_on(
@@ -324,8 +324,12 @@ class ChatPolicy:
             return None
         if not _is_open(count, source):
             source = self._branched(source, count)
-        source.show(new, keys[turn.messages :], self.format.with_images(added, files_of(new)))
+        source.show(new, keys[turn.messages :], self._with_images(added, new))
         return source
+
+    def _with_images(self, token_ids: Ids, messages: Sequence[Mapping[str, Any]]) -> tuple[Ids, tuple[Image, ...]]:
+        files = files_of(messages)
+        return self.format.with_images(token_ids, files) if files else (token_ids, ())
 
     def _branched(self, source: _Conversation, count: int) -> _Conversation:
         """Return a copy of the conversation up to a turn, in a new sequence."""

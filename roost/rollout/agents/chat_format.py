@@ -141,8 +141,6 @@ class ChatFormat:
 
     def with_images(self, token_ids: Ids, files: Sequence[bytes]) -> tuple[Ids, tuple[Image, ...]]:
         """Tokens with room for images in the places that the template wrote, and the images."""
-        if not files:
-            return token_ids, ()
         expanded, images = model_processor(self._tokenizer.name_or_path).expand(token_ids, files)
         return tuple(expanded), images
 

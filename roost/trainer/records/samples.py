@@ -8,11 +8,13 @@ from typing import Any
 from roost.rollout.conversation import Decode, Message, messages_of
 from roost.rollout.episode import Episode, Group
 from roost.trainer.metrics import TokenRatio
+from roost.vision.image import thumbnail
 
 SHOWN_SAMPLES = 4  # of each training step
 MOST_MESSAGES = 100  # of a sample; the first and the last ones are kept
 MOST_CHARACTERS = 16_000  # of one message
 MOST_OF_SAMPLE = 64_000  # characters of all its messages
+SHOWN_IMAGES = 4  # of a sample
 
 
 def samples_of(
@@ -55,7 +57,14 @@ def sample_record(group: Group, episode: Episode, version: int, decode: Decode) 
         "tokens": episode.completion_tokens,
         "prompt_tokens": episode.prompt_tokens,
         "messages": messages,
+        **({"images": images} if (images := thumbnails(episode)) else {}),
     }
+
+
+def thumbnails(episode: Episode) -> list[str]:
+    """Small copies of the first images that the policy was shown, as data URLs."""
+    shown = {image.digest: image for tokens in episode.sequences for image in tokens.images}
+    return [url for image in list(shown.values())[:SHOWN_IMAGES] if (url := thumbnail(image.data))]
 
 
 def token_record(token: TokenRatio, decode: Decode) -> dict[str, Any]:

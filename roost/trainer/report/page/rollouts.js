@@ -91,7 +91,7 @@ function rolloutRow(one) {
     {},
     cell("step", String(one.step)),
     cell("kind", make("span", { class: `kind ${one.kind === "evaluation" ? "evaluation" : ""}` }, one.kind ?? "train")),
-    cell("task", textOf(one.task)),
+    cell("task", textOf(one.task), imagesOf(one.images)),
     cell("completion", textOf(one.completion), conversationOf(one.messages)),
     cell("reward", rewardOf(one.reward), ...partsOf(one.parts)),
     cell("staleness", spell(one.staleness)),
@@ -102,6 +102,13 @@ function rolloutRow(one) {
 function searchable(one) {
   const said = (one.messages ?? []).map((message) => message.content).join("\n");
   return `${one.task}\n${one.completion}\n${said}`.toLowerCase();
+}
+
+// Images that the policy was shown; only data URLs, as nothing else may be loaded.
+function imagesOf(images) {
+  const shown = (images ?? []).filter((image) => String(image).startsWith("data:image/"));
+  if (!shown.length) return null;
+  return make("div", { class: "images" }, ...shown.map((image, place) => make("img", { src: image, alt: `image ${place + 1}` })));
 }
 
 // The whole conversation: what the policy was given, and what it generated.
