@@ -95,8 +95,8 @@ class Residence:
             self._leaving = stream, {part: self._to_host(part, storages) for part, storages in leaving.items()}
         if not in_background:
             self._free_copied()
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # for other processes on the device
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # for other processes on the device
 
     def _free_copied(self) -> None:
         """Free the device memory of parts that were copied to the host."""

@@ -29,6 +29,7 @@ RESERVED_FRACTION = 0.95  # of a device (ml-loop's rule); the rest is for the dr
 ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
 ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
+COMPUTE_BYTES = 2  # per weight, in passes with mixed precision
 SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
 
@@ -94,7 +95,12 @@ def learner_memory(
         held, gradient_bytes = shape.parameters / processes, weight_bytes
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     layer = (shape.parameters - shape.embedding_parameters) / shape.layers
-    gathered = 2 * layer * weight_bytes if sharding is Sharding.FULL and processes > 1 else 0.0
+    if sharding is Sharding.FULL and processes > 1:
+        gathered = 2 * layer * weight_bytes
+    elif sharding is not Sharding.OPTIMIZER and weight_bytes > COMPUTE_BYTES:
+        gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
+    else:
+        gathered = 0.0
     moments = OPTIMIZER_BYTES if weight_bytes < 4 else OPTIMIZER_BYTES - 4  # 32-bit weights are their own master copy
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
@@ -375,11 +381,12 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         component.model.recomputes,
     )
     kept, moved = _split_by_offload(memory, component.model.offloads)
-    # Between phases a learner keeps what it does not offload; to score or send it also needs its weights.
+    # Between phases a learner keeps what it does not offload. To score it has loaded everything, as it learns next; to
+    # send it needs its weights.
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,
-        scoring=kept + weights + memory.activations + CONTEXT_GIB,
+        scoring=kept + moved + memory.activations + CONTEXT_GIB,
         syncing=kept + weights + CONTEXT_GIB,
         resident=memory.total - memory.activations + CONTEXT_GIB,
         idle=kept + CONTEXT_GIB,

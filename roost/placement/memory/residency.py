@@ -482,24 +482,21 @@ def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collect
 
 
 def _check_fit(result: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
-    """Report an over-full device, with the sum."""
+    """Report an over-full device in its fullest phase, with the sum."""
     memory = result.device_class.memory_gb
-    for phase in Phase:
-        used = result.used_gib(phase)
-        if memory is None or used is None or used <= memory:
-            continue
-        parts = [(name, size) for name, size in result.parts(phase) if size]
-        largest = max((part for part in parts if part[0] in result.device_class.components), key=lambda part: part[1])[
-            0
-        ]
-        findings.error(
-            "RST-M004",
-            places.get(largest, Where(path=(largest,))),
-            f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
-            " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
-            _fix(result, phase),
-        )
+    used, phase = max(((result.used_gib(phase) or 0.0, phase) for phase in Phase), key=lambda each: each[0])
+    if memory is None or used <= memory:
         return
+    parts = [(name, size) for name, size in result.parts(phase) if size]
+    components = [part for part in parts if part[0] in result.device_class.components]
+    largest = max(components, key=lambda part: part[1])[0]
+    findings.error(
+        "RST-M004",
+        places.get(largest, Where(path=(largest,))),
+        f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
+        " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
+        _fix(result, phase),
+    )
 
 
 def _fix(result: ClassResidency, phase: Phase) -> str:
