@@ -274,6 +274,9 @@ class TrainSettings:
         roll="ppo_epochs",
         loop="rl.params.epochs_per_iteration",
     )
+    shuffle_minibatches: bool = setting(
+        True, "Spread the samples of a step over its minibatches at random.", rlinf="algorithm.shuffle_rollout"
+    )
     minibatches: int = setting(
         1,
         "Samples per optimizer step. Default: all of a step.",

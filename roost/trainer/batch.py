@@ -490,9 +490,9 @@ def with_values(batch: Batch, values: Sequence[Floats]) -> Batch:
     return replace(batch, samples=tuple(samples), values_after=ends)
 
 
-def minibatches(batch: Batch, count: int, seed: int) -> list[tuple[Sample, ...]]:
+def minibatches(batch: Batch, count: int, seed: int, shuffles: bool = True) -> list[tuple[Sample, ...]]:
     """Shuffle the samples and split them into `count` near-equal parts; fewer if there are fewer samples."""
-    order = np.random.default_rng(seed).permutation(len(batch))
+    order = np.random.default_rng(seed).permutation(len(batch)) if shuffles else np.arange(len(batch))
     parts = np.array_split(order, min(count, max(1, len(batch))))
     return [tuple(batch.samples[int(index)] for index in sorted(part)) for part in parts]
 

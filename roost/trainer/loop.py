@@ -360,7 +360,8 @@ class Loop:
                 seed = sample_seed(settings.seed, self.state.step, part, epoch)
                 # The schedule also counts minibatches that are not learnt from: it ends with the run.
                 position = self.state.step * settings.optimizer_steps + (part * settings.ppo_epochs + epoch) * cut_into
-                for number, samples in enumerate(minibatches(chosen, cut_into, seed)):
+                parts = minibatches(chosen, cut_into, seed, settings.shuffle_minibatches)
+                for number, samples in enumerate(parts):
                     totals = totals_of(samples, settings.sampling.max_new_tokens, settings.learner.loss)
                     if not totals.tokens or self.skipped.exceeds(settings):
                         continue

@@ -306,7 +306,8 @@ class SftTrainer(Stoppable):
         with self._recorder.timer("learn", "work", True, step=self.state.step):
             seed = sample_seed(self._settings.seed, self.state.step)
             first = self.state.step * self._settings.minibatches
-            parts = minibatches(batch, self._settings.minibatches, seed) if samples else ()
+            count, shuffles = self._settings.minibatches, self._settings.shuffle_minibatches
+            parts = minibatches(batch, count, seed, shuffles) if samples else ()
             for position, part in enumerate(parts, start=first):
                 totals = totals_of(part, self._settings.sampling.max_new_tokens)
                 if totals.tokens and not self._skipped.exceeds(self._settings):

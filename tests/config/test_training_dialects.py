@@ -627,6 +627,7 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             advantage_estimator=AdvantageEstimator.REWARD,
             id="agents-as-they-are",
         ),
+        case(RLINF, {"algorithm.shuffle_rollout": False}, shuffle_minibatches=False, id="order"),
         case(ROLL, {f"{DRAWN}.repetition_penalty": 1.1}, repetition_penalty=1.1, id="repetition"),
         case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
         case(
@@ -1027,7 +1028,6 @@ def test_train_may_say_the_same_again():
 
 # What else a config must say for the other program to read the key at all.
 READ_ONLY_WITH = {
-    "algorithm.shuffle_rollout": {"algorithm.n_minibatches": 2},
     "algorithm.filter_rewards": {"runner.task_type": "embodied"},
     "actor_train.pg_variant": PG_WORKER,
     "student_train.pg_variant": PG_WORKER,
@@ -1058,7 +1058,6 @@ def test_what_roost_does_not_follow_is_said(notation, unlike):
         pytest.param(RLINF, {"algorithm.sampling_params.min_new_tokens": 5}, id="min-new-tokens"),
         pytest.param(RLINF, {"algorithm.early_stop_imp_ratio": 5, "actor.training_backend": "fsdp"}, id="early-stop"),
         pytest.param(RLINF, {"algorithm.use_valid_token_scale": True}, id="token-scale"),
-        pytest.param(RLINF, {"algorithm.shuffle_rollout": False}, id="order-in-one-minibatch"),
         pytest.param(RLINF, {"runner.early_stop.enabled": False, "runner.early_stop.patience": 5}, id="no-early-stop"),
         pytest.param(RLINF, {"runner.only_eval": False}, id="trains"),
         pytest.param(RLINF, {"algorithm.filter_rewards": True, "runner.task_type": "reasoning"}, id="filter-rewards"),

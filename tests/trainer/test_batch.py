@@ -152,6 +152,13 @@ def test_minibatches_have_every_sample_once_and_are_even(size, count, seed):
     assert [[id(sample) for sample in part] for part in again] == [[id(sample) for sample in part] for part in parts]
 
 
+def test_samples_keep_their_order_if_they_are_not_shuffled():
+    batch = batch_of([example_group(0, [1.0, 0.0, 1.0, 0.0])])
+    parts = minibatches(batch, 2, 5, shuffles=False)
+    assert [sample for part in parts for sample in part] == list(batch.samples)
+    assert [len(part) for part in parts] == [2, 2]
+
+
 def test_another_seed_makes_other_minibatches():
     batch = batch_of([example_group(0, [0.0] * 16)])
     made = {tuple(id(sample) for part in minibatches(batch, 4, seed) for sample in part) for seed in range(5)}

@@ -62,11 +62,6 @@ def _without_environments(root: Section, values: Values) -> bool:
     return "train_env_manager" not in root
 
 
-def _with_minibatches(root: Section, values: Values) -> bool:
-    """Return True if a step has several minibatches; in one, the order of samples does not matter."""
-    return int(values.get("minibatches", 1)) > 1
-
-
 @dataclass(frozen=True, slots=True)
 class Unlike:
     """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
@@ -93,12 +88,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
             "write advantage_estimator and loss_type in train",
         ),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
-        Unlike(
-            "algorithm.shuffle_rollout",
-            (None, True),
-            "remove it; Roost shuffles the samples of a step",
-            read_by_other=_with_minibatches,
-        ),
         Unlike("runner.weight_sync_interval", (None, 1), _STALENESS),
         Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
         Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
