@@ -75,6 +75,8 @@ class LearnerSettings:
         "Compile decoder layers with torch.compile; the first step then takes one to two minutes longer. Default: on "
         "GPUs, for models of 0.2 B parameters and more.",
     )
+    router_aux_loss_coef: float = setting(0.0, "Coefficient of the load-balancing loss of a mixture of experts.")
+    router_replay: bool = False  # route tokens to the experts of their samples; of the sampling settings
     context_parallel_size: int = 1  # ranks that share the tokens of a micro-batch; of the plan
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were generated with
@@ -133,6 +135,11 @@ class SamplingSettings:
         False,
         "With top_p, top_k or min_p: have the engine return the tokens that it sampled from, and compute the learner's "
         "log-probs over them.",
+    )
+    router_replay: bool = setting(
+        False,
+        "With a mixture of experts: have the engine return the experts that it chose for each token, and route by them "
+        "in the learner.",
     )
 
     @property
@@ -395,6 +402,7 @@ NOT_IN_SFT = frozenset(
             "rollout_logprobs",
             "request_seeds",
             "sampling_mask_replay",
+            "router_replay",
         ),
     )
 )

@@ -411,6 +411,7 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         temperature=sampling.temperature,
         min_new_tokens=sampling.min_new_tokens,
         repetition_penalty=sampling.repetition_penalty,
+        router_replay=sampling.router_replay,
         seed=values.get("seed", 0),
         offloads=actor.model.offloads if actor is not None else (),
         optimizer=OptimizerSettings(**part("learner.optimizer"), total_steps=total_steps),

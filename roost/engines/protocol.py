@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.engines.routing import Routing, joined_routing
 from roost.engines.weights.payload import GroupInvitation, Manifest, WeightPayload
 from roost.vision.image import Image
 
@@ -80,6 +81,7 @@ class Sampling:
     logprobs: bool = True  # return the log-prob of each token
     return_sampling_mask: bool = False  # return the token ids that top-k, top-p and min-p kept
     images: tuple[Image, ...] = ()  # of the prompt, each at the position of its first token
+    return_routed_experts: bool = False  # return the experts that a mixture's routers chose
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -196,6 +198,8 @@ class Completion:
     """Generated tokens, each with its log-prob under the distribution it was sampled from.
 
     `sampling_mask` is None if it was not requested, or if nothing was truncated.
+    `routed_experts` has the experts of the prompt and of all generated tokens but the last, which was not computed;
+    None if they were not requested, or no token was computed.
     """
 
     token_ids: tuple[int, ...]
@@ -203,6 +207,7 @@ class Completion:
     finish: Finish
     versions: tuple[VersionSpan, ...]
     sampling_mask: SamplingMasks | None = None
+    routed_experts: Routing | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
@@ -257,6 +262,7 @@ class Continuation:
         self._logprobs: list[float] = []
         self._masks: list[SamplingMasks] = []
         self._spans: list[VersionSpan] = []
+        self._routing: Routing | None = None
         self._finish = Finish.ABORT
 
     @property
@@ -288,16 +294,18 @@ class Continuation:
     def completion(self) -> Completion:
         spans = joined_spans(tuple(self._spans))
         masks = SamplingMasks.joined(self._masks) if self._sampling.wants_mask else None
-        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, spans, masks)
+        return Completion(tuple(self._tokens), tuple(self._logprobs), self._finish, spans, masks, self._routing)
 
     def add(self, piece: Completion) -> None:
         start = len(self._generated_ids)
         if not start:
             self._tokens, self._logprobs, self._masks, self._spans = [], [], [], []
+            self._routing = None
         self._tokens += piece.token_ids
         self._logprobs += piece.logprobs
         self._masks += [] if piece.sampling_mask is None else [piece.sampling_mask]
         self._spans += [VersionSpan(span.version, start + span.start, start + span.end) for span in piece.versions]
+        self._routing = joined_routing(self._routing, piece.routed_experts)
         self._finish = piece.finish
 
 

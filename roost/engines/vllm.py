@@ -22,6 +22,7 @@ from roost.engines.protocol import (
     EngineLoad,
     EngineLost,
     EngineRefused,
+    Finish,
     InFlight,
     NotOffered,
     Part,
@@ -32,6 +33,7 @@ from roost.engines.protocol import (
     listed_routes,
     unknown_logprobs,
 )
+from roost.engines.routing import decode_routing
 from roost.engines.version_ledger import version_number
 from roost.engines.weights.payload import (
     DeviceHandles,
@@ -136,7 +138,11 @@ def completion(
         if (given := choice.get("sampling_mask")) is None:
             raise EngineError(NO_MASK)
         masks = SamplingMasks.of(given)
-    return Completion(token_ids, tuple(found), finish(choice["finish_reason"]), spans, masks)
+    given = choice.get("routed_experts") if sampling.return_routed_experts else None
+    end = finish(choice["finish_reason"])
+    if sampling.return_routed_experts and given is None and end is not Finish.ABORT:
+        raise EngineError(NO_ROUTING)
+    return Completion(token_ids, tuple(found), end, spans, masks, None if given is None else decode_routing(given))
 
 
 def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -211,6 +217,10 @@ VLLM_KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the secon
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 NO_MASK = (
     "the server returned no sampling mask, which sampling_mask_replay needs; use the built-in engine (engine: torch)"
+)
+NO_ROUTING = (
+    "the server returned no routed experts, which router_replay needs; start vLLM 0.32 or later with "
+    "--enable-return-routed-experts, or use the built-in engine (engine: torch)"
 )
 NO_GUIDANCE = (
     "the built-in engine has no guided decoding, so it cannot hold a turn to JSON; ask for JSON in a message, or use "
@@ -344,6 +354,8 @@ class VllmEngine(ServerClient):
                 body["return_sampling_mask"] = True
             if sampling.images:
                 body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
+            if sampling.return_routed_experts and known.takes_manifest:  # an option of the server in vLLM
+                body["return_routed_experts"] = True
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))

@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from roost.config.job import heads_divide
 from roost.learner.distributed import LIMIT_S
-from roost.learner.packing import Packed
+from roost.learner.packing import PAD, Packed
 from roost.learner.sample import Sample
 
 
@@ -68,6 +69,7 @@ class ContextGroup:
             rows=packed.rows[rows] - own.start,
             targets=packed.targets[rows],
             masks=None if packed.masks is None else packed.masks[rows],
+            experts=None if packed.experts is None else _padded(packed.experts, padding)[own],
         )
         return part, rows
 
@@ -97,6 +99,10 @@ class ContextGroup:
     def _exchanged(self, parts: Tensor) -> Tensor:
         received: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
         return received
+
+
+def _padded(experts: npt.NDArray[np.int16], tokens: int) -> npt.NDArray[np.int16]:
+    return np.concatenate([experts, np.full((tokens, *experts.shape[1:]), PAD, np.int16)])
 
 
 class _Exchange(torch.autograd.Function):

@@ -20,6 +20,7 @@ from roost.learner.attention import ARGUMENT, Segments
 from roost.learner.context import ContextGroup
 from roost.learner.losses import distillation_losses
 from roost.learner.packing import PAD, Packed
+from roost.learner.routing import Routers
 from roost.learner.sample import Sample
 from roost.vision.processor import Processor
 from roost.vision.tower import ImageRows, embedded, image_rows
@@ -101,6 +102,7 @@ class Rows:
     masks: Tensor | None = None  # ids that each target was sampled from, padded
     history: History | None = None
     images: ImageRows | None = None
+    experts: Tensor | None = None  # of each token, to be replayed
 
     @classmethod
     def of(
@@ -127,9 +129,11 @@ class Rows:
             torch.from_numpy(np.concatenate(each)[own]).to(device) if each else None for each in (logits, ids)
         )
         masks = None if packed.masks is None else torch.from_numpy(packed.masks).to(device)
+        experts = None if packed.experts is None else torch.from_numpy(packed.experts).to(device)
         segments = Segments.of(packed.borders, device, context)
         history = History.of(whole, own, device)
-        return cls(token_ids, positions, segments, rows, targets, teacher, teacher_ids, masks, history)
+        rest = (teacher, teacher_ids, masks, history)
+        return cls(token_ids, positions, segments, rows, targets, *rest, experts=experts)
 
     def with_images(self, packed: Packed, processor: Processor) -> Rows:
         """The batch with its images, and with the three positions of each token, [3, tokens]."""
@@ -157,9 +161,12 @@ class Outputs(nn.Module):
         self.model: PreTrainedModel = model
         # In a tuple, so that they are not registered again: the model already contains them.
         self._parts = (body, last)
+        self.routers = Routers.of(model)
 
     def hidden(self, batch: Rows) -> Tensor:
         """Final hidden state of each row."""
+        if self.routers is not None:
+            self.routers.replay(batch.experts)
         body: Any = self._parts[0]
         if batch.positions.dim() == 1:
             shown = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}

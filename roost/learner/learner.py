@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
 from roost.learner.residence import MOMENTS, PARTS, Residence
+from roost.learner.routing import load_metrics
 from roost.learner.sample import Distribution, Floats, Sample
 from roost.vision.processor import Processor
 
@@ -299,11 +301,15 @@ class Learner:
         position = self.step if position is None else position
         settings = self._settings.loss.at(position / max(1, self._settings.optimizer.total_steps))
         metrics: list[dict[str, Tensor]] = []
+        loads: list[Tensor] = []
         tokens = sequences = 0
         for part in self._rounds(samples):
             packed = pack(part)
             outputs = self._forward(packed, part)
             loss, of_part = part_of_loss(self._head, outputs, part, packed, settings, totals)
+            if self._outputs.routers is not None and part:
+                loads.append(self._outputs.routers.statistics())
+                loss, of_part = self._balanced(loss, of_part, len(packed.rows) / totals.tokens)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * world_size()).backward()
             metrics.append(of_part)
@@ -311,6 +317,11 @@ class Learner:
         found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}])
         # All ranks of a context group have computed the same.
         statistics = added_up({} if self._context is not None and self._context.rank else found)
+        if self._outputs.routers is not None:
+            routers, none = self._outputs.routers, torch.zeros((), device=self._device)
+            routers.forget()
+            empty = none.expand(routers.layers, routers.experts + 2)
+            statistics |= load_metrics(torch.stack(loads).sum(0) if loads else empty)
         if self._head is Head.POLICY and settings.entropy_coef_end is not None:
             statistics["entropy_coef"] = settings.entropy_coef
         limits = overstepped(statistics, settings)
@@ -393,6 +404,14 @@ class Learner:
         self._optimizer.zero_grad()
         return stats
 
+    def _balanced(self, loss: Tensor, metrics: dict[str, Tensor], share: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a part with its share of the load-balancing loss, if that has a coefficient."""
+        coefficient = self._settings.router_aux_loss_coef
+        if not coefficient or self._outputs.routers is None:
+            return loss, metrics
+        balance = self._outputs.routers.balance_loss() * share
+        return loss + coefficient * balance, {**metrics, "experts/balance_loss": balance.detach()}
+
     def _first_outputs(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""
         self._require_loaded("weight")
@@ -420,6 +439,8 @@ class Learner:
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
 
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
+        if not self._settings.router_replay:
+            packed = replace(packed, experts=None)
         with self._precision():
             rows = Rows.of(packed, self._device, samples, self._context)
             if self._vision is not None:

@@ -22,6 +22,7 @@ from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, wait_for_all, world_size
 from roost.learner.forward import LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
+from roost.learner.routing import SOFTMAX_ROUTERS
 from roost.vision.processor import reads_images
 from roost.vision.tower import attention_of, model_class
 
@@ -93,6 +94,11 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
         if settings.activation_checkpointing:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     outputs = _outputs(model, settings, head, compiles)
+    if outputs.routers is None and (settings.router_replay or settings.router_aux_loss_coef):
+        raise ValueError(
+            f"{type(model).__name__} has no routers that Roost knows ({', '.join(SOFTMAX_ROUTERS)}); remove "
+            "router_replay and router_aux_loss_coef"
+        )
     if world_size() > 1:
         shard(outputs, layers, float_type(settings.compute_dtype), device)
     # Without dropout: what is learnt from is scored by the very same function.

@@ -13,7 +13,8 @@ from roost.config.train import ImportanceSamplingLevel
 from roost.learner.sample import Floats, Ints, Sample
 from roost.vision.image import Image
 
-PAD = -1  # in place of a token id
+PAD = -1  # in place of a token id or an expert
+UNKNOWN_BYTE = 255  # in place of an expert that an engine did not return, in an array of bytes
 
 
 def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
@@ -69,6 +70,7 @@ class Packed:
     place: Ints  # of each target in its turn, from 0
     masks: npt.NDArray[np.int32] | None = None  # ids that each target was sampled from, [rows, most], padded with PAD
     images: tuple[tuple[Image, ...], ...] = ()  # of each sequence; empty if no sequence has any
+    experts: npt.NDArray[np.int16] | None = None  # of each token, [tokens, layers, top_k]; PAD where the model chooses
 
 
 def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
@@ -143,6 +145,7 @@ def pack(samples: Sequence[Sample]) -> Packed:
         place=_places(of_tokens, borders)[ends],
         masks=_masks(samples),
         images=tuple(each.images for each in samples) if any(each.images for each in samples) else (),
+        experts=_experts(samples),
     )
 
 
@@ -156,6 +159,29 @@ def _places(turns: Ints, borders: Ints) -> Ints:
     starts[borders[:-1]] = True
     index = np.arange(len(turns))
     return index - np.maximum.accumulate(np.where(starts, index, 0))
+
+
+def _experts(samples: Sequence[Sample]) -> npt.NDArray[np.int16] | None:
+    """Experts to be replayed; None if no sample has any."""
+    shapes = {sample.routed_experts.shape[1:] for sample in samples if sample.routed_experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ValueError(f"samples have routed experts of different models: {sorted(shapes)} layers and experts")
+    unknown = np.full((1, *shapes.pop()), PAD, np.int16)
+    return np.concatenate(
+        [
+            np.repeat(unknown, len(sample), axis=0) if sample.routed_experts is None else _known(sample.routed_experts)
+            for sample in samples
+        ]
+    )
+
+
+def _known(experts: npt.NDArray[np.uint8 | np.int16]) -> npt.NDArray[np.int16]:
+    """Experts as they are in a packed batch: those that the engine did not say are PAD."""
+    if experts.dtype == np.uint8:
+        return np.where(experts == UNKNOWN_BYTE, PAD, experts.astype(np.int16))
+    return experts.astype(np.int16)
 
 
 def _masks(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:

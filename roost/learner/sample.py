@@ -45,6 +45,7 @@ class Sample:
     mask_ids: npt.NDArray[np.int32] | None = None  # ids that tokens were sampled from, one token after the other
     mask_sizes: npt.NDArray[np.int32] | None = None  # how many of them each token has; 0: the whole vocabulary
     images: tuple[Image, ...] = ()  # in order of their tokens
+    routed_experts: npt.NDArray[np.uint8 | np.int16] | None = None  # that the engine chose, [tokens, layers, top_k]
 
     def __post_init__(self) -> None:
         sizes = {len(array) for array in self._arrays()}
@@ -74,4 +75,4 @@ class Sample:
     def _arrays(self) -> list[npt.NDArray[np.generic]]:
         optional = (self.old_logprobs, self.reference_logprobs, self.teacher_penalty, self.returns, self.values)
         needed = (self.token_ids, self.turns, self.logprobs, self.advantages)
-        return [*needed, *(array for array in (*optional, self.mask_sizes) if array is not None)]
+        return [*needed, *(array for array in (*optional, self.mask_sizes, self.routed_experts) if array is not None)]

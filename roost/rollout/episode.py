@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks
+from roost.engines.routing import Routing, joined_routing, padded_routing
 from roost.vision.image import Image
 
 
@@ -105,6 +106,7 @@ class Transcript:
         self._parts: list[Part] = []
         self._has_masks = False
         self._images: list[Image] = []
+        self._routing: Routing | None = None  # experts of the first tokens, if requested
         self.finish: Finish | None = None  # of the last turn
         if _first is None:
             self._branches: list[Transcript] = [self]
@@ -160,6 +162,7 @@ class Transcript:
             raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
         versions, masks = token_versions(completion), completion.sampling_mask
         self._add(completion.token_ids, completion.logprobs, versions, turn, completion.finish, masks=masks)
+        self._routing = joined_routing(self._routing, completion.routed_experts)
         self.finish = completion.finish
         return completion.token_ids
 
@@ -195,6 +198,7 @@ class Transcript:
         for tokens in (self._token_ids, self._turns, self._logprobs, self._versions):
             del tokens[start:]
         self._masks = self._masks[:start]
+        self._routing = None if self._routing is None else self._routing[:start]
         self._parts = [part for part in self._parts if part.start < start]
         self._images = [image for image in self._images if image.start < start]
 
@@ -235,6 +239,7 @@ class Transcript:
             self._masks.ids if self._has_masks else None,
             self._masks.sizes if self._has_masks else None,
             self.images,
+            None if self._routing is None else padded_routing(self._routing, len(self._token_ids)),
         )
 
     def _add(
@@ -303,6 +308,7 @@ class Tokens:
     mask_ids: npt.NDArray[np.int32] | None = None  # sampling masks of all tokens, one after the other, if requested
     mask_sizes: npt.NDArray[np.int32] | None = None  # ids of each token; 0: none, or too many to return
     images: tuple[Image, ...] = ()
+    routed_experts: Routing | None = None  # of each token, padded with unknown ones, if requested
 
     @property
     def completion_versions(self) -> Ints:

@@ -26,6 +26,7 @@ from roost.engines.protocol import (
     VersionSpan,
     unknown_logprobs,
 )
+from roost.engines.routing import decode_routing, encode_routing
 from roost.net.server import LoopServer
 from roost.rollout.episode import Sampler, TurnForm
 from roost.rollout.episode_runner import OpenPolicy
@@ -162,6 +163,7 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
         "finish": completion.finish.value,
         "versions": spans,
         **({} if completion.sampling_mask is None else {"sampling_mask": completion.sampling_mask.lists()}),
+        **({} if completion.routed_experts is None else {"routed_experts": encode_routing(completion.routed_experts)}),
     }
 
 
@@ -171,7 +173,8 @@ def completion_of(reply: Mapping[str, Any]) -> Completion:
     token_ids, found = tuple(reply["token_ids"]), reply["logprobs"]
     logprobs = unknown_logprobs(len(token_ids)) if found is None else tuple(found)
     masks = SamplingMasks.of(reply["sampling_mask"]) if "sampling_mask" in reply else None
-    return Completion(token_ids, logprobs, Finish(reply["finish"]), spans, masks)
+    routing = decode_routing(reply["routed_experts"]) if "routed_experts" in reply else None
+    return Completion(token_ids, logprobs, Finish(reply["finish"]), spans, masks, routing)
 
 
 async def _body(receive: Receive) -> bytes:

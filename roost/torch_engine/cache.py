@@ -7,11 +7,14 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from roost.engines.routing import Routing, routing_type
 
 ROOT = b""
 
@@ -182,3 +185,25 @@ def _copied(blocks: Tensor, table: Tensor, length: int) -> Tensor:
 
 def _with_room(held: Tensor) -> Tensor:
     return torch.cat([held, held.new_empty(1, held.shape[1], max(held.shape[2], GRAIN), held.shape[3])], dim=2)
+
+
+class RoutingTable:
+    """Experts chosen for each token in the KV cache, by slot, so that tokens found there have theirs as well.
+
+    >>> table = RoutingTable(slots=8, layers=1, top_k=2, experts=4)
+    >>> table.write(np.array([6, 7, 0]), torch.tensor([[[3, 1]], [[0, 2]], [[1, 0]]]))
+    >>> table.read(blocks=[3, 0], block_size=2, tokens=3).tolist()
+    [[[3, 1]], [[0, 2]], [[1, 0]]]
+    """
+
+    def __init__(self, slots: int, layers: int, top_k: int, experts: int) -> None:
+        self._chosen = np.zeros((slots, layers, top_k), routing_type(experts))
+
+    def write(self, slots: NDArray[np.integer[Any]], chosen: Tensor) -> None:
+        self._chosen[slots] = chosen.cpu().numpy()
+
+    def read(self, blocks: Sequence[int], block_size: int, tokens: int) -> Routing:
+        """Experts of the first tokens of a sequence."""
+        places = np.arange(tokens)
+        found: Routing = self._chosen[np.array(blocks)[places // block_size] * block_size + places % block_size]
+        return found

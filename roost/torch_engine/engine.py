@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from roost.engines.protocol import Finish, InFlight, Part
 from roost.engines.weights.source import checkpoint_parts, named_weights, part_shape
 from roost.torch_engine.attention import PAGED_BLOCK, can_page, split_bytes
-from roost.torch_engine.cache import BlockPool, LayerCache, bytes_per_block, new_cache
+from roost.torch_engine.cache import BlockPool, LayerCache, RoutingTable, bytes_per_block, new_cache
 from roost.torch_engine.graphs import new_graphs
 from roost.torch_engine.model import LoadedModel, load_model
 from roost.torch_engine.runner import NewToken, Runner, Sampler, StepThread
@@ -353,6 +353,8 @@ class TorchEngine:
         if not (min(ids) >= 0 and max(ids) < vocabulary):
             wrong = next(token for token in ids if not 0 <= token < vocabulary)
             raise ValueError(f"token id {wrong} is not in the vocabulary of {vocabulary}")
+        if request.sampling.return_routed_experts and self.model.routers is None:
+            raise ValueError(f"{type(self.model.module).__name__} has no routers, so there are no routed experts")
         if request.adapter is not None and request.adapter not in self._adapters.names:
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
 
@@ -390,8 +392,10 @@ class TorchEngine:
             request = tracked.request
             if finish is not None:
                 ended.append(tracked)
-            if finish is not None or request.streams or request.wants_prompt_logprobs:
-                ready.append((tracked, tracked.progress(self.version, finish)))
+            if finish is not None:
+                ready.append((tracked, self._last_progress(tracked, finish)))
+            elif request.streams or request.wants_prompt_logprobs:
+                ready.append((tracked, tracked.progress(self.version)))
         self._forget(ended)
         self._deliver_all(ready)
 
@@ -415,6 +419,8 @@ class TorchEngine:
 
     def _add(self, tracked: Tracked) -> None:
         self._live[tracked.request.request_id] = tracked
+        if tracked.request.sampling.return_routed_experts:
+            self._keep_routing()
         if tracked.request.adapter not in (None, *self._adapters.names):
             self._abort([tracked.request.request_id])  # unloaded after the request was accepted
         elif self._drained is None:
@@ -422,13 +428,30 @@ class TorchEngine:
         else:
             self._held.append(tracked)
 
+    def _keep_routing(self) -> None:
+        """Keep the experts of all tokens from now on; those in the cache were computed without."""
+        routers, pool = self.model.routers, self._scheduler.pool
+        if self._runner.routing is None and routers is not None:
+            slots = pool.count * pool.block_size
+            self._runner.routing = RoutingTable(slots, routers.layers, routers.top_k, routers.experts)
+            self._scheduler.pool.forget_all()
+
     def _abort(self, request_ids: Collection[str] | None) -> int:
         ids = list(self._live) if request_ids is None else request_ids
         gone = [self._live[each] for each in ids if each in self._live]
+        last = [self._last_progress(tracked, Finish.ABORT) for tracked in gone]
         self._forget(gone)
-        for tracked in gone:
-            self._deliver(tracked, tracked.progress(self.version, Finish.ABORT))
+        for tracked, progress in zip(gone, last, strict=True):
+            self._deliver(tracked, progress)
         return len(gone)
+
+    def _last_progress(self, tracked: Tracked, finish: Finish) -> Progress:
+        """The rest of a sequence that still has its blocks."""
+        progress, table = tracked.progress(self.version, finish), self._runner.routing
+        if table is None or not tracked.request.sampling.return_routed_experts or not tracked.blocks:
+            return progress
+        routing = table.read(tracked.blocks, self._scheduler.pool.block_size, tracked.computed)
+        return replace(progress, routing=routing)
 
     def _forget(self, gone: Collection[Tracked]) -> None:
         if not gone:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from roost.engines.routing import encode_routing
 from roost.net.errors import Refused, refusing
 from roost.torch_engine.in_flight import GenerateRequest, Served
 from roost.torch_engine.replies import (
@@ -60,6 +61,7 @@ class GenerateBody(StrictBody):
     output_mode: Literal["tokens", "text"] = "tokens"
     return_sampling_mask: bool = False  # vLLM has it as an option of the server
     images: list[ShownImage] | None = None  # vLLM takes processed ones as `features`
+    return_routed_experts: bool = False
 
 
 class GenerateForm:
@@ -105,6 +107,8 @@ class GenerateForm:
         }
         if self._requested.samplings[0].wants_mask:
             choice["sampling_mask"] = [] if piece.masks is None else piece.masks.lists()
+        if sample.routing is not None and piece.finish is not None:
+            choice["routed_experts"] = encode_routing(sample.routing)
         return {**choice, "text": piece.text} if self._body.output_mode == "text" else choice
 
     def _logprobs(self, piece: Piece) -> Json | None:
@@ -146,7 +150,14 @@ def parse_request(served: Served, body: GenerateBody, request: Request) -> Gener
     return GenerateRequest(
         request_id=f"generate-tokens-{request_id_of(request, body.request_id)}",
         prompts=(prompt,),
-        samplings=(replace(sampling, return_sampling_mask=body.return_sampling_mask, images=images),),
+        samplings=(
+            replace(
+                sampling,
+                return_sampling_mask=body.return_sampling_mask,
+                return_routed_experts=body.return_routed_experts,
+                images=images,
+            ),
+        ),
         samples=fields.samples,
         adapter=served.names.adapter(body.model),
         wants_prompt_logprobs=fields.prompt_logprobs is not None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -92,10 +92,11 @@ class DecodeInputs:
         self.tables.tables[:, :width].copy_(torch.from_numpy(blocks), non_blocking=True)
 
 
-def decode(module: Any, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> Tensor:
-    """Logits after one token of each sequence; shapes depend on the inputs' shapes alone."""
+def decode(model: LoadedModel, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[Tensor, Tensor | None]:
+    """Logits after one token of each sequence, and its experts; shapes depend on the inputs' shapes alone."""
     rows = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
-    return forward(module, inputs.token_ids, inputs.positions, rows, Paged(cache, inputs.tables))
+    logits = forward(model.module, inputs.token_ids, inputs.positions, rows, Paged(cache, inputs.tables))
+    return logits, None if model.routers is None else model.routers.chosen()
 
 
 def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width: int) -> DecodeGraphs | None:
@@ -106,22 +107,25 @@ def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width:
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
     if not settings.cuda_graphs or not pages or not is_fixed:
         return None
-    return DecodeGraphs(model.module, settings.limits(on_cuda=True).sequences, width, model.device)
+    return DecodeGraphs(model, settings.limits(on_cuda=True).sequences, width, model.device)
+
+
+Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, Tensor, Tensor | None]  # with logits and experts
 
 
 class DecodeGraphs:
     """Graphs by batch size, table width and adapter, captured when they are first needed."""
 
-    def __init__(self, module: Any, sequences: int, width: int, device: torch.device) -> None:
-        self._module = module
+    def __init__(self, model: LoadedModel, sequences: int, width: int, device: torch.device) -> None:
+        self._model = model
         self._sequences = sequences
         self._width = width
         self._inputs = DecodeInputs.empty(sequences, width, device)
-        self._captured: dict[tuple[int, int, str | None], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._captured: dict[tuple[int, int, str | None], Captured] = {}
         self._memory: Any = None
 
-    def run(self, batch: Batch, cache: Sequence[LayerCache], adapter: str | None) -> Tensor:
-        """Logits of a batch of single tokens whose sequences use the same adapter."""
+    def run(self, batch: Batch, cache: Sequence[LayerCache], adapter: str | None) -> tuple[Tensor, Tensor | None]:
+        """Logits, and experts, of a batch of single tokens whose sequences use the same adapter."""
         blocks, block_size = cache[0][0].shape[:2]
         count = len(batch.token_ids)
         size = bucket(count, self._sequences)
@@ -130,22 +134,22 @@ class DecodeGraphs:
         inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
         if (size, width, adapter) not in self._captured:
             self._captured[size, width, adapter] = self._capture(inputs, cache)
-        graph, logits = self._captured[size, width, adapter]
+        graph, logits, experts = self._captured[size, width, adapter]
         graph.replay()
-        return logits[:count]
+        return logits[:count], None if experts is None else experts[:count]
 
     def drop(self) -> None:
         """Drop all graphs and their memory, because the addresses they refer to become invalid."""
         self._captured.clear()
         self._memory = None
 
-    def _capture(self, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> Captured:
         # Warm-up: libraries initialize in the first run, which must not be captured.
-        decode(self._module, inputs, cache)
+        decode(self._model, inputs, cache)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, which would break the capture in the default mode.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = decode(self._module, inputs, cache)
+            logits, experts = decode(self._model, inputs, cache)
         self._memory = self._memory or graph.pool()
-        return graph, logits
+        return graph, logits, experts

@@ -63,6 +63,11 @@ class ProgressQueue:
             with suppress(RuntimeError):  # the server's loop has ended
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
+    def last_of(self, index: int) -> Progress | None:
+        """The end of a completion, if it has arrived and was not taken."""
+        pending = list(self._pending)
+        return next((each for owner, each in pending if owner == index and each.finish is not None), None)
+
     async def take(self) -> Iterator[tuple[int, Progress]]:
         await self._arrived.wait()
         # In this order, so that concurrent deliveries are either taken below or wake again.
@@ -89,6 +94,7 @@ def merged(deliveries: Sequence[tuple[int, Progress]]) -> Iterator[tuple[int, Pr
                     next((step.prompt_logprobs for step in run if step.prompt_logprobs is not None), None),
                     max(step.cached_tokens for step in run),
                     joined_masks(step.masks for step in run),
+                    run[-1].routing,
                 ),
             )
 
@@ -163,12 +169,14 @@ class RequestInFlight:
             for index, progress in await self._progress.take():
                 sample = self.samples[index]
                 if sample.finish is not None:
+                    sample.take_routing(progress)
                     continue  # generated before the engine was told of the stop string
                 piece = sample.take(progress)
                 if sample.finish is Finish.ABORT and self._engine.failure is not None:
                     raise engine_lost(self._engine)
                 if sample.cut_short and progress.finish is None:
                     await self._abort([self._requests[index].request_id])
+                    sample.take_routing(self._progress.last_of(index))
                 unfinished -= sample.finish is not None
                 yield piece
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,30 @@ from roost.vision.tower import attention_of, model_class
 
 # Extra terms that some models pass to their attention, which the engine's would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
+ROUTER = "TopKRouter"  # how transformers' classes of routers end
 COMPILED_SIZE = 200_000_000  # parameters from which compiling the layers is worth its time
+
+
+class RoutingRecorder:
+    """Experts that the routers of a mixture chose in the last forward pass."""
+
+    def __init__(self, routers: Sequence[Any]) -> None:
+        self.layers, self.top_k, self.experts = len(routers), int(routers[0].top_k), int(routers[0].num_experts)
+        self._chosen: dict[int, Tensor] = {}
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(self._recording(layer))
+
+    def chosen(self) -> Tensor:
+        """[tokens, layers, top_k]"""
+        return torch.stack([self._chosen[layer] for layer in range(self.layers)], dim=1).to(torch.int16)
+
+    def _recording(self, layer: int) -> Callable[[Any, Any, tuple[Tensor, Tensor, Tensor]], None]:
+        chosen = self._chosen
+
+        def record(router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+            chosen[layer] = output[2]  # after logits and weights
+
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +58,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     is_compiled: bool = False  # its decoder layers
     processor: Processor | None = None  # of images, if it reads any
+    routers: RoutingRecorder | None = None  # of a mixture of experts
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
@@ -47,6 +72,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     text = module.config.get_text_config()
     max_context = chosen_context(settings.max_context, getattr(text, "max_position_embeddings", None))
     layers = _examined(module, text.num_hidden_layers, max_context)
+    routers = [each for each in module.modules() if type(each).__name__.endswith(ROUTER)]
     is_compiled = device.type == "cuda" and settings.cuda_graphs and module.num_parameters() >= COMPILED_SIZE
     if is_compiled:
         register(is_compiled=True)
@@ -62,6 +88,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         max_context=max_context,
         eos_ids=eos_ids(module.generation_config, text),
         processor=Processor.of_model(settings.model, config),
+        routers=RoutingRecorder(routers) if routers else None,
     )
 
 

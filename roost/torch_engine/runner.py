@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roost.engines.protocol import Ids, Sampling
 from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Paged, Tables
-from roost.torch_engine.cache import Gathered, LayerCache
+from roost.torch_engine.cache import Gathered, LayerCache, RoutingTable
 from roost.torch_engine.graphs import DecodeGraphs
 from roost.torch_engine.model import LoadedModel, forward
 from roost.torch_engine.scheduler import Batch, Chunk, Ints, Tracked, flatten
@@ -213,6 +213,7 @@ class Runner:
         self._pages = pages
         self._graphs = graphs
         self._features = None if model.processor is None else FeatureCache(model.module.base_model, model.processor)
+        self.routing: RoutingTable | None = None  # filled if there is one
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:
@@ -225,7 +226,9 @@ class Runner:
         is_eager = self._model.is_compiled and self._adapters.names
         with torch.compiler.set_stance("force_eager") if is_eager else nullcontext():
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
-                return self._graphs.run(batch, cache, adapters[0])
+                logits, experts = self._graphs.run(batch, cache, adapters[0])
+                self._keep_routing(batch, experts)
+                return logits
             token_ids = torch.from_numpy(batch.token_ids).to(device)
             positions, embeddings = self._with_images(chunks, batch, token_ids)
             logits = forward(
@@ -236,6 +239,8 @@ class Runner:
                 self._attention(chunks, batch, cache),
                 embeddings,
             )
+        if self._model.routers is not None:
+            self._keep_routing(batch, self._model.routers.chosen())
         if device.type == "cpu":
             _prepare_decode(chunks)
         return logits
@@ -264,6 +269,10 @@ class Runner:
         """Drop embeddings of images, as the weights that made them have changed."""
         if self._features is not None:
             self._features.clear()
+
+    def _keep_routing(self, batch: Batch, experts: Tensor | None) -> None:
+        if self.routing is not None and experts is not None:
+            self.routing.write(batch.slots, experts)
 
     def drop_graphs(self) -> None:
         """Drop captured CUDA graphs before the memory they refer to is freed."""

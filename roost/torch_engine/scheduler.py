@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Finish, Ids, Sampling, SamplingMasks
+from roost.engines.routing import Routing
 from roost.torch_engine.cache import BlockPool, Gathered, block_hash
 from roost.vision.processor import Layout
 
@@ -98,6 +99,7 @@ class Progress:
     prompt_logprobs: tuple[float, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     masks: SamplingMasks | None = None  # if requested
+    routing: Routing | None = None  # experts of all computed tokens, with the finish, if requested
 
 
 @dataclass(eq=False, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.engines.protocol import Finish, Sampling, SamplingMasks, VersionSpan, joined_masks, joined_spans
+from roost.engines.routing import Routing
 from roost.torch_engine.scheduler import Progress
 
 
@@ -226,6 +227,7 @@ class Sample:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self._masks: list[SamplingMasks] = []
+        self.routing: Routing | None = None  # of prompt and completion, if requested; comes at the end
         self.text = ""
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None
@@ -264,6 +266,7 @@ class Sample:
         self.logprobs.extend(progress.logprobs[:kept])
         masks = None if progress.masks is None else progress.masks[:kept]
         self._masks += [] if masks is None else [masks]
+        self.take_routing(progress)
         self._spans.append(VersionSpan(progress.version, start, len(self.token_ids)))
         if self.cut_short:
             self.finish = Finish.STOP
@@ -275,6 +278,11 @@ class Sample:
         self.text += text
         tokens, logprobs = progress.token_ids[:kept], progress.logprobs[:kept]
         return Piece(self.index, start, tokens, logprobs, text, self.finish, self.stop_reason, masks)
+
+    def take_routing(self, progress: Progress | None) -> None:
+        """Take the experts of all tokens, if they came; a stop string may have ended the completion earlier."""
+        if progress is not None and progress.routing is not None:
+            self.routing = progress.routing[: len(self.prompt) + len(self.token_ids) - 1]
 
     def _written(self, progress: Progress) -> tuple[str, int]:
         """The text of new tokens, and how many of them there are up to the end of a stop string."""

@@ -500,7 +500,8 @@ def minibatches(batch: Batch, count: int, seed: int, shuffles: bool = True) -> l
 def _sample(tokens: Tokens, longest: int | None) -> Sample:
     arrays = (tokens.token_ids[:longest], tokens.turns[:longest], tokens.logprobs[:longest])
     images = tuple(image for image in tokens.images if longest is None or image.start < longest)
-    sample = Sample(*arrays, np.zeros(len(arrays[0]), np.float32), images=images)
+    routing = None if tokens.routed_experts is None else tokens.routed_experts[:longest]
+    sample = Sample(*arrays, np.zeros(len(arrays[0]), np.float32), images=images, routed_experts=routing)
     if tokens.mask_ids is None or tokens.mask_sizes is None:
         return sample
     sizes = tokens.mask_sizes[:longest]

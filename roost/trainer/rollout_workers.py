@@ -85,6 +85,7 @@ class FleetSamplers:
                 images=form.images,
                 logprobs=self._logprobs_every > 0 and number % self._logprobs_every == 0,
                 return_sampling_mask=settings.sampling_mask_replay and bool(settings.truncated_by),
+                return_routed_experts=settings.router_replay,
             )
             if self._group_size > 1 and turn == attempt == 0:
                 return await self._with_group(number, episode, tuple(token_ids), sampling)
@@ -272,6 +273,7 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
         top_p=shared.top_p if own.eval_top_p is None else own.eval_top_p,
         top_k=shared.top_k if own.eval_top_k is None else own.eval_top_k,
         sampling_mask_replay=False,
+        router_replay=False,
     )
     is_seeded = settings.rollout.request_seeds
     is_free = TRAITS[EngineKind(settings.engine)].has_cheap_logprobs

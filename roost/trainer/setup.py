@@ -57,6 +57,7 @@ RUNS_MODELS = (AcceleratorType.NV_GPU, AcceleratorType.AMD_GPU)
 REPLACEMENT_LIMIT = 60.0  # seconds for a lost node to come back, or for another in its place
 
 # Runs on CPUs have more processes than cores: waiting threads must not spin.
+RETURN_EXPERTS = "--enable-return-routed-experts"  # an option of vLLM
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 
@@ -75,6 +76,8 @@ class RunSetup:
 def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
     """Engines, device switch and scorers of a training run, from its plan. Without GPUs engines run on the CPU."""
     options = dict(settings.engine_options)
+    if settings.sampling.router_replay and settings.engine == EngineKind.VLLM:
+        options["args"] = (*options.get("args", ()), RETURN_EXPERTS)  # there is no such field of a request
     defaults = ServerSpec(
         EngineKind(settings.engine),
         settings.learner.model,
@@ -209,7 +212,9 @@ def scorer_group(
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
     model, context = resolve_model(own or learner.model), plan[name].parallel.context
-    settings = replace(learner, model=model, adapter=None, context_parallel_size=context)
+    # Experts of the policy mean nothing to another model.
+    replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
+    settings = replace(learner, model=model, adapter=None, context_parallel_size=context, router_replay=replays)
     if name == CRITIC:
         return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.

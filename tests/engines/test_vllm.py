@@ -6,6 +6,7 @@ import pickle
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from roost.engines.http_calls import TimeLimits
@@ -23,6 +24,7 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
 )
+from roost.engines.routing import encode_routing
 from roost.engines.vllm import VllmEngine, vllm_load
 from roost.engines.weights.payload import (
     Broadcast,
@@ -141,6 +143,36 @@ def test_a_continued_completion_keeps_its_masks():
     continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), SamplingMasks.of([(5, 6)])))
     continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), SamplingMasks.of([()])))
     assert continuation.completion.sampling_mask == SamplingMasks.of([(5, 6), ()])
+
+
+ROUTED = Sampling(max_tokens=2, return_routed_experts=True)
+EXPERTS = np.array([[[0, 3]], [[2, 1]], [[7, 5]]], np.uint8)  # of two prompt tokens and all but the last generated
+
+
+@pytest.mark.parametrize("profile", [BUILT_IN, NEW], ids=["built-in", "vLLM"])
+def test_routed_experts_are_asked_for_where_requests_can_and_read(profile):
+    async def scenario(engine, state):
+        choice = {"index": 0, "token_ids": [5, 6], "finish_reason": "length", "routed_experts": encode_routing(EXPERTS)}
+        content = [{"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -0.25}]
+        span = {"version": "0", "start": 0, "end": 2}
+        given = {**choice, "logprobs": {"content": content}, "weight_versions": [span]}
+        await engine.generate([1], Sampling())
+        state.answers["/inference/v1/generate"] = deque([{"choices": [given]}])
+        np.testing.assert_array_equal((await engine.generate([1, 2], ROUTED)).routed_experts, EXPERTS)
+        assert ("return_routed_experts" in state.bodies_of("/inference/v1/generate")[-1]) is (profile is BUILT_IN)
+        with pytest.raises(EngineError, match="no routed experts, which router_replay needs"):
+            await engine.generate([1, 2], ROUTED)
+
+    on_standin(scenario, profile)
+
+
+def test_a_continued_completion_keeps_the_experts_that_tokens_were_computed_with():
+    continuation = Continuation([1, 2], replace(ROUTED, max_tokens=3))
+    continuation.add(Completion((5,), (-0.5,), Finish.ABORT, (VersionSpan(0, 0, 1),), None, EXPERTS[:2]))
+    continuation.add(Completion((), (), Finish.ABORT, ()))
+    later = np.concatenate([EXPERTS[:2] + 1, EXPERTS[2:]])
+    continuation.add(Completion((7,), (-0.5,), Finish.STOP, (VersionSpan(1, 0, 1),), None, later))
+    np.testing.assert_array_equal(continuation.completion.routed_experts, EXPERTS)
 
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -175,6 +175,11 @@ BROKEN = {
         "train.sampling_mask_replay",
         "needs an engine whose sampling masks Roost reads",
     ),
+    "experts-of-sglang": (
+        rlinf(router_replay=True, engine="sglang"),
+        "train.router_replay",
+        "needs an engine whose routed experts Roost reads",
+    ),
     "masks-of-vllm": (
         rlinf(top_p=0.9, top_k=512, sampling_mask_replay=True, engine="vllm"),
         "train.sampling_mask_replay",

@@ -86,6 +86,13 @@ def test_masks_are_requested_to_be_replayed(settings, expected):
     assert fleet.asked[0][1].return_sampling_mask is expected
 
 
+@pytest.mark.parametrize("replays", [True, False])
+def test_experts_are_requested_to_be_replayed(replays):
+    fleet = NotingFleet()
+    ran(FleetSamplers(fleet, SamplingSettings(router_replay=replays), seed=3).open(12, 1, 0)([1], 2, None))
+    assert fleet.asked[0][1].return_routed_experts is replays
+
+
 class GroupFleet(NotingFleet):
     """Answers requests for several completions when it is let."""
 

@@ -1,6 +1,7 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks, VersionSpan
@@ -42,6 +43,33 @@ def test_turns_observations_and_versions_are_kept_token_by_token():
     assert transcript.finish is Finish.LENGTH
     # The second turn is asked for with the very ids of the first, which nobody has tokenised again.
     assert asked == [((1, 2), 0, None), ((1, 2, 11, 12, 13, 3), 1, 1)]
+
+
+def test_experts_of_several_turns_are_those_that_tokens_were_computed_with():
+    first = np.arange(1, 5, dtype=np.uint8).reshape(4, 1, 1)  # of two prompt tokens and two of three generated
+    second = np.arange(11, 18, dtype=np.uint8).reshape(7, 1, 1)  # of all before the last: computed once more
+    turns = (
+        replace(completion((11, 12, 13)), routed_experts=first),
+        replace(completion((21, 22)), routed_experts=second),
+        replace(completion((23,)), routed_experts=second),
+    )
+    sample, _ = drawing(*turns)
+
+    async def run_episode():
+        transcript = Transcript(sample)
+        transcript.give([1, 2])
+        await transcript.take()
+        transcript.give([3])
+        start = len(transcript.token_ids)
+        await transcript.take()
+        transcript.take_back(start)
+        await transcript.take()
+        transcript.give([4])
+        return transcript
+
+    tokens = ran(run_episode()).tokens()
+    assert tokens.token_ids.tolist() == [1, 2, 11, 12, 13, 3, 23, 4]
+    assert tokens.routed_experts.flatten().tolist() == [1, 2, 3, 4, 15, 16, 17, 255]
 
 
 def test_sampling_masks_are_kept_token_by_token():

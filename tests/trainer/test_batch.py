@@ -220,6 +220,16 @@ def test_lengths_count_before_samples_are_cut():
     assert unmasked(cut, AdvantageSettings(max_error_tokens=4)).tolist() == [True, True, False]
 
 
+def test_routed_experts_are_cut_with_their_samples():
+    episode = example_episode(0.0, (0,) * 3)
+    experts = np.arange(10, dtype=np.uint8).reshape(5, 1, 2)
+    tokens = replace(episode.sequences[0], routed_experts=experts)
+    group = replace(example_group(0, []), episodes=(replace(episode, sequences=(tokens,)),))
+    for longest in (4, None):
+        (sample,) = batch_of([group], longest=longest).samples
+        np.testing.assert_array_equal(sample.routed_experts, experts[:longest])
+
+
 def test_sampling_masks_are_cut_with_their_samples():
     episode = example_episode(0.0, (0,) * 3)
     sizes, ids = np.array([0, 0, 2, 1, 3], np.int32), np.array([7, 8, 9, 4, 5, 6], np.int32)
