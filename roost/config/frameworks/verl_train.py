@@ -23,9 +23,18 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator
+from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, OldLogprobs, PolicyLoss
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+_GROUPS, _CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
+_OVERLONG = "reward_kwargs.overlong_buffer_cfg"
+
+
+def _overlong(*names: str) -> tuple[str, ...]:
+    """Keys of DAPO's overlong shaping, in both sections that have had them."""
+    return tuple(f"{section}.{_OVERLONG}.{name}" for section in ("reward", "reward_model") for name in names)
+
+
 ADV_ESTIMATORS = {
     **{word: ESTIMATORS[word] for word in ("grpo", "gae", "rloo")},
     "reinforce_plus_plus": AdvantageEstimator.REINFORCE,
@@ -47,11 +56,23 @@ DEFAULTS: Mapping[str, Any] = {
     "dual_clip": 3.0,
     "loss_aggregation": AGGREGATIONS["token-mean"],
     "advantage_estimator": AdvantageEstimator.GAE,
+    "critic_learning_rate": 1e-5,
+    "value_clip": 0.5,
+    "adam_beta2": 0.999,
     "checkpoint_every": 0,
     "eval_every": 0,
     "eval_temperature": 0.0,
 }
-MINIBATCH, KL_COEF, LONGEST_PROMPT = 256, 0.001, 512
+MINIBATCH, KL_COEF, LONGEST_PROMPT, TARGET_KL = 256, 0.001, 512, 0.1
+# Losses by verl's loss_mode: the settings that they stand for.
+LOSS_MODES: Mapping[str, Mapping[str, Any]] = {
+    "vanilla": {},
+    "gspo": {"importance_sampling_level": ImportanceSamplingLevel.SEQUENCE},
+    "cispo": {"loss_type": PolicyLoss.CISPO},
+    "sapo": {"loss_type": PolicyLoss.SAPO},
+}
+# verl's weights of a sequence are the product of those of its tokens.
+IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "model": (f"{_MODEL}.path",),
     "lora_rank": (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank"),
@@ -63,7 +84,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
             *("filter_overlong_prompts", "truncation", "train_max_samples"),
         )
     ),
-    "prompts_per_step": ("data.train_batch_size",),
+    "prompts_per_step": ("data.train_batch_size", "async_training.require_batches"),
     "max_new_tokens": ("data.max_response_length",),
     "num_generations": (f"{_ROLLOUT}.n",),
     "temperature": (f"{_ROLLOUT}.temperature",),
@@ -78,7 +99,29 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "warmup_steps": (f"{_ACTOR}.optim.lr_warmup_steps",),
     "warmup_ratio": (f"{_ACTOR}.optim.lr_warmup_steps_ratio",),
     "lr_scheduler_type": (f"{_ACTOR}.optim.lr_scheduler_type", f"{_ACTOR}.optim.warmup_style"),
-    "max_grad_norm": (f"{_ACTOR}.grad_clip",),
+    "min_learning_rate": (f"{_ACTOR}.optim.min_lr_ratio",),
+    "adam_beta1": (f"{_ACTOR}.optim.betas",),
+    "adam_beta2": (f"{_ACTOR}.optim.betas",),
+    "max_grad_norm": (f"{_ACTOR}.grad_clip", f"{_ACTOR}.optim.clip_grad"),
+    "loss_type": (f"{_ACTOR}.policy_loss.loss_mode",),
+    "importance_sampling_level": (f"{_ACTOR}.policy_loss.loss_mode",),
+    "sapo_temperature_pos": (f"{_ACTOR}.tau_pos",),
+    "sapo_temperature_neg": (f"{_ACTOR}.tau_neg",),
+    "dynamic_sampling": (f"{_GROUPS}.enable",),
+    "rollout_is": (f"{_CORRECTION}.rollout_is",),
+    "importance_weight_cap": (f"{_CORRECTION}.rollout_is_threshold",),
+    "rollout_is_batch_normalize": (f"{_CORRECTION}.rollout_is_batch_normalize",),
+    "old_logprobs": (f"{_CORRECTION}.bypass_mode",),
+    "overlong_buffer_tokens": _overlong("enable", "len"),
+    "overlong_penalty": _overlong("penalty_factor"),
+    "kl_penalty_target": ("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"),
+    "kl_penalty_horizon": ("algorithm.kl_ctrl.horizon",),
+    "value_clip": ("critic.cliprange_value",),
+    "critic_warmup_steps": ("trainer.critic_warmup",),
+    "critic_lr_warmup_steps": ("critic.optim.lr_warmup_steps",),
+    "eval_top_p": (f"{_ROLLOUT}.val_kwargs.top_p",),
+    "eval_top_k": (f"{_ROLLOUT}.val_kwargs.top_k",),
+    "repetition_penalty": (f"{_ROLLOUT}.repetition_penalty",),
     "clip_range": (f"{_ACTOR}.clip_ratio_low",),
     "clip_range_high": (f"{_ACTOR}.clip_ratio_high",),
     "dual_clip": (f"{_ACTOR}.clip_ratio_c",),
@@ -108,6 +151,11 @@ _OTHER_CLIP = Known(
     "write clip_ratio_low and clip_ratio_high",
     (None, CLIP_RATIO),
 )
+_REJECTION = Known(Effect.TRAINING, "Roost's bounds are by level", "write rollout_rejection in train", (None,))
+_SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
+_SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
+_METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
+_CHOSEN = Known(Effect.NOTHING, "rollout_is and bypass_mode decide")
 NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 TABLE = (
     Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),
@@ -125,6 +173,18 @@ TABLE = (
     Entry(_BACKEND, "*fsdp_config.* *.megatron.* ray_kwargs.* *.engine_kwargs.* *.mode *.agent.* *.override_config.*"),
     Entry(_BACKEND, "actor_rollout_ref.ref.* *.profiler.* *.trust_remote_code data.{return_raw_chat,tokenizer}"),
     Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
+    Entry(_REJECTION, f"{_CORRECTION}.rollout_rs*"),
+    Entry(_CHOSEN, f"{_ROLLOUT}.calculate_log_probs {_ACTOR}.use_rollout_log_probs"),
+    Entry(_SAMPLED, f"{_GROUPS}.max_num_gen_batches"),
+    Entry(_METRIC, f"{_GROUPS}.metric"),
+    Entry(
+        _SHAPED,
+        "{reward,reward_model}.reward_kwargs.max_resp_len {reward,reward_model}.reward_kwargs.overlong_buffer_cfg.log",
+    ),
+    Entry(_SPEED, "critic.{ppo_*,forward_*} *.use_fused_kernels *.expert_parallel_size *.multi_stage_wake_up *.dtype"),
+    Entry(
+        _BACKEND, "critic.{strategy,megatron.*,model.*} trainer.use_legacy_worker_impl *.override_optimizer_config.*"
+    ),
     Entry(REWARD, "reward.* reward_model.* custom_reward_function.*"),
     Entry(DATA, "data.*"),
 )
@@ -136,7 +196,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     trainer, algorithm, optim = root.below("trainer"), root.below("algorithm"), actor.below("optim")
     model, val = root.below("actor_rollout_ref", "model"), rollout.below("val_kwargs")
     warmup = whole_number(optim, "lr_warmup_steps", 0)
-    prompts = root.below("data").whole_number("train_batch_size", 1)
+    prompts = _prompts(root, actor)
     return {
         "lora_rank": lora_rank(job),
         "lora_alpha": model.number("lora_alpha"),
@@ -153,7 +213,18 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "warmup_steps": warmup,
         "warmup_ratio": None if warmup else optim.number("lr_warmup_steps_ratio"),
         "lr_scheduler_type": named(optim, "lr_scheduler_type", SCHEDULES) or named(optim, "warmup_style", SCHEDULES),
-        "max_grad_norm": actor.number("grad_clip"),
+        "min_learning_rate": _lowest_rate(optim),
+        **_betas(optim),
+        "max_grad_norm": actor.number("grad_clip") if "grad_clip" in actor else optim.number("clip_grad"),
+        **(named(actor.below("policy_loss"), "loss_mode", LOSS_MODES) or {}),
+        **{f"sapo_temperature_{sign}": actor.number(f"tau_{sign}") for sign in ("pos", "neg")},
+        "dynamic_sampling": algorithm.below("filter_groups").flag("enable") or None,
+        **_correction(algorithm.below("rollout_correction")),
+        **_overlong_shaping(root),
+        "value_clip": root.below("critic").number("cliprange_value"),
+        "critic_warmup_steps": whole_number(trainer, "critic_warmup", 0),
+        "critic_lr_warmup_steps": whole_number(root.below("critic", "optim"), "lr_warmup_steps", 0),
+        "repetition_penalty": rollout.number("repetition_penalty"),
         "clip_range": actor.number("clip_ratio_low"),
         "clip_range_high": actor.number("clip_ratio_high"),
         "dual_clip": actor.number("clip_ratio_c"),
@@ -167,6 +238,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "eval_every": interval(trainer, "test_freq"),
         "eval_samples": val.whole_number("n", 1),
         "eval_temperature": val.number("temperature"),
+        "eval_top_p": val.number("top_p"),
+        "eval_top_k": whole_number(val, "top_k", 0),
         "checkpoint_every": interval(trainer, "save_freq"),
         "keep_checkpoints": whole_number(trainer, "max_actor_ckpt_to_keep", 1),
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
@@ -197,6 +270,51 @@ def _note_reward(data: Section) -> None:
     data.findings.note("RST-T061", data.where("train_files"), what, why, fix)
 
 
+def _prompts(root: Section, actor: Section) -> int | None:
+    """Prompts of a step; the asynchronous trainer takes so many minibatches, and has 0 for the batch."""
+    data, training = root.below("data"), root.below("async_training")
+    if data.values.get("train_batch_size") == 0 and training.values:
+        batches = training.whole_number("require_batches", 1, 1) or 1
+        return batches * (actor.whole_number("ppo_mini_batch_size", 1) or MINIBATCH)
+    return data.whole_number("train_batch_size", 1)
+
+
+def _lowest_rate(optim: Section) -> float | None:
+    ratio = optim.number("min_lr_ratio")
+    rate = optim.number("lr")
+    return None if ratio is None else ratio * (DEFAULTS["learning_rate"] if rate is None else rate)
+
+
+def _betas(optim: Section) -> dict[str, Any]:
+    """Adam's two numbers, as a list or as Hydra writes one."""
+    written = optim.get("betas")
+    if isinstance(written, str):
+        written = [typed(part.strip()) for part in written.strip("[]()").split(",")]
+    pair = written if isinstance(written, list | tuple) and len(written) == 2 else (None, None)
+    return {name: part for name, part in zip(("adam_beta1", "adam_beta2"), pair, strict=True) if part is not None}
+
+
+def _correction(section: Section) -> dict[str, Any]:
+    """Correction for what engine and learner differ by."""
+    return {
+        "rollout_is": named(section, "rollout_is", IS_LEVELS) if section.values.get("rollout_is") else None,
+        "importance_weight_cap": section.number("rollout_is_threshold") if section.values.get("rollout_is") else None,
+        "rollout_is_batch_normalize": section.flag("rollout_is_batch_normalize") or None,
+        "old_logprobs": OldLogprobs.ROLLOUT if section.flag("bypass_mode") else None,
+    }
+
+
+def _overlong_shaping(root: Section) -> dict[str, Any]:
+    for name in ("reward", "reward_model"):
+        section = root.below(name, *_OVERLONG.split("."))
+        if section.flag("enable"):
+            return {
+                "overlong_buffer_tokens": section.whole_number("len", 1),
+                "overlong_penalty": section.number("penalty_factor"),
+            }
+    return {}
+
+
 def _minibatches(actor: Section, prompts: int | None) -> int | None:
     """verl counts the prompts of a minibatch."""
     size = actor.whole_number("ppo_mini_batch_size", 1)
@@ -214,6 +332,11 @@ def _divergences(actor: Section, algorithm: Section) -> dict[str, Any]:
         coef = algorithm.below("kl_ctrl").number("kl_coef")
         found["kl_penalty_coef"] = KL_COEF if coef is None else coef
         found["kl_penalty_estimator"] = named(algorithm, "kl_penalty", DIVERGENCES)
+        control = algorithm.below("kl_ctrl")
+        if control.values.get("type") == "adaptive":
+            target = control.number("target_kl")
+            found["kl_penalty_target"] = TARGET_KL if target is None else target
+            found["kl_penalty_horizon"] = control.whole_number("horizon", 1)
     return found
 
 

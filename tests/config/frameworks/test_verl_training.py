@@ -73,6 +73,42 @@ def setting(folder, arguments, name):
         ("trainer.test_freq=5 trainer.save_freq=-1", "eval_every", 5),
         ("trainer.test_freq=5 trainer.save_freq=-1", "checkpoint_every", 0),
         ("actor_rollout_ref.model.lora_rank=32", "lora_rank", 32),
+        ("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc", "dynamic_sampling", True),
+        ("algorithm.rollout_correction.rollout_is=token", "rollout_is", "token"),
+        ("algorithm.rollout_correction.rollout_is=sequence", "rollout_is", "trajectory"),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0",
+            "importance_weight_cap",
+            3.0,
+        ),
+        ("algorithm.rollout_correction.bypass_mode=True", "old_logprobs", "rollout"),
+        (f"{ACTOR}.policy_loss.loss_mode=gspo", "importance_sampling_level", "sequence"),
+        (f"{ACTOR}.policy_loss.loss_mode=vanilla", "importance_sampling_level", "token"),
+        (f"{ACTOR}.policy_loss.loss_mode=cispo", "loss_type", "cispo"),
+        (f"{ACTOR}.optim.betas=[0.9,0.95]", "adam_beta2", 0.95),
+        ("", "adam_beta2", 0.999),
+        (f"{ACTOR}.optim.lr=0.5 {ACTOR}.optim.min_lr_ratio=0.5", "min_learning_rate", 0.25),
+        (f"{ACTOR}.optim.clip_grad=0.5", "max_grad_norm", 0.5),
+        ("", "critic_learning_rate", 1e-5),
+        ("", "value_clip", 0.5),
+        ("critic.cliprange_value=0.3", "value_clip", 0.3),
+        ("trainer.critic_warmup=4", "critic_warmup_steps", 4),
+        (
+            "reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=64",
+            "overlong_buffer_tokens",
+            64,
+        ),
+        (
+            "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
+            "kl_penalty_target",
+            0.2,
+        ),
+        (f"{ROLLOUT}.val_kwargs.top_p=0.7", "eval_top_p", 0.7),
+        (
+            f"data.train_batch_size=0 async_training.require_batches=2 {ACTOR}.ppo_mini_batch_size=16",
+            "prompts_per_step",
+            32,
+        ),
     ],
 )
 def test_a_key_and_its_setting(arguments, name, value, tmp_path):
@@ -95,11 +131,11 @@ def test_origins_are_the_lines_of_the_script(tmp_path):
 
 
 def test_what_is_ignored_is_named_at_its_line(tmp_path):
-    ignored = f"{ACTOR}.policy_loss.loss_mode=clip-cov {ACTOR}.clip_ratio=0.3 trainer.logger=console"
+    ignored = f"{ACTOR}.policy_loss.clip_cov_ratio=0.1 {ACTOR}.clip_ratio=0.3 trainer.logger=console"
     _, findings = job_of(tmp_path, ignored)
     named = {finding.where.key_path: finding for finding in findings.warnings if finding.code == "RST-T014"}
     assert {name: finding.where.line for name, finding in named.items()} == {
-        "actor_rollout_ref.actor.policy_loss.loss_mode": 9,
+        "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": 9,
         "actor_rollout_ref.actor.clip_ratio": 10,
     }
     assert "clip_ratio_low" in named["actor_rollout_ref.actor.clip_ratio"].why
