@@ -398,8 +398,8 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
         )
     written = job.accelerators_per_node if given is None else given
     other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
-    if given is None and job.notation is Notation.VERL and job.num_nodes == 1 and written is not None:
-        other = {count for count in other if count < written}  # a pool on one node need not fill it
+    if given is None and not job.notation.is_trained and job.num_nodes == 1 and written is not None:
+        other = {count for count in other if count < written}  # a job of another framework need not fill its node
     if written and not inventory.num_accelerators:
         findings.error(
             "RST-H009",

@@ -63,6 +63,12 @@ class Start:
         return [(word.known or "").rpartition("/")[2] for word in self.command.words[: self.at]]
 
 
+def value_at(values: Mapping[Any, Any], path: KeyPath) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
 def typed(text: str) -> Any:
     """A value as Hydra and argparse read it: a number, a flag, null, or text.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any
 
 from roost.config.findings import counted, did_you_mean
@@ -18,14 +19,14 @@ Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
 NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
 
 
-TRAINED = (Notation.VERL,)  # frameworks whose training settings are read
+TRAINED = (Notation.VERL, Notation.TRL)  # frameworks whose training settings are read
 
 
 def _following(notation: Notation) -> Following:
     """The keys that training settings follow from, and the tables of those that are not followed."""
-    from roost.config.frameworks import verl_train  # only now: jobs that are only placed do not wait for it
-
-    return verl_train.DERIVED_FROM, verl_train.TABLE, verl_train.NOT_FOLLOWED
+    # Only now: jobs that are only placed do not wait for it.
+    module = import_module(f"roost.config.frameworks.{notation.value}_train")
+    return module.DERIVED_FROM, module.TABLE, module.NOT_FOLLOWED
 
 
 def framework_keys(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, Start, alone, read_overrides, resolved
+from roost.config.frameworks.arguments import Arguments, Start, alone, read_overrides, resolved, value_at
 from roost.config.frameworks.files import find_file, merged, report_missing
 from roost.config.frameworks.pools import (
     VISIBLE,
@@ -95,14 +95,8 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
             one = read_overrides([word])
             found.unknown += one.unknown
             for key in one.positions:
-                found.set(key, _at(one.values, key), word.position)
+                found.set(key, value_at(one.values, key), word.position)
     return found
-
-
-def _at(values: Mapping[Any, Any], path: KeyPath) -> Any:
-    for key in path:
-        values = values[key]
-    return values
 
 
 def _unset(arguments: Arguments, path: KeyPath) -> None:

@@ -78,6 +78,13 @@ def is_skyrl(values: Mapping[Any, Any]) -> bool:
     )
 
 
+def is_trl(values: Mapping[Any, Any]) -> bool:
+    """Return True for arguments of TRL's GRPO and RLOO."""
+    keys = ("num_generations", "max_completion_length", "reward_funcs")
+    is_trainer = "model_name_or_path" in values and any(key in values for key in keys)
+    return is_trainer or any(key in values for key in ("use_vllm", "vllm_mode"))
+
+
 # --- commands
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, Start, read_flags
+from roost.config.frameworks.arguments import Arguments, Start, read_flags, read_overrides, value_at
 from roost.config.frameworks.files import find_file
 from roost.config.frameworks.pools import (
     VISIBLE,
@@ -91,6 +91,7 @@ PLACING = (
     *(VISIBLE, "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
 )
 GPU_IDS = ("--gpu_ids", "gpu_ids")
+SETTING = re.compile(r"\+{0,2}train\.[\w.]+=")
 SERVERS = (("trl", "vllm-serve"), ("vllm", "serve"))
 SERVER_PROGRAMS = ("trl.scripts.vllm_serve", "vllm_serve.py")
 SHORT = re.compile(r"-(tp|pp|dp)(?==|$)")  # flags of `vllm serve`
@@ -101,9 +102,11 @@ LONG = {kind[0] + "p": f"--{kind}_parallel_size" for kind in ("tensor", "pipelin
 
 
 def read_arguments(words: Sequence[Value]) -> Arguments:
-    """Flags with underscores, whichever way they are written."""
-    read = read_flags(words, SWITCHES)
-    found = Arguments(options=read.options, unknown=read.unknown)
+    """Flags with underscores, whichever way they are written, and Roost's own settings `train.name=value`."""
+    settings = [word for word in words if SETTING.match(word.prefix)]
+    read = read_flags([word for word in words if word not in settings], SWITCHES)
+    found = read_overrides(settings)
+    found.unknown += read.unknown
     for key, value in read.values.items():
         name = "--" + key[2:].replace("-", "_")
         found.set((name,), value, read.positions[(key,)])
@@ -117,7 +120,7 @@ def is_trl(start: Start) -> bool:
         return bool(rest) and rest[0].known in TRAINERS
     if any(sign in arguments.values for sign in SIGNS):
         return True
-    has_overrides = any(re.match(r"[+~]*[\w.]+=", word.prefix) for word in rest)
+    has_overrides = any(re.match(r"[+~]*(?!train\.)[\w.]+=", word.prefix) for word in rest)
     is_named = NAMED.fullmatch(program) is not None and (bool(arguments.values) or _launcher_at(start) is not None)
     return (is_named and not has_overrides) or bool(_keywords(start))
 
@@ -140,7 +143,11 @@ def with_files(start: Start, findings: Findings) -> Arguments:
     _add_accelerate(whole, command, findings)
     for given in (launcher, arguments):
         for key, value in given.values.items():
-            whole.set((key,), value, given.positions[(key,)])
+            if key != "train":
+                whole.set((key,), value, given.positions[(key,)])
+        for path in given.positions:
+            if path[0] == "train":
+                whole.set(path, value_at(given.values, path), given.positions[path])
     add_visible(whole, command)
     return whole
 

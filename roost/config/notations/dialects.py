@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from roost.config.findings import shown
+from roost.config.frameworks import trl_train as training_trl
 from roost.config.frameworks import verl_train as training_verl
 from roost.config.job import Job, Notation
 from roost.config.notations import loop_train as training_loop
@@ -20,6 +21,7 @@ _DIALECTS: Mapping[Notation, ModuleType] = {
     Notation.ROLL: training_roll,
     Notation.LOOP: training_loop,
     Notation.VERL: training_verl,
+    Notation.TRL: training_trl,
 }
 # The keys that each setting follows from: where a finding points to, and docs/training-settings.md.
 DERIVED_FROM: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
@@ -107,7 +109,9 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("llm.vllm_class.frequency_penalty"),
         Unlike("llm.lora_dropout"),
     ),
-    Notation.VERL: (),  # its keys are judged in roost/config/frameworks/keys.py
+    # Keys of other frameworks are judged in roost/config/frameworks/keys.py.
+    Notation.VERL: (),
+    Notation.TRL: (),
 }
 HALF = ("fp16", "float16", "16", "fp16-mixed", "16-mixed")
 PRECISIONS = {

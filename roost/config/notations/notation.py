@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED
 from roost.config.frameworks.keys import framework_keys, report_framework_keys
-from roost.config.frameworks.signs import is_areal, is_nemo, is_prime
+from roost.config.frameworks.signs import is_areal, is_nemo, is_prime, is_trl
 from roost.config.job import Job, Layout, Notation, ResolvedSetting
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.loop import read_loop
@@ -30,7 +30,7 @@ _SIGNS = {
     Notation.AREAL: "rollout.backend or actor.backend such as sglang:d4 (AReaL)",
     Notation.SKYRL: "trainer.placement (SkyRL)",
     Notation.PRIME: "orchestrator with trainer or deployment (prime-rl)",
-    Notation.TRL: "use_vllm or vllm_mode (TRL)",
+    Notation.TRL: "use_vllm, or model_name_or_path with num_generations (TRL)",
 }
 
 
@@ -115,6 +115,10 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
     if notation in ALSO_TRAINED and (trains or "train" in root):
         from roost.config.train_read import read_training
 
+        if notation is Notation.TRL:
+            from roost.config.frameworks.trl_train import with_rollout
+
+            job = with_rollout(job)
         training, resolved = read_training(root, job, trains)
     uses: tuple[KeyUse, ...] = ()
     if needs_components:
@@ -144,7 +148,7 @@ def recognise(root: Section) -> Notation | None:
         Notation.AREAL: is_areal(values),
         Notation.SKYRL: isinstance(values.get("trainer"), Mapping) and "placement" in values["trainer"],
         Notation.PRIME: is_prime(values, root.source.file),
-        Notation.TRL: any(key in values for key in ("use_vllm", "vllm_mode")),
+        Notation.TRL: is_trl(values),
     }
     found = [notation for notation, is_shown in shown_by.items() if is_shown]
     if len(found) == 1:

@@ -61,3 +61,18 @@ def test_a_script_of_verl(model, tmp_path):
     script.write_text(f"python3 -m verl.trainer.main_ppo {' '.join(arguments.split())}\n")
     done = trained(script, tmp_path / "run")
     assert done.state.step == len(done.run.steps()) == 1
+
+
+@pytest.mark.long
+def test_a_script_of_trl(model, tmp_path):
+    rows = [{"prompt": f"{a}+{b}=", "solution": str(a + b)} for a in range(3) for b in range(3)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = f"""--num_processes 1 --model_name_or_path {model} --dataset_name {tmp_path}/train.jsonl --max_steps 2
+        --num_generations 2 --per_device_train_batch_size 4 --steps_per_generation 2 --max_completion_length 3
+        --loss_type dr_grpo --scale_rewards False --learning_rate 1e-4 --gradient_checkpointing False
+        train.engine_options.max_context=64
+        train.rewards.exact._target_=roost.rollout.rewards.math_answer.ExactAnswer"""
+    script = tmp_path / "run.sh"
+    script.write_text(f"trl grpo {' '.join(flags.split())}\n")
+    done = trained(script, tmp_path / "run")
+    assert done.state.step == len(done.run.steps()) == 1

@@ -1,0 +1,284 @@
+"""Training settings of TRL's GRPOConfig, and TRL's defaults where Roost's differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from roost.config.findings import Where
+from roost.config.job import Component, Job, ModelUse, Role
+from roost.config.known_keys.reasons import DATA, FILES, LOGGING, REWARD, START
+from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.notations.words import SCHEDULES, lora_rank, named
+from roost.config.section import Section
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+    PolicyLoss,
+)
+
+EPSILON, BATCH, GENERATIONS = 0.2, 8, 8
+ANSWER = "solution"  # the column that accuracy_reward compares with
+REWARDS = {"accuracy_reward": "roost.rollout.rewards.math_answer.MathAnswer"}
+# The loss and the reduction of token losses that each loss_type stands for.
+LOSSES: Mapping[str, tuple[PolicyLoss, LossAggregation]] = {
+    "grpo": (PolicyLoss.PPO, LossAggregation.SEQ_MEAN),
+    "dapo": (PolicyLoss.PPO, LossAggregation.TOKEN_MEAN),
+    "bnpo": (PolicyLoss.PPO, LossAggregation.TOKEN_MEAN),
+    "dr_grpo": (PolicyLoss.PPO, LossAggregation.SEQ_SUM_NORM),
+    "cispo": (PolicyLoss.CISPO, LossAggregation.TOKEN_MEAN),
+    "sapo": (PolicyLoss.SAPO, LossAggregation.SEQ_MEAN),
+}
+SCALES = {
+    **dict.fromkeys(("true", "group"), AdvantageEstimator.GRPO),
+    **dict.fromkeys(("false", "none"), AdvantageEstimator.GROUP_MEAN),
+}
+LEVELS = {level.value: level for level in (ImportanceSamplingLevel.TOKEN, ImportanceSamplingLevel.SEQUENCE)}
+# Defaults of GRPOConfig (the version is in trl.py).
+DEFAULTS: Mapping[str, Any] = {
+    "num_generations": GENERATIONS,
+    "max_new_tokens": 256,
+    "max_epochs": 3,
+    "learning_rate": 1e-6,
+    "weight_decay": 0.0,
+    "lr_scheduler_type": LrSchedulerType.LINEAR,
+    "clip_range": EPSILON,
+    "loss_aggregation": LOSSES["dapo"][1],
+    "advantage_estimator": AdvantageEstimator.GRPO,
+    "kl_estimator": KlEstimator.K3,
+    "adam_beta2": 0.999,
+    "seed": 42,
+    "eval_every": 0,
+    "checkpoint_every": 500,
+}
+_BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+# Settings with the same meaning and unit, by their names in TRL.
+_NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "learning_rate": "learning_rate",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "adam_beta1",
+    "adam_beta2": "adam_beta2",
+    "adam_epsilon": "adam_epsilon",
+    "max_grad_norm": "max_grad_norm",
+    "warmup_ratio": "warmup_ratio",
+    "clip_range": "epsilon",
+    "clip_range_high": "epsilon_high",
+    "dual_clip": "delta",
+    "kl_coef": "beta",
+    "lora_alpha": "lora_alpha",
+}
+_COUNTS = {
+    "num_generations": "num_generations",
+    "max_new_tokens": "max_completion_length",
+    "ppo_epochs": "num_iterations",
+    "warmup_steps": "warmup_steps",
+    "max_epochs": "num_train_epochs",
+    "seed": "seed",
+    "top_k": "top_k",
+    "keep_checkpoints": "save_total_limit",
+    "eval_samples": "num_generations_eval",
+}
+_FROM_ZERO = ("seed", "top_k", "warmup_steps")
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **{name: (key,) for name, key in (*_NUMBERS.items(), *_COUNTS.items())},
+    "model": ("model_name_or_path", "model"),
+    "lora_rank": ("lora_r", "use_peft"),
+    "data": ("dataset_name", "dataset_config", "dataset_train_split", "max_prompt_length", "shuffle_dataset"),
+    "rewards": ("reward_funcs",),
+    "prompts_per_step": ("generation_batch_size", *_BATCH_KEYS),
+    "minibatch_size": ("generation_batch_size", *_BATCH_KEYS),
+    "max_steps": ("max_steps",),
+    "lr_scheduler_type": ("lr_scheduler_type",),
+    "loss_type": ("loss_type",),
+    "loss_aggregation": ("loss_type",),
+    "advantage_estimator": ("scale_rewards",),
+    "importance_sampling_level": ("importance_sampling_level",),
+    "mask_truncated": ("mask_truncated_completions",),
+    "activation_checkpointing": ("gradient_checkpointing",),
+    "engine": ("use_vllm",),
+    "eval_every": ("eval_strategy", "eval_steps"),
+    "checkpoint_every": ("save_strategy", "save_steps"),
+}
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
+    name: tuple(f"{dashes}{key}" for key in keys for dashes in ("--", "")) for name, keys in _KEYS.items()
+}
+_SPEED = Known(Effect.SPEED, "speed or memory of TRL's processes")
+_BACKEND = Known(Effect.BACKEND, "a backend of TRL's")
+NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
+
+
+def _entry(known: Known, names: str) -> Entry:
+    return Entry(known, " ".join(f"{{--,}}{name}" for name in names.split()))
+
+
+TABLE = (
+    _entry(LOGGING, "{report_to,run_name,logging_*,log_*,num_completions_to_print,disable_tqdm}"),
+    _entry(FILES, "{output_dir,overwrite_output_dir,push_to_hub,hub_*,save_*}"),
+    _entry(START, "resume_from_checkpoint"),
+    _entry(_SPEED, "{bf16,tf32,dtype,torch_dtype,attn_implementation,dataloader_*,per_device_eval_batch_size}"),
+    _entry(_SPEED, "{gradient_checkpointing_kwargs,use_liger_kernel,torch_compile,ddp_*,ds3_*,optim,vllm_max_*}"),
+    _entry(_BACKEND, "{vllm_server_*,vllm_group_port,vllm_model_impl,trust_remote_code,main_process_port,rdzv_*}"),
+    _entry(_BACKEND, "{compute_environment,debug,downcast_bf16,main_training_function,mixed_precision,rdzv_backend}"),
+    _entry(_BACKEND, "{same_network,tpu_*,use_cpu,remove_unused_columns,deepspeed,machine_rank}"),
+    _entry(REWARD, "{reward_weights,reward_model_name_or_path}"),
+    _entry(DATA, "dataset_*"),
+)
+
+
+class _Keys:
+    """The arguments of a job, each as a flag or as a key of a file."""
+
+    def __init__(self, root: Section) -> None:
+        self.root = root
+
+    def key(self, name: str) -> str:
+        return f"--{name}" if f"--{name}" in self.root else name
+
+    def number(self, name: str) -> float | None:
+        return self.root.number(self.key(name))
+
+    def count(self, name: str, minimum: int = 1) -> int | None:
+        """A whole number; TRL also writes -1 for: not given."""
+        key = self.key(name)
+        return None if self.root.get(key) == -1 else self.root.whole_number(key, minimum)
+
+    def named(self, name: str, meanings: Mapping[str, Any]) -> Any:
+        return named(self.root, self.key(name), meanings)
+
+    def text(self, name: str) -> str | None:
+        return self.root.text(self.key(name)) if self.key(name) in self.root else None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self.root.flag(self.key(name), default)
+
+    def where(self, name: str) -> Where:
+        return self.root.where(self.key(name))
+
+
+def derived(root: Section, job: Job) -> dict[str, Any]:
+    """Settings of the keys that are written."""
+    keys = _Keys(root)
+    loss = keys.named("loss_type", LOSSES)
+    generations = keys.count("num_generations") or GENERATIONS
+    samples, of_update = _batches(keys, job)
+    per_step = max(1, samples // of_update) * (keys.count("num_iterations") or 1)  # optimizer steps of a step
+    if samples % generations:
+        what = f"{samples} samples of a step are not whole groups of {generations}"
+        why = "samples are processes x per_device_train_batch_size x steps_per_generation"
+        root.findings.error(
+            "RST-T150",
+            keys.where("num_generations"),
+            what,
+            why,
+            f"write a batch size for which {generations} divides them",
+        )
+    steps = keys.count("max_steps")
+    found = {name: keys.number(key) for name, key in _NUMBERS.items()}
+    found |= {
+        name: keys.count(key, 0 if name in ("seed", "top_k", "warmup_steps") else 1) for name, key in _COUNTS.items()
+    }
+    return found | {
+        "lora_rank": lora_rank(job),
+        "prompts_per_step": max(1, samples // generations),
+        "minibatches": max(1, samples // of_update),
+        "max_steps": math.ceil(steps / per_step) if steps else None,
+        "lr_scheduler_type": keys.named("lr_scheduler_type", SCHEDULES),
+        "loss_type": loss[0] if loss else None,
+        "loss_aggregation": loss[1] if loss else None,
+        "advantage_estimator": _estimator(keys),
+        "importance_sampling_level": keys.named("importance_sampling_level", LEVELS),
+        "mask_truncated": keys.flag("mask_truncated_completions") or None,
+        "activation_checkpointing": keys.flag("gradient_checkpointing", True),
+        "engine": "vllm" if keys.flag("use_vllm") else "torch",
+        "eval_every": _interval(keys, "eval", per_step),
+        "checkpoint_every": _interval(keys, "save", per_step),
+        "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
+    }
+
+
+def _batches(keys: _Keys, job: Job) -> tuple[int, int]:
+    """Samples that are generated at a time, and those of an optimizer step."""
+    actor = next(part for part in job.components if part.name == "actor")
+    each = (keys.count("per_device_train_batch_size") or BATCH) * len(getattr(actor.requested, "devices", (0,)))
+    accumulated = keys.count("gradient_accumulation_steps") or 1
+    written = keys.count("generation_batch_size")
+    return written or each * (keys.count("steps_per_generation") or accumulated), each * accumulated
+
+
+def _interval(keys: _Keys, kind: str, per_step: int) -> int | None:
+    """Steps between two evaluations or checkpoints; TRL counts optimizer steps, and `no` switches them off."""
+    strategy = keys.root.values.get(keys.key(f"{kind}_strategy"))
+    if strategy in ("no", False):
+        return 0
+    steps = keys.count(f"{kind}_steps")
+    return math.ceil(steps / per_step) if steps and (kind == "save" or strategy is not None) else None
+
+
+def _estimator(keys: _Keys) -> AdvantageEstimator | None:
+    key = keys.key("scale_rewards")
+    written = keys.root.values.get(key)
+    if isinstance(written, bool) or (key in keys.root and written is None):  # a flag `none` is read as nothing
+        return SCALES[str(written).lower()]
+    found: AdvantageEstimator | None = keys.named("scale_rewards", SCALES)
+    return found
+
+
+def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
+    """TRL's defaults, where Roost's differ."""
+    keys = _Keys(root)
+    found = dict(DEFAULTS)
+    if "max_steps" in values:
+        del found["max_epochs"]
+    found["clip_range_high"] = values.get("clip_range", EPSILON)
+    if "eval_every" in values:
+        found["eval_tasks"] = 0  # all
+    path = keys.text("dataset_name")
+    if path:
+        found["data"] = {
+            "path": path,
+            "prompt": "prompt",
+            "optional_answer": ANSWER,
+            "split": keys.text("dataset_train_split") or "train",
+            "shuffle": keys.flag("shuffle_dataset", True),
+            "drop_last": True,
+        }
+        name, longest = keys.text("dataset_config"), keys.count("max_prompt_length")
+        found["data"] |= {"name": name} if name else {}
+        found["data"] |= {"max_prompt_tokens": longest, "overlong": "truncate"} if longest else {}
+        if "rewards" not in values:
+            found["rewards"] = {"reward": {"_target_": _reward(keys)}}
+    return found
+
+
+def _reward(keys: _Keys) -> str:
+    """The class for TRL's reward function; one that Roost does not have is said."""
+    written = keys.text("reward_funcs")
+    if written in REWARDS:
+        return REWARDS[str(written)]
+    target = REWARDS["accuracy_reward"]
+    what = f"answers are compared with the right one by {target.rpartition('.')[2]}"
+    why = (
+        f"{written} is a function of TRL or of the script" if written else "the script's reward functions are not read"
+    )
+    fix = "write train.rewards.NAME._target_=package.module.Class for another one"
+    keys.root.findings.note("RST-T061", keys.where("reward_funcs" if written else "dataset_name"), what, why, fix)
+    return target
+
+
+def with_rollout(job: Job) -> Job:
+    """The job with engines on the learner's devices, where TRL's learner generates by itself."""
+    if any(part.name == "rollout" for part in job.components):
+        return job
+    actor = next(part for part in job.components if part.name == "actor")
+    model = ModelUse(actor.model.path, actor.model.config)
+    engine = Component("rollout", "use_vllm", actor.where, actor.requested, role=Role.ENGINE, model=model)
+    return replace(job, components=(*job.components, engine))

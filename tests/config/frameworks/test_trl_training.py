@@ -1,0 +1,129 @@
+"""Training settings of TRL's commands: each argument is followed, or named at its line."""
+
+import json
+
+from roost.config.compose import load
+from roost.config.findings import Findings
+from roost.config.notations.notation import read_job
+from roost.config.train import value_of
+from tests.cli.terminal import run
+from tests.grid import grid
+
+SMALL = "--model_name_or_path /models/small --dataset_name train.jsonl --reward_funcs accuracy_reward"
+
+
+def script(folder, arguments="", processes=1):
+    file = folder / "run.sh"
+    words = f" {SMALL} {arguments}".replace(" --", " \\\n  --")
+    file.write_text(f"#!/bin/bash\ntrl grpo --num_processes {processes}{words}\n")
+    return file
+
+
+def job_of(file):
+    findings = Findings()
+    job = read_job(load(file, (), findings), findings, trains=True)
+    assert not findings.errors, [str(finding) for finding in findings.errors]
+    return job, findings
+
+
+@grid(
+    ("arguments", "name", "value"),
+    [
+        ("", "model", "/models/small"),
+        ("", "num_generations", 8),
+        ("", "prompts_per_step", 1),
+        ("", "max_new_tokens", 256),
+        ("", "max_epochs", 3),
+        ("", "learning_rate", 1e-6),
+        ("", "clip_range", 0.2),
+        ("", "clip_range_high", 0.2),
+        ("", "loss_aggregation", "token-mean"),
+        ("", "advantage_estimator", "grpo"),
+        ("", "kl_coef", 0.0),
+        ("", "engine", "torch"),
+        ("", "lr_scheduler_type", "linear"),
+        ("--use_vllm", "engine", "vllm"),
+        ("--num_generations 4", "prompts_per_step", 2),
+        ("--per_device_train_batch_size 4 --gradient_accumulation_steps 8", "prompts_per_step", 4),
+        ("--per_device_train_batch_size 4 --gradient_accumulation_steps 8", "minibatches", 1),
+        ("--per_device_train_batch_size 8 --steps_per_generation 4", "minibatches", 4),
+        ("--generation_batch_size 64", "prompts_per_step", 8),
+        ("--steps_per_generation 4 --num_iterations 2 --max_steps 16", "max_steps", 2),
+        ("--max_steps 7", "max_steps", 7),
+        ("--max_steps -1", "max_epochs", 3),
+        ("--max-completion-length 99", "max_new_tokens", 99),
+        ("--temperature 0.7", "temperature", 0.7),
+        ("--learning_rate 3e-6", "learning_rate", 3e-6),
+        ("--epsilon 0.1 --epsilon_high 0.28", "clip_range", 0.1),
+        ("--epsilon 0.1 --epsilon_high 0.28", "clip_range_high", 0.28),
+        ("--epsilon 0.1", "clip_range_high", 0.1),
+        ("--delta 3.0", "dual_clip", 3.0),
+        ("--beta 0.04", "kl_coef", 0.04),
+        ("--beta 0.04", "kl_estimator", "k3"),
+        ("--loss_type grpo", "loss_aggregation", "seq-mean-token-mean"),
+        ("--loss_type dr_grpo", "loss_aggregation", "seq-mean-token-sum-norm"),
+        ("--loss_type cispo", "loss_type", "cispo"),
+        ("--scale_rewards none", "advantage_estimator", "group_mean"),
+        ("--scale_rewards False", "advantage_estimator", "group_mean"),
+        ("--importance_sampling_level sequence", "importance_sampling_level", "sequence"),
+        ("--mask_truncated_completions", "mask_truncated", True),
+        ("--gradient_checkpointing False", "activation_checkpointing", False),
+        ("--num_iterations 2", "ppo_epochs", 2),
+        ("--use_peft --lora_r 8", "lora_rank", 8),
+        ("--save_steps 20", "checkpoint_every", 20),
+        ("--save_strategy no", "checkpoint_every", 0),
+        ("--eval_strategy steps --eval_steps 5", "eval_every", 5),
+    ],
+)
+def test_an_argument_and_its_setting(arguments, name, value, tmp_path):
+    job, _ = job_of(script(tmp_path, arguments))
+    assert (job.training.minibatches if name == "minibatches" else value_of(job.training, name)) == value
+
+
+def test_processes_multiply_the_batch(tmp_path):
+    job, _ = job_of(script(tmp_path, "--per_device_train_batch_size 8", processes=4))
+    assert job.training.rollout.prompts_per_step == 4
+
+
+def test_data_and_reward(tmp_path):
+    job, findings = job_of(script(tmp_path, "--dataset_train_split test --max_prompt_length 64"))
+    data = job.training.data
+    assert (data["path"], data["split"], data["max_prompt_tokens"]) == ("train.jsonl", "test", 64)
+    assert job.training.rewards["reward"]["_target_"].endswith("MathAnswer")
+    assert "RST-T061" not in {note.code for note in findings.notes}
+    _, findings = job_of(script(tmp_path, "--reward_funcs think_format_reward"))
+    assert any("think_format_reward" in note.why for note in findings.notes if note.code == "RST-T061")
+
+
+def test_what_is_ignored_is_named_at_its_line(tmp_path):
+    _, findings = job_of(script(tmp_path, "--top_entropy_quantile 0.2 --logging_steps 1"))
+    named = {one.where.key_path: one.where.line for one in findings.warnings if one.code == "RST-T014"}
+    assert named == {"--top_entropy_quantile": 6}
+    assert any("--logging_steps" in note.what for note in findings.notes if note.code == "RST-T041")
+
+
+def test_a_yaml_and_a_script_of_python_give_the_same_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = {"num_generations": 4, "epsilon": 0.1, "loss_type": "dr_grpo", "max_steps": 3}
+    given = {"model_name_or_path": "/models/small", "dataset_name": "train.jsonl", **keys}
+    (tmp_path / "grpo.yaml").write_text(json.dumps({**given, "num_processes": 1}))
+    words = ", ".join(f"{key}={value!r}" for key, value in keys.items())
+    (tmp_path / "train_grpo.py").write_text(f"args = GRPOConfig({words})\n")
+    command = "python train_grpo.py --model_name_or_path /models/small --dataset_name train.jsonl"
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    found = [job_of(tmp_path / name)[0].training for name in ("grpo.yaml", "run.sh")]
+    assert found[0].max_steps == found[1].max_steps == 3
+    assert found[0].learner.loss == found[1].learner.loss
+    assert found[0].learner.loss.clip_range == 0.1
+
+
+def test_settings_of_roost_beside_flags(tmp_path):
+    job, _ = job_of(script(tmp_path, "--reward_funcs accuracy_reward train.max_staleness=2 +train.name=mine"))
+    assert (job.training.max_staleness, job.training.name) == (2, "mine")
+
+
+def test_check_says_that_a_script_can_train(tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "solution": "2"}))
+    result = run("check", "--train", script(tmp_path), width=300)
+    assert result.exit_code == 0, result.output
+    assert "can train" in result.stdout
