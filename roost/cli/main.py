@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import io
 import keyword
@@ -98,8 +99,12 @@ def run() -> None:
     sys.excepthook = print_exception
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
+    gc.disable()  # imports make many objects, and all of them stay
+    app = build_app(needed_commands(sys.argv[1:]))
+    gc.freeze()
+    gc.enable()
     try:
-        build_app(needed_commands(sys.argv[1:]))()
+        app()
     except OSError as error:
         if error.errno is None:  # raised by Roost with a message, such as a ConnectionError
             sys.exit(f"error: {plain_line(str(error))}")

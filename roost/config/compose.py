@@ -18,7 +18,6 @@ from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.frameworks.files import is_chain, read_chain
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
-from roost.config.shell.script import is_script
 from roost.config.source import Source, is_tame, read_yaml
 from roost.config.yaml_events import KeyPath, Position
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_INCLUDES = 200
 OWN_CONFIGS = Path(__file__).parents[1] / "conf"  # groups that come with Roost, such as agents
+SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".job")
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:([^},]+)(?:,([^}]*))?\}")
 
 
@@ -277,6 +277,20 @@ def load(
     if overrides:
         return _composed(source, [], overrides, [], findings)
     return replace(source, values=resolve(source.values))
+
+
+def is_script(file: Path) -> bool:
+    """Return True for shell scripts: by their name, or by their first line."""
+    if file.suffix in SCRIPT_SUFFIXES:
+        return True
+    if file.suffix or not file.is_file():
+        return False
+    try:
+        with file.open("rb") as stream:
+            first = stream.readline(200)
+    except OSError:
+        return False
+    return re.match(rb"#!.*\b(ba|z|da|k)?sh\b", first) is not None
 
 
 def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Source | None:

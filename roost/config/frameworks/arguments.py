@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.section import Unresolved
-from roost.config.shell.reading import Command
-from roost.config.shell.values import Unknown, Value
 from roost.config.yaml_events import KeyPath, Position
+
+if TYPE_CHECKING:
+    from roost.config.shell.reading import Command
+    from roost.config.shell.values import Unknown, Value
 
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
 _NUMBER = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d{1,3})?")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.findings import Findings, Where, shown
 from roost.config.frameworks.arguments import Arguments, how_to_give
-from roost.config.shell.reading import Command
-from roost.config.shell.values import Value
 from roost.config.source import Source, read_yaml
+
+if TYPE_CHECKING:  # configs that are no scripts do not wait for the shell
+    from roost.config.shell.reading import Command
+    from roost.config.shell.values import Value
 
 MAX_FILES = 200  # of a chain
 OVERRIDE = "_override_"  # in a section: it replaces the parents' instead of being merged into it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,21 +15,6 @@ from roost.config.source import read_text
 
 COMMAND_LINE = "command line"
 MAX_SCRIPT_BYTES = 1 << 18
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".job")
-
-
-def is_script(file: Path) -> bool:
-    """Return True for shell scripts: by their name, or by their first line."""
-    if file.suffix in SUFFIXES:
-        return True
-    if file.suffix or not file.is_file():
-        return False
-    try:
-        with file.open("rb") as stream:
-            first = stream.readline(200)
-    except OSError:
-        return False
-    return re.match(rb"#!.*\b(ba|z|da|k)?sh\b", first) is not None
 
 
 def read_script(

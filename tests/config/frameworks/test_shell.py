@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roost.config.compose import is_script
 from roost.config.findings import Findings
-from roost.config.shell.script import is_script, read_script
+from roost.config.shell.script import read_script
 from tests.limits import HANG_S
 
 BASH = shutil.which("bash")
