@@ -1,6 +1,6 @@
 import pytest
 
-from roost.rollout.rewards.unit_test_source import NotRun, found_tests, imported_modules
+from roost.rollout.rewards.code_tests import NotRun, found_tests, imported_modules
 
 CASE = "import unittest\nclass Adding(unittest.TestCase):\n"
 
