@@ -1,4 +1,4 @@
-"""Environments of app worlds: a pool of servers, and tasks from AppWorld's own data."""
+"""Environments of app worlds: a pool of servers and their processes, and tasks from AppWorld's own data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of the server: AppWorld's, with an additional `episode` field."""
+"""Server of app worlds: one world and sandbox per episode, and AppWorld's routes with an additional field `episode`."""
 
 from __future__ import annotations
 
