@@ -121,6 +121,9 @@ class SamplingSettings:
         maximum=1,
         loop="llm.vllm_class.min_p",
     )
+    stop_strings: tuple[str, ...] = setting(
+        (), "Strings that end a completion, beside those of an agent; the token in which one ends is its last."
+    )
     min_new_tokens: int = setting(
         0, "Minimum tokens per completion: before, no end-of-text token is sampled, and no stop string ends it."
     )

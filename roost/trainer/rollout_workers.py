@@ -80,7 +80,7 @@ class FleetSamplers:
                 repetition_penalty=settings.repetition_penalty,
                 # Engines number the completions of one request in the same way.
                 seed=None if self._seed is None else sample_seed(self._seed, number, attempt, turn) + episode,
-                stop=form.stop,
+                stop=tuple(dict.fromkeys((*form.stop, *settings.stop_strings))),
                 json_schema=form.json_schema,
                 images=form.images,
                 logprobs=self._logprobs_every > 0 and number % self._logprobs_every == 0,

@@ -628,6 +628,7 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             id="agents-as-they-are",
         ),
         case(RLINF, {"algorithm.shuffle_rollout": False}, shuffle_minibatches=False, id="order"),
+        case(ROLL, {f"{DRAWN}.stop_strings": ["</code>"]}, stop_strings=("</code>",), id="stop-strings"),
         case(ROLL, {f"{DRAWN}.repetition_penalty": 1.1}, repetition_penalty=1.1, id="repetition"),
         case(ROLL, {f"{DRAWN}.top_k": -1, f"{DRAWN}.top_p": 1}, top_k=0, top_p=1, temperature=0.95, id="all-tokens"),
         case(

@@ -91,7 +91,8 @@ TABLE = (
     ),
     Entry(
         SAMPLING,
-        """ENGINE.generating_args.{stop_strings,include_stop_str_in_output}
+        """ENGINE.generating_args.include_stop_str_in_output
+        validation.generating_args.{stop_strings,repetition_penalty}
         ENGINE.generating_args.{presence_penalty,frequency_penalty,min_p,eos_token_id,pad_token_id}""".replace(
             "ENGINE", "{actor_infer,student_infer,validation}"
         ),

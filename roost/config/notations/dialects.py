@@ -102,6 +102,7 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         *(Unlike(f"{role}.model_update_frequency", (None, 1), _STALENESS) for role in _POLICIES),
         *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),
         Unlike("is_use_additional_prompts"),
+        *(Unlike(f"{role}.generating_args.include_stop_str_in_output", (None, True)) for role in training_roll.ENGINES),
         Unlike("force_disable_old_logprobs_recompute", instead="write importance_sampling_level: none in train"),
     ),
     Notation.LOOP: (

@@ -296,6 +296,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "temperature": (*of_engine("generating_args.temperature"), "train_env_manager.generating_args.temperature"),
     "top_p": (*of_engine("generating_args.top_p"), "train_env_manager.generating_args.top_p"),
     "top_k": (*of_engine("generating_args.top_k"), "train_env_manager.generating_args.top_k"),
+    "stop_strings": (
+        *of_engine("generating_args.stop_strings"),
+        "train_env_manager.generating_args.stop_strings",
+    ),
     "repetition_penalty": (
         *of_engine("generating_args.repetition_penalty"),
         "train_env_manager.generating_args.repetition_penalty",
@@ -478,7 +482,15 @@ def _sampling(root: Section) -> dict[str, Any]:
         "top_p": top_p,
         "top_k": interval(block, "top_k"),  # -1 and 0: all tokens
         "repetition_penalty": block.number("repetition_penalty"),
+        "stop_strings": _texts(block, "stop_strings"),
     }
+
+
+def _texts(block: Section, key: str) -> tuple[str, ...] | None:
+    written = block.get(key)
+    if not written:
+        return None
+    return tuple(map(str, written)) if isinstance(written, list | tuple) else (str(written),)
 
 
 def _max_tokens(root: Section, block: Section) -> int | None:
