@@ -27,6 +27,7 @@ class DataSource:
     query: str | None = None  # column: text that follows a text prompt on a new line, in rows that have it
     answer: str | None = None  # column
     images: tuple[str, ...] = ()  # columns; none named: `images` or `image` of prompts with places for them
+    choices: str | None = None  # column: a list, written as A., B., ... after a text prompt; part of the answer
     tag: str = ""  # of all rows
     tag_column: str | None = None
     optional_answer: str | None = None  # columns that some rows or files may lack
@@ -73,6 +74,7 @@ SOURCE_KEYS = {
     "query": TEXT,
     "answer": TEXT,
     "images": ANY,
+    "choices": TEXT,
     "tag": TEXT,
     "tag_column": TEXT,
     "optional_answer": TEXT,

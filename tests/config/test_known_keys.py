@@ -77,6 +77,7 @@ READ_WITH = {
             "data.train_data_paths": ["train.jsonl"],
             "algorithm.adv_type": "gae",
         },
+        {"data.train_data_paths": ["train.parquet"], "data.type": "vlm", "data.dataset_name": "base"},
         *({"reward.reward_type": kind} for kind in ("math", "vqa", "code_offline", "rstar2")),
         {"algorithm.adv_type": "reinpp", "algorithm.kl_beta": 0.1},
         {"algorithm.adv_type": "grpo_dynamic"},

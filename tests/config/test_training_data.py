@@ -86,6 +86,29 @@ def test_rlinf_cuts_prompts_that_it_does_not_filter():
     assert not settings.data and "RST-T003" in codes(findings)
 
 
+def test_rlinf_data_with_images():
+    """Robo2vlm has columns of its own; the base data set has those that are named, and no choices."""
+    of_images = {"type": "vlm", "image_keys": ["image"], "use_chat_template": True, "choice_key": "choices"}
+    data = {**RLINF["data"], **of_images, "dataset_name": "robo2vlm"}
+    settings, findings = training({**RLINF, "data": data}, rewards=REWARDS)
+    assert not findings.errors
+    found = {key: settings.data[key] for key in ("prompt", "choices", "answer", "images", "chat_template")}
+    assert found == {
+        "prompt": "question",
+        "choices": "choices",
+        "answer": "correct_answer",
+        "images": ["image"],
+        "chat_template": True,
+    }
+    assert "<answer>" in settings.data["system_prompt"]
+    base = {**data, "dataset_name": "base", "system_prompt": "be brief"}
+    settings, findings = training({**RLINF, "data": base}, rewards=REWARDS)
+    assert "RST-T060" in codes(findings)
+    settings, findings = training({**RLINF, "data": {**base, "choice_key": None}}, rewards=REWARDS)
+    assert not findings.errors
+    assert (settings.data["prompt"], settings.data["system_prompt"]) == ("prompt", "be brief")
+
+
 def test_roll_data_are_the_task():
     settings, findings = training(ROLL, rewards=REWARDS, task=None)
     assert "RST-T013" not in codes(findings)

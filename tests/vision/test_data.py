@@ -206,3 +206,12 @@ def test_samples_have_thumbnails(folders, tmp_path):
     [record] = json.loads(json.dumps(samples_of([group], "train", 1, 0, token_numbers)))
     assert [size(from_data(url)) for url in record["images"]] == [(16, 16), (24, 24)]
     assert record["messages"][0]["content"] == "[image] or [image]"
+
+
+def test_choices_follow_the_question(folders, tmp_path):
+    row = {"question": "open ?", "choices": "['Yes', 'No']", "correct_answer": 1, "image": {"bytes": RED}}
+    keys = {"prompt": "question", "choices": "choices", "answer": "correct_answer", "images": "image"}
+    task = scenario(folders, written(tmp_path, row), **keys).task(Split.TRAIN, 0)
+    [message] = task.data["messages"]
+    assert message["content"][1]["text"] == "open ?\nChoices:\nA. Yes\nB. No\n"
+    assert task.data["answer"] == {"choices": "['Yes', 'No']", "correct_answer": 1}

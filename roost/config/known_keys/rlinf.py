@@ -7,7 +7,8 @@ from dataclasses import replace
 from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
 from roost.config.known_keys.tables import Effect, Entry, Known
 
-IMAGES = Known(Effect.TRAINING, "Roost's policies read text alone", "train on text data")
+TEMPLATE = replace(DATA, reason="the template writes the places of images", harmless=(None, True))
+CHOICES = Known(Effect.NOTHING, "robo2vlm has columns of fixed names, and no reward reads solutions")
 TABLES = Known(
     Effect.TRAINING, "it belongs to an agent of RLinf's that Roost does not have", "write the agent in train.task"
 )
@@ -16,8 +17,6 @@ EPISODES = Known(
 )
 FINE_TUNING = Known(Effect.TRAINING, "it belongs to RLinf's supervised data", "write it for roost sft")
 BATCH = Known(Effect.NOTHING, "RLinf evaluates the whole validation set at once")
-LABEL = Known(Effect.NOTHING, "RLinf reads it for data of the type vlm only")
-TEMPLATE = replace(DATA, reason="RLinf reads it for data of the type vlm only", harmless=(None, True))
 AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 AGENT_LOOP = Known(
     Effect.TRAINING,
@@ -80,7 +79,8 @@ TABLE = (
         rollout.{tensor_parallel_size,pipeline_parallel_size,gpu_memory_utilization,enable_sleep_mode,rollout_backend}
         critic.use_critic_model algorithm.recompute_logprobs""",
     ),
-    Entry(IMAGES, "data.{image_keys,choice_key,solution_key,system_prompt}"),
+    Entry(CHOICES, "data.{choice_key,solution_key}"),
+    Entry(TEMPLATE, "data.use_chat_template"),
     Entry(TABLES, "data.{is_markdown,unique_columns,is_hybrid,enable_zh,norm_column}"),
     Entry(
         EPISODES,
@@ -94,8 +94,6 @@ TABLE = (
         data.max_seq_length runner.val_split""",
     ),
     Entry(BATCH, "data.val_rollout_batch_size"),
-    Entry(LABEL, "data.dataset_name"),
-    Entry(TEMPLATE, "data.use_chat_template"),
     Entry(
         REWARD,
         "reward.{standalone_realworld,reward_mode,reward_threshold,env_reward_weight,reward_weight,model.**}",

@@ -119,10 +119,19 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
         "data.shuffle",
         "data.seed",
         "data.type",
+        "data.image_keys",
+        "data.dataset_name",
+        "data.system_prompt",
         "rollout.custom_chat_template",
     ),
 }
 TEXT_DATA = ("math", "reasoning", "wideseek_r1", "rstar2")  # data types whose rows are text
+IMAGE_DATA = "vlm"  # the data type whose rows have images
+CHOICES, PLAIN = "robo2vlm", "base"  # its data sets for reinforcement learning
+CHOICES_PROMPT = (
+    "Look at the images and answer the question. First write your reasoning between <think> and </think>. Then write "
+    "the letter and the text of one choice between <answer> and </answer>, such as <answer>A. Yes</answer>."
+)
 DATA_SEED = 1
 
 
@@ -181,7 +190,10 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 def _data(section: Section, own_template: str | None) -> dict[str, Any]:
     """The keys of RLinf's text data sets: files one after the other, the first `data_size` rows of all."""
     kind = section.values.get("type") or TEXT_DATA[0]
-    if not section.values.get("train_data_paths") or kind not in TEXT_DATA:
+    if not section.values.get("train_data_paths") or kind not in (*TEXT_DATA, IMAGE_DATA):
+        return {}
+    rows = _image_rows(section) if kind == IMAGE_DATA else {}
+    if rows is None:
         return {}
     longest = section.whole_number("max_prompt_length", 1)
     uses_template = section.flag("apply_chat_template")
@@ -199,8 +211,30 @@ def _data(section: Section, own_template: str | None) -> dict[str, Any]:
         "seed": section.whole_number("seed", 0, DATA_SEED),
         "drop_last": True,
         "eval": section.get("val_data_paths") or None,
+        **rows,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _image_rows(section: Section) -> dict[str, Any] | None:
+    """Columns and prompts of RLinf's data with images; None for a data set of another purpose."""
+    name = (section.text("dataset_name") or "").lower()
+    if name not in (CHOICES, PLAIN):
+        return None
+    found: dict[str, Any] = {"images": section.get("image_keys"), "chat_template": True}
+    if name == CHOICES:  # its columns have fixed names, and its system prompt cannot be changed in RLinf
+        return {
+            **found,
+            "prompt": "question",
+            "choices": "choices",
+            "answer": "correct_answer",
+            "system_prompt": CHOICES_PROMPT,
+        }
+    if section.values.get("choice_key"):
+        what, why = "adds a column to the prompt", "Roost writes choices of robo2vlm alone"
+        fix = "write the choices in the column of prompts, and remove choice_key"
+        section.error("RST-T060", "choice_key", what, why, fix)
+    return {**found, "system_prompt": section.text("system_prompt")}
 
 
 def _refuse_evaluation(runner: Section) -> None:

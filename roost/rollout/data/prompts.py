@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,7 +54,7 @@ def prompt_column(source: DataSource, columns: Sequence[str]) -> str:
 def check_columns(source: DataSource, columns: Sequence[str]) -> None:
     """Raise DataError if a named column is not there."""
     prompt_column(source, columns)
-    for key in ("answer", "tag_column", "query", "system_column"):
+    for key in ("answer", "choices", "tag_column", "query", "system_column"):
         column = getattr(source, key)
         if column is not None and column not in columns:
             raise _missing(key, column, columns)
@@ -91,6 +93,8 @@ class PromptFormat:
             )
         if isinstance(value, str) and source.query and (query := row.get(source.query)):
             value = f"{value}\n{query}"
+        if isinstance(value, str) and source.choices and messages is None:
+            value += written_choices(row.get(source.choices))
         is_rendered = template not in (None, False) or (template is None and messages is not None)
         system = (row.get(source.system_column) if source.system_column else None) or source.system_prompt
         if system is not None and not is_rendered:
@@ -246,3 +250,17 @@ def message_text(message: Mapping[str, Any]) -> str:
     """Text of a message, with a mark for each image."""
     content = message.get("content", "")
     return read_text(content) if files_of([message]) else str(content)
+
+
+def written_choices(choices: Any) -> str:
+    """Choices as lines after a question, as RLinf writes those of robo2vlm; a list may stand in a text.
+
+    >>> written_choices("['Yes', 'No']")
+    '\\nChoices:\\nA. Yes\\nB. No\\n'
+    """
+    if isinstance(choices, str):
+        with suppress(ValueError, SyntaxError):
+            choices = ast.literal_eval(choices)
+    every = choices if isinstance(choices, list | tuple) else [] if choices is None else [choices]
+    lines = [f"{chr(ord('A') + place)}. {choice}\n" for place, choice in enumerate(every)]
+    return "\n" + "".join(["Choices:\n", *lines] if lines else [])

@@ -429,6 +429,8 @@ def _with_answer(row: Row, source: DataSource) -> Row:
         found = nested[inner]
     else:
         return row
+    if source.choices:
+        found = {"choices": row.get(source.choices), "correct_answer": found}
     named = {} if source.optional_answer is None else {source.optional_answer: found}
     return {**row, **named, "answer": found}
 
