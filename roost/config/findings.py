@@ -246,9 +246,12 @@ def counted(number: int, word: str) -> str:
 def shown(value: object, limit: int = 60) -> str:
     """A user's value as it is quoted in a message: short, on one line, and as YAML writes it where Python differs.
 
-    >>> shown(True), shown(None), shown("x")
-    ('true', 'null', "'x'")
+    >>> from roost.config.train_choices import AdvantageEstimator
+    >>> shown(True), shown(None), shown("x"), shown(AdvantageEstimator.GRPO)
+    ('true', 'null', "'x'", 'grpo')
     """
+    if isinstance(value, StrEnum):
+        return value.value
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     short = reprlib.Repr()
