@@ -7,7 +7,7 @@ Engines come after the actor, or share its GPUs. Nothing says how many GPUs a ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted
@@ -95,15 +95,18 @@ class _Count:
 
 @dataclass(slots=True)
 class _OpenRLHF(Reader):
-    used: int = 0  # GPUs that have been given out
+    used: int = 0  # GPUs up to the last that has been given out
+    gaps: list[range] = field(default_factory=list)  # GPUs before it that have not
+    width: int = USUAL_WIDTH  # GPUs of a machine
 
     def job(self) -> Job:
         self._check_version()
         counts = {role: self._count(role) for role in ROLES}
         started = self._started()
+        self.width = self._width([counts[role] for role in ROLES if started[role]], USUAL_WIDTH)
         self._learners(counts, started)
         self._report_unused(started)
-        width = self._width([counts[role] for role in ROLES if started[role]])
+        width = self._width([counts[role] for role in ROLES if started[role]], self.used)
         machines = max(1, -(-self.used // width))
         self._report_machines(machines, width, [counts[role] for role in ROLES if started[role]])
         settings: dict[str, object] = {"engines_sleep": self._engines_sleep()}
@@ -184,7 +187,16 @@ class _OpenRLHF(Reader):
                 what = f"gives GPUs to the {NAMES.get(role, role)}, which is never started"
                 self.root.findings.note("RST-N067", self._where(flag), what, why, fix)
 
-    def _take(self, count: int) -> range:
+    def _take(self, count: int, size: int = 1) -> range:
+        """The next GPUs; engines of `size` begin at a machine's border where it would cut one of them."""
+        for index, gap in enumerate(self.gaps):
+            if size == 1 and count <= len(gap):
+                self.gaps[index] = gap[count:]
+                return gap[:count]
+        left = self.width - self.used % self.width
+        if count > left and left % size and self.width % size == 0:
+            self.gaps.append(range(self.used, self.used + left))
+            self.used += left
         start, self.used = self.used, self.used + count
         return range(start, self.used)
 
@@ -320,7 +332,7 @@ class _OpenRLHF(Reader):
                 f"{counted(count, 'engine')} * tensor {size} = {count * size}; OpenRLHF ends with an assertion",
                 self._engines_fix(len(actor), size),
             )
-        devices: Sequence[int] = actor[: count * size] if is_shared else self._take(count * size)
+        devices: Sequence[int] = actor[: count * size] if is_shared else self._take(count * size, size)
         if len(devices) < count * size:
             return  # an error already
         path = self._text("--actor.model_name_or_path")
@@ -356,12 +368,12 @@ class _OpenRLHF(Reader):
 
     # --- machines
 
-    def _width(self, counts: Sequence[_Count]) -> int:
+    def _width(self, counts: Sequence[_Count], used: int) -> int:
         """GPUs of a machine: as many as a role has on each of several nodes, else the usual number."""
         widest = max(count.per_node for count in counts)
         if any(count.nodes > 1 for count in counts):
             return widest
-        return max(widest, min(self.used, USUAL_WIDTH))
+        return max(widest, min(used, USUAL_WIDTH))
 
     def _report_machines(self, machines: int, width: int, counts: Sequence[_Count]) -> None:
         if machines == 1:

@@ -34,6 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
     "generator.sampling_params.max_generate_length": 1024,
     "generator.inference_engine.num_engines": 1,
     "generator.inference_engine.gpu_memory_utilization": 0.8,
+    "generator.inference_engine.distributed_executor_backend": "mp",
     "placement.num_nodes": 1,  # of supervised fine-tuning
     "placement.num_gpus_per_node": 4,
 }
@@ -62,7 +63,7 @@ PLACING = tuple(
         trainer.policy.megatron_config.context_parallel_size trainer.fully_async.{{enabled,simulate_training}}
         generator.inference_engine.{{num_engines,tensor_parallel_size,pipeline_parallel_size,data_parallel_size}}
         generator.inference_engine.{{run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
-        generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend}}
+        generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend,distributed_executor_backend}}
         generator.{{{",".join(OLD.values())}}} generator.sampling_params.max_generate_length
         placement.{{num_nodes,num_gpus_per_node}} model.path model.lora.rank strategy""",
     ).patterns()
@@ -127,6 +128,7 @@ class _SkyRL(Reader):
                 self._learner(role, devices)
         own = machines.pools["engines"].devices if "engines" in machines.pools else learner
         self._engines(own[: engines * size], size)
+        self._check_executor(machines.width)
         self._report_machines(machines)
         settings: dict[str, object] = {"engines_sleep": shares_all}
         if self._is_async():
@@ -342,6 +344,22 @@ class _SkyRL(Reader):
         for name, part in (parts if prefill else {"rollout": devices}).items():
             requested = DeviceList(part, size)
             self.add(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
+
+    def _check_executor(self, width: int) -> None:
+        """An engine over several nodes needs Ray; the processes of `mp` are on one."""
+        tensor, pipeline = (self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline"))
+        key = "distributed_executor_backend"
+        section = self.root.below("generator", "inference_engine")
+        default = DEFAULTS[f"generator.inference_engine.{key}"]
+        backend = first_text((section, key)) or default
+        if any(part.role is Role.ENGINE for part in self.components) and backend == "mp" and tensor * pipeline > width:
+            self.root.findings.warn(
+                "RST-N068",
+                section.where(key),
+                f"is mp, which keeps an engine on one node, but engines have {counted(tensor * pipeline, 'GPU')}",
+                f"tensor {tensor} * pipeline {pipeline} > {width} of a node; the default of {VERSION} is {default}",
+                f"write generator.inference_engine.{key}=ray",
+            )
 
     def _prefill(self, engines: int) -> int:
         """Engines that only read prompts; 0 where each engine does both."""

@@ -62,7 +62,12 @@ class Assignments(Builtins):
                 array[key] = value
                 following = int(key) + 1 if key.isdecimal() else following
                 continue
-            for value in self.expander.words(word, state):
+            values = self.expander.words(word, state)
+            unset = self.expander.one(word, state).unknown if not values else None
+            last = str(following - 1)
+            if unset is not None and unset.is_unset and last in array:
+                array[last] = replace(array[last], dropped=unset)  # it may be a flag
+            for value in values:
                 array[str(following)] = value
                 following += 1
         if len(array) > 20_000:

@@ -143,12 +143,13 @@ class Expander:
         found: list[Value] = []
         current: list[str | Unknown] = []
         has_word = False
+        dropped: Unknown | None = None  # after the value that `current` is from
         position = word.position
 
         def close() -> None:
             nonlocal current, has_word
             if has_word:
-                found.append(_merged(current, position))
+                found.append(replace(_merged(current, position), dropped=dropped))
             current, has_word = [], False
 
         is_alone, fields = len(word.parts) == 1, _fields(state)
@@ -169,13 +170,14 @@ class Expander:
                     if (is_alone and value.position[1] is not None) or (is_alone and value.position[0] is not None):
                         position = value.position
                     current += value.parts
-                    has_word = True
+                    has_word, dropped = True, value.dropped
                 continue
             for index, value in enumerate(values):
                 if index:
                     close()
                 if is_alone and value.position[0] is not None:
                     position = value.position
+                dropped = value.dropped
                 for piece in value.parts:
                     if isinstance(piece, Unknown):
                         if piece.is_unset and is_alone:

@@ -47,6 +47,7 @@ MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
+_GIVEN_COMMAND = "COMMAND"  # that NeMo-RL's ray.sub runs: COMMAND="..." sbatch ray.sub
 _SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 _PLACEHOLDER = "__ROOST_UNKNOWN_"
 _QUIET = (
@@ -425,6 +426,11 @@ class Interpreter(Assignments):
             return found
         if name in _SHELLS or any(word.known in _SHELLS for word in words[1:]):
             self._shell(words, position, inner)
+        given = inner.scalar(_GIVEN_COMMAND) if name == "sbatch" and _GIVEN_COMMAND in inner.exported else None
+        if given is not None and self.depth < MAX_NESTED:
+            before = len(self.left)
+            self._text(given, position, inner.child())
+            del self.left[before:]
         if name not in _QUIET:
             self._record(words, position, inner)
         return None

@@ -200,6 +200,18 @@ def test_programs_named_as_nemos_are_told_apart_by_their_config(command, config,
         assert roost.plan(script).notation == notation
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_command_for_slurm(quote, recipe, monkeypatch):
+    """NeMo-RL's ray.sub runs the command that it is given in a variable."""
+    folder = recipe.parent.parent
+    command = f"{quote}uv run ./examples/run_grpo.py --config recipes/grpo.yaml cluster.num_nodes=4{quote}"
+    (folder / "run.sh").write_text(
+        f"#!/bin/bash\nCONTAINER=nemo-rl \\\nCOMMAND={command} \\\nsbatch --nodes=4 ray.sub\n"
+    )
+    monkeypatch.chdir(folder)
+    assert processes_of(roost.plan(folder / "run.sh"))["actor"] == "32 x 1 on 0-31"
+
+
 def test_a_script_whose_config_is_not_known(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text("#!/bin/bash\nuv run examples/run_grpo.py --config $(pick).yaml cluster.num_nodes=2\n")

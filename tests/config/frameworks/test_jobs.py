@@ -141,6 +141,13 @@ def test_groups_of_engines_for_prefill_and_decode(tmp_path, monkeypatch):
     assert (found["rollout.prefill"], found["rollout.decode"]) == ("1 x 4 on 8-11", "2 x 2 on 12-15")
 
 
+def test_a_variable_that_is_not_set_in_an_array_of_flags(tmp_path):
+    script = f'ARGS=(\n  --actor-num-nodes $NODES_OF_JOB\n  --colocate\n)\n{SLIME.split(" --")[0]} "${{ARGS[@]}}"'
+    found = codes(tmp_path, script)["RST-C022"]
+    assert (found.where.line, found.where.path) == (3, ("--actor-num-nodes",))
+    assert "NODES_OF_JOB=" in found.fix
+
+
 def test_prefill_and_decode_parts_make_one_engine(tmp_path):
     rollout = "actor_rollout_ref.rollout"
     parts = f"{rollout}.disaggregation.enabled=true {rollout}.disaggregation.decode_replicas=3"

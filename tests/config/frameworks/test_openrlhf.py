@@ -89,3 +89,11 @@ def test_a_ring_that_does_not_divide_the_actor(tmp_path):
 def test_a_misspelt_flag_with_dots(tmp_path):
     found = codes(tmp_path, f"{JOB} --actor.num_gpu_per_node 4")
     assert "num_gpus_per_node" in found["RST-C023"].why
+
+
+def test_engines_are_not_cut_by_the_end_of_a_machine(tmp_path):
+    """Ray packs their group on a machine that holds it, and a later role fills the gap."""
+    roles = "--actor.num_gpus_per_node 4 --critic.num_gpus_per_node 4 --reward.remote_url http://x"
+    engines = "--vllm.num_engines 1 --vllm.tensor_parallel_size 8 --algo.kl.init_coef 0"
+    plan = plan_of(tmp_path, f"python3 -m openrlhf.cli.train_ppo_ray {roles} {engines}")
+    assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "1 x 8 on 8-15", "critic": "4 x 1 on 4-7"}

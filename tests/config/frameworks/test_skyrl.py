@@ -80,3 +80,12 @@ def test_the_machines_that_are_assumed(policy, engines, machines, tmp_path):
     keys = f"trainer.placement.{policy} generator.inference_engine.{engines} trainer.algorithm.use_kl_loss=false"
     plan = plan_of(tmp_path, f"{JOB} {keys} trainer.placement.colocate_all=false")
     assert (len(plan.inventory.nodes), plan.inventory.nodes[0].accelerators) == machines
+
+
+@pytest.mark.parametrize(("backend", "is_wrong"), [("", True), ("ray", False)])
+def test_an_engine_over_nodes_needs_ray(backend, is_wrong, tmp_path):
+    key = f"generator.inference_engine.distributed_executor_backend={backend}" if backend else ""
+    nodes = "trainer.placement.policy_num_nodes=2 trainer.placement.policy_num_gpus_per_node=8"
+    size = "generator.inference_engine.tensor_parallel_size=16 trainer.algorithm.use_kl_loss=false"
+    found = codes(tmp_path, f"python3 -m skyrl.train.entrypoints.main_base {nodes} {size} {key}")
+    assert ("RST-N068" in found) == is_wrong
