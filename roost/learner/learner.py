@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.fx.experimental._config as shape_settings
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -441,7 +442,8 @@ class Learner:
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         if not self._settings.router_replay:
             packed = replace(packed, experts=None)
-        with self._precision():
+        # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
+        with self._precision(), shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             rows = Rows.of(packed, self._device, samples, self._context)
             if self._vision is not None:
                 rows = rows.with_images(packed, self._vision)

@@ -75,9 +75,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     routers = [each for each in module.modules() if type(each).__name__.endswith(ROUTER)]
     is_compiled = device.type == "cuda" and settings.cuda_graphs and module.num_parameters() >= COMPILED_SIZE
     if is_compiled:
-        register(is_compiled=True)
-        for layer in module.get_decoder().layers:
-            layer.forward = torch.compile(layer.forward, dynamic=True)
+        compile_layers(module)
     return LoadedModel(
         module=module,
         device=device,
@@ -90,6 +88,13 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         processor=Processor.of_model(settings.model, config),
         routers=RoutingRecorder(routers) if routers else None,
     )
+
+
+def compile_layers(module: Any) -> None:
+    """Compile the decoder layers, for any number of tokens."""
+    register(is_compiled=True)
+    for layer in module.get_decoder().layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def forward(

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import torch.fx.experimental._config as shape_settings
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -224,7 +225,9 @@ class Runner:
         is_decode = len(batch.token_ids) == len(chunks) == len(batch.rows)
         # Adapters hook into layers, which would be compiled again for every combination of adapters.
         is_eager = self._model.is_compiled and self._adapters.names
-        with torch.compiler.set_stance("force_eager") if is_eager else nullcontext():
+        stance = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
+        # A first prompt as long as a dimension of the model must not bind the two: all others would be compiled again.
+        with stance, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
                 logits, experts = self._graphs.run(batch, cache, adapters[0])
                 self._keep_routing(batch, experts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.torch_engine.engine import Progress, Request
+from roost.torch_engine.model import compile_layers
 
 PROMPT = list(range(40))
 GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -316,3 +318,23 @@ def test_closing_ends_what_runs(start: Any) -> None:
     assert answer.all().finish is Finish.ABORT
     with pytest.raises(RuntimeError, match="closed"):
         driver.ask(PROMPT, GREEDY)
+
+
+@pytest.mark.long
+def test_a_prompt_as_long_as_a_dimension_of_the_model_compiles_for_all_lengths(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    driver = start("llama")
+    module = driver.engine.model.module
+    compile_layers(module)
+    two = Sampling(max_tokens=2, temperature=0.0, ignore_eos=True)
+    driver.ask([1] * module.config.hidden_size, two).all()
+    compiled = counter.frame_count
+    assert compiled > 0
+    for length in (5, 30, 90):
+        driver.ask([2] * length, two).all()
+    assert counter.frame_count == compiled
