@@ -233,6 +233,11 @@ class ModelShape:
         return self.dense_parameters + self.expert_parameters
 
     @property
+    def active_parameters(self) -> int:
+        """Parameters that compute one token: of a mixture, only the experts that it is routed to."""
+        return self.dense_parameters + self.expert_parameters // max(1, self.experts) * self.active_experts
+
+    @property
     def kv_values_per_token(self) -> int:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
@@ -281,7 +286,8 @@ def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, i
     sparse = sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
     return {
         "expert_layers": sparse,
-        "experts": _size(config, "num_experts"),
+        # transformers 5 writes the second name.
+        "experts": _size(config, "num_experts" if config.get("num_experts") is not None else "num_local_experts"),
         "active_experts": _size(config, "num_experts_per_tok"),
         "expert_feed_forward": _size(config, "moe_intermediate_size"),
         "shared_feed_forward": _size(config, "shared_expert_intermediate_size", 0) if family == "qwen2_moe" else 0,
