@@ -144,6 +144,8 @@ def test_templates_of_roll():
     assert settings.data["chat_template"] == "chatml"
     thinking = {"chat_template": True, "template_arguments": {"enable_thinking": True}}
     assert settings.data["tag_templates"] == {"aime": {"chat_template": True}, "math": thinking}
+    settings, findings = training({**ROLL, "global_template": "qwen2-vl"}, rewards=REWARDS)
+    assert settings.data["chat_template"] is True and "RST-T082" not in codes(findings)
     _, findings = training({**ROLL, "global_template": "longCOT_qwen2.5"}, rewards=REWARDS)
     assert "RST-T013" in codes(findings)
 

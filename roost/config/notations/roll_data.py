@@ -60,7 +60,7 @@ def supervised_data(root: Section, learner: str, columns: Mapping[str, Any]) -> 
         "path": arguments.get("file_name"),
         **columns,
         "system_column": root.text("system_key"),
-        **_template(root, arguments),
+        **_template(root, arguments, is_supervised=True),
         "drop_last": True,
         "eval": validation.get("file_name") or None,
     }
@@ -95,24 +95,26 @@ def _domains(rewards: Section) -> dict[str, list[str]]:
     return found
 
 
-def _template(root: Section, arguments: Section) -> dict[str, Any]:
+def _template(root: Section, arguments: Section, is_supervised: bool = False) -> dict[str, Any]:
     """`global_template`, or that of the data; `tag_to_template` by the tag of a row."""
     section, key = (root, "global_template") if root.values.get("global_template") else (arguments, "template")
-    found = dict(_named(section, key) or NATIVE)
+    found = dict(_named(section, key, is_supervised) or NATIVE)
     by_tag = root.below("tag_to_template")
-    names = {str(tag): _named(by_tag, str(tag)) for tag in by_tag.values}
+    names = {str(tag): _named(by_tag, str(tag), is_supervised) for tag in by_tag.values}
     if names:
         found["tag_templates"] = {tag: dict(each or NATIVE) for tag, each in names.items()}
     return found
 
 
-def _named(section: Section, key: str) -> Mapping[str, Any] | None:
+def _named(section: Section, key: str, is_supervised: bool) -> Mapping[str, Any] | None:
     name = section.text(key) if key in section else None
     if name is None:
         return None
-    if VISION.search(name):
-        what, why = f"{shown(name)} is for prompts with images", "Roost's policies read text alone"
+    if VISION.search(name) and is_supervised:
+        what, why = f"{shown(name)} is for prompts with images", "Roost reads images in reinforcement learning alone"
         section.error("RST-T082", key, what, why, "use a text model and a text data set")
+    elif VISION.search(name):
+        return NATIVE  # of a model that reads images
     elif name not in TEMPLATES:
         why = f"Roost has {', '.join(TEMPLATES)}"
         fix = did_you_mean(name, TEMPLATES) or "write its text as chat_template in train.data, in Jinja"

@@ -197,7 +197,7 @@ def _history(section: Section) -> str:
         where = section.where("env_manager_cls") if name == IMAGES else section.below("env_config").where(RENDER)
         what = "shows states as images, but Roost shows them as text"
         fix = "write env_manager_cls: TrajEnvManager and leave out render_mode"
-        section.findings.warn("RST-T047", where, what, "its policies read text only", fix)
+        section.findings.warn("RST-T047", where, what, "its games have no pictures", fix)
     return MANAGERS[name]
 
 

@@ -27,6 +27,7 @@ from roost.config.train import (
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import UnknownShape, shape_from_config
 from roost.placement.rules.experts import check_experts
+from roost.placement.rules.images import check_images
 from roost.placement.rules.rewards import check_rewards
 
 COMPARING = (
@@ -53,6 +54,7 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     _check_learners(settings, by_name, at, findings)
     _check_in_flight(settings, at, findings)
     check_experts(settings, by_name, at, findings)
+    check_images(settings, by_name, at, findings)
     check_rewards(settings.rewards, by_name, at("rewards"), findings)
 
 
