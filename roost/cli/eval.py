@@ -157,7 +157,7 @@ def folder_name(model: str) -> str:
 
 
 def _refuse_unused(paths: Sequence[str], file_options: Mapping[str, Any]) -> None:
-    """Refuse options of data files where there are jobs alone, which have data and rewards of their own."""
+    """Refuse options of data files if only jobs are given, which have their own data and rewards."""
     written = [name for name, value in file_options.items() if value is not None]
     if written and all(Path(path).suffix in JOB_SUFFIXES for path in paths):
         jobs = "is a job with its" if len(paths) == 1 else "are jobs with their"

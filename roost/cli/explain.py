@@ -55,7 +55,7 @@ def _print_all(sentences: list[str], console: Console) -> None:
 
 
 def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
-    """The unused keys that are asked for: `keys`, `keys.SECTION`, or a section that is no component's name."""
+    """The unused keys to explain: `keys`, `keys.SECTION`, or a section that is no component's name."""
     first, _, rest = wanted.partition(".")
     if wanted == "keys":
         return list(plan.keys)

@@ -201,7 +201,7 @@ def scale_command(
         float, typer.Option("--wait", metavar="S", min=0.0, help="Seconds to wait for the run to apply it.")
     ] = 900.0,
 ) -> None:
-    """Add engines to a running job on free accelerators, or remove some; it goes on meanwhile.
+    """Add engines to a running job on free accelerators, or remove some, without stopping it.
 
     A new engine gets the current policy version before it gets requests; requests of an engine that leaves continue on
     the others. From any machine that sees the run's folder. Exit code 1 means that the run refused it or has not
@@ -321,7 +321,7 @@ def download_command(
 ) -> None:
     """Download a run from object storage: config, metrics, samples, logs, report, and the policy if it is complete.
 
-    `roost train --resume` needs no download of this kind: it gets what it needs by itself.
+    `roost train --resume` downloads what it needs itself.
     """
     notes, found = open_console(stderr=True), url_of(url)
     if found is None:

@@ -1,6 +1,6 @@
 """Rank, number of nodes, head, CPUs and GPUs of this node, from the variables of the scheduler that started it.
 
-Each environment has names of its own. All that are set are read, and two that disagree are an error: a wrong rank
+Each scheduler has its own variable names. All that are set are read, and a disagreement is an error: a wrong rank
 would put a job's processes on the wrong machines.
 """
 
@@ -348,7 +348,7 @@ def _pai(environ: Environ, nodes: int | None) -> Source | None:
 def _agreed_rank(found: Iterable[Source]) -> Fact | None:
     """The rank that all environments agree on.
 
-    An environment of one node (a step of one node in a larger job) knows nothing of the others, and is asked last.
+    An environment of one node (a step of one node in a larger job) has no rank in the whole job, and is read last.
     """
     ranked = [(source.rank, _plain_number(source.nodes)) for source in found if source.rank is not None]
     facts = [rank for rank, nodes in ranked if nodes != 1] or [rank for rank, _ in ranked]

@@ -1,4 +1,4 @@
-"""The `defaults` list of a Hydra config: which files it names and whether they are there."""
+"""The `defaults` list of a Hydra config: which files it names and which exist."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def _existing(
     source: Source,
     findings: Findings,
 ) -> list[DefaultEntry]:
-    """The defaults whose files, and the files those name, are there; the others are skipped with a warning."""
+    """The defaults whose files, with all files they name, exist; the others are skipped with a warning."""
     kept: list[DefaultEntry] = []
     missing: list[str] = []
     for entry in entries:

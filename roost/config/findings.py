@@ -55,7 +55,7 @@ class Where:
 
     @property
     def order(self) -> tuple[str, int, int]:
-        """Sorts places as they stand in the files."""
+        """Sort key: position in the files."""
         return self.file or "", self.line or 0, self.column or 0
 
     @property

@@ -226,7 +226,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 
 
 def register() -> None:
-    """Make them known to OmegaConf; a resolver that somebody gave one of these names stays."""
+    """Register them with OmegaConf; resolvers that already have these names stay."""
     from omegaconf import OmegaConf
 
     for name, resolver in RESOLVERS.items():

@@ -29,7 +29,7 @@ ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
 
 def read_node_groups(cluster: Section) -> tuple[NodeGroup, ...]:
-    """The declared groups, each checked by itself; whether their nodes exist is known only with the machines."""
+    """The declared groups, each checked separately; whether their nodes exist is checked against the machines."""
     groups: dict[str, NodeGroup] = {}
     for section in cluster.mappings("node_groups", fix="write - label: a800 with node_ranks: 0-7 below it"):
         group = _read_group(section)

@@ -19,7 +19,7 @@ NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip o
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A value whose interpolation could not be resolved; a finding only if somebody needs the value."""
+    """A value whose interpolation could not be resolved; a finding only if the value is used."""
 
     text: str
     reason: str

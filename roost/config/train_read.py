@@ -246,7 +246,7 @@ def settings_in_train(job: Job) -> frozenset[str]:
 def setting_location(name: str, job: Job) -> Where:
     """Location of a setting in the config: in `train`, or under the notation's own key if only that has it.
 
-    A name that is no setting's is a component's, which stands where it is placed.
+    Any other name is a component's, located at its placement.
     """
     source = job.source
     if name not in SETTINGS:
@@ -287,7 +287,7 @@ def _found(setting: Setting, root: Section, train: Section, notation: Notation) 
 
 
 def _place(train: Section, name: str) -> Where:
-    """The place of a setting; a mapping that overrides wrote key by key is where they are."""
+    """Location of a setting; that of an override if overrides set keys of its mapping."""
     inner = train.values.get(name)
     keys = inner if isinstance(inner, Mapping) else ()
     places = [train.where(name), *(train.where(name).under(str(each)) for each in keys)]
@@ -376,7 +376,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
-    """The actor's model, or the engine's, and its place; other learners may start from models of their own."""
+    """The actor's model, or the engine's, and its place; other learners may start from other models."""
     found = {part.name: part for part in job.components if part.model.path}
     part = found.get("actor") or found.get("rollout") or found.get("sft_train")
     if part is None:

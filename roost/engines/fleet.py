@@ -258,7 +258,7 @@ class Fleet:
         """Remove engines from the fleet and stop their servers. At least one engine must stay.
 
         Their requests are finished first (drain), or continue on other engines with the tokens they have (drop). None:
-        the machines of these engines are lost, and nothing is asked of them.
+        the machines of these engines are lost, and they get no requests.
         """
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held by an engine that leaves; use drop or drain")

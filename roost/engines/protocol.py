@@ -180,7 +180,7 @@ class SamplingMasks:
         return [part.tolist() for part in np.split(self.ids, self.sizes.cumsum()[:-1])] if len(self) else []
 
     def lacking(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Indices of tokens that are not among the ids of their own mask."""
+        """Indices of tokens that their own mask excludes."""
         owners = np.repeat(np.arange(len(self)), self.sizes)
         hits = np.bincount(owners[self.ids == np.asarray(token_ids, np.int64)[owners]], minlength=len(self))
         found: list[int] = np.flatnonzero((self.sizes > 0) & (hits == 0)).tolist()

@@ -432,7 +432,7 @@ class SglangEngine(ServerClient):
 
     @property
     def _can_flush(self) -> bool:
-        """Held requests keep their cache; emptying it fails as long as they are there."""
+        """Held requests keep their cache; flushing it fails until they end."""
         return self._paused is not InFlight.HOLD
 
     async def _update(self, path: str, body: Any, flushes: bool = False, limit_s: float | None = None) -> None:

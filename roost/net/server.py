@@ -32,9 +32,9 @@ GRACE_S = 1  # for responses in progress
 
 
 class LoopServer:
-    """Takes connections from the moment it is made, on any free port unless one is given.
+    """Listens as soon as it is created, on any free port unless one is given.
 
-    One that ends `in_order` lets answers out and tells the application; else whatever is under way is dropped.
+    With `in_order` it sends pending responses and shuts the application down; otherwise open requests are dropped.
     """
 
     def __init__(self, app: Any, host: str = "127.0.0.1", port: int = 0, *, in_order: bool = False) -> None:

@@ -91,7 +91,7 @@ def _node(node: Node) -> str:
 
 
 def _residency_changes(before: Plan, after: Plan) -> list[Change]:
-    """Changes in how components that share devices take turns."""
+    """Changes in how components time-share devices."""
     changes = []
     for part in after.components:
         one, two = (

@@ -235,7 +235,7 @@ class Draft:
     def take_lost(self, apart: bool) -> tuple[list[Unit], list[Unit]]:
         """Take the processes of lost nodes off their places; return units with learners or scorers, and the others.
 
-        With `apart`, engines and workers that shared devices with a learner are units of their own.
+        With `apart`, engines and workers that shared devices with a learner are separate units.
         """
         lost = set(self.inventory.lost)
         gone = [
@@ -374,7 +374,7 @@ class Draft:
         freed, chosen, still = 0, [], dict(left)
 
         def gain(process: ProcessId) -> tuple[int, float, int, str]:
-            """What it frees; of processes that share all their devices, those with the fewest others come first."""
+            """Devices freed; of processes that share all their devices, those with the fewest others come first."""
             counts = [users[device] for device in able[process]]
             return counts.count(1), sum(1 / count for count in counts), process[1], process[0]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Placement(NamedTuple):
     """Node and devices of one process.
 
-    `visible_accelerators` are the accelerators of its node that it may see: those assigned to it, or all where it is
+    `visible_accelerators` are the accelerators of its node that it may see: those assigned to it, or all if it is
     not isolated or holds none. `devices` lists everything assigned to it as (node, index on that node), in order; only
     a process that spans nodes has devices that are not among its `local_hardware_ranks`.
     """

@@ -26,7 +26,7 @@ WAYS = (((), 1), ((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 1), ((Role.ENGIN
 
 @dataclass(frozen=True)
 class Rescale:
-    """A plan that was changed, and what becomes of each process.
+    """A changed plan, and which processes stay, move, start or end.
 
     `kept` has the new rank of every process that stays where it is. A process that moves is both in `removed`, with its
     rank in `before`, and in `added`, with its rank in `plan`; `moved` pairs the two.

@@ -60,7 +60,7 @@ class FileSystem:
 
 
 def check_room(path: Path, needed: int, what: str) -> None:
-    """Raise `DiskFull` unless so many bytes can be written there, and a little more."""
+    """Raise `DiskFull` unless this many bytes, and a small reserve, are free."""
     if FileSystem.of(path).free < needed + SPARE:
         raise disk_full(path, what, needed)
 
@@ -235,7 +235,7 @@ class Holder:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """The process that holds a folder now; None if nobody does."""
+    """The process that holds a folder now; None if none does."""
     file = folder / LOCK_FILE
     try:
         found = _HOLDER.match(file.read_text(encoding="utf-8", errors="replace"))
@@ -303,7 +303,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """New files get mode 0600 and new folders 0700, here and in the processes that are started meanwhile."""
+    """New files get mode 0600 and new folders 0700, here and in processes started inside the context."""
     before = os.umask(0o077)
     try:
         yield

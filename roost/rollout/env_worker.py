@@ -168,7 +168,7 @@ class RemoteEnvironments:
     async def open(self) -> Environment:
         """Open an environment on the host with the fewest open ones, as far as this process knows.
 
-        A lost host restarts; meanwhile try the others, or the same one again after a while.
+        A lost host restarts; until then use the others, or retry.
         """
         give_up_at = time.monotonic() + REOPEN_LIMIT_S
         while True:

@@ -326,7 +326,7 @@ class Cluster:
     def launch_one(
         self, spec: GroupSpec, component: ComponentPlan, rank: int, name: str, options: LaunchOptions, wait_s: float
     ) -> WorkerGroup:
-        """Launch one more process of a component that was planned on this cluster, as a group of its own.
+        """Launch one more process of a component that was planned on this cluster, as a separate group.
 
         Its failures end no wait of other groups. Waits at most `wait_s` seconds for devices that other jobs hold.
         """

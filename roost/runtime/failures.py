@@ -23,7 +23,7 @@ GRACE = 3.0  # seconds for a root cause to arrive after its consequence, and for
 class FailureWatch:
     """Follows the failures that the job's directory records, in a thread of the driver.
 
-    A failure raised from its own call is settled: the program knows of it, and other waits continue. An unsettled
+    A failure raised from its own call is settled: the program can handle it, and other waits continue. An unsettled
     failure ends every other wait, because the result they wait for may never come.
     """
 

@@ -376,7 +376,7 @@ class Launching:
         self._daemons.assign(setups)
 
     def abandon(self) -> None:
-        """Undo a launch at any stage; a node may be lost meanwhile."""
+        """Undo a launch at any stage; nodes may be lost at the same time."""
         addresses = [tuple(each.address) for each in self.processes]
         with contextlib.suppress(ray.exceptions.RayError):
             self._daemons.tell_all("expect_end", addresses)

@@ -291,7 +291,7 @@ def mask_for_simulated(mask: str, count: int) -> str:
 
 @contextlib.contextmanager
 def simulating(count: int) -> Iterator[None]:
-    """Context in which a Ray started with `count` simulated devices accepts them, whatever mask is set."""
+    """Context in which a Ray started with `count` simulated devices accepts them under any mask."""
     before = os.environ.get(MASK)
     if before is None or not count:
         yield

@@ -203,7 +203,7 @@ def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
     """Hold the accelerators below the wanted ones while reserving, so that Ray does not allocate them.
 
     Ray allocates the lowest free indices. For a plan on accelerators 4 to 7 of an idle node, temporary holders occupy
-    0 to 3 meanwhile. If some are busy already this cannot work, and any free ones are used.
+    0 to 3. If some are busy already this cannot work, and any free ones are used.
     """
     others = [device for device in range(len(node.physical_ids)) if device not in need.held]
     runs = list(_runs(need.accelerators, others))

@@ -84,7 +84,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _check_gone(error: OSError) -> None:
-    """Ignore entries that were removed meanwhile. Raise _Hidden for unreadable ones."""
+    """Ignore entries that were removed concurrently. Raise _Hidden for unreadable ones."""
     if error.errno in _HIDDEN:
         raise _Hidden from error
 

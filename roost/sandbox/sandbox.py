@@ -147,7 +147,7 @@ class Sandbox:
     """A process for the code of one episode. Definitions stay for the next piece of code, as in a notebook.
 
     Code that ran too long, or died, takes its process with it: its output says so, and the next execution starts with
-    a new process in the same folder. Between executions the process is stopped, with whatever threads it has.
+    a new process in the same folder. Between executions the process is stopped, with all its threads.
 
     >>> async def example():
     ...     async with await Sandbox.start() as sandbox:
@@ -246,7 +246,7 @@ class Sandbox:
             self._child = None
 
     async def _launch(self, stdin: str | None) -> Child:
-        """Start a new process. The sandbox may be closed meanwhile."""
+        """Start a new process. The sandbox may be closed while it starts."""
         printed = Printed(self._limits.output_chars)
         with _input(stdin) as given:
             self._child = child = await Child.start(given, printed)

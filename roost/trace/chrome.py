@@ -206,7 +206,7 @@ def write_trace(
     """Write the trace of a job: for each node its devices, then its workers in the order given.
 
     `nodes` has the host name of each node rank. The window is the time to show, in nanoseconds since the epoch: all
-    spans where it is left out; spans that reach out of it are cut. The clocks of the nodes must agree already. The
+    spans if None; spans that reach out of it are cut. The clocks of the nodes must agree already. The
     file appears at once and whole, and events are written one by one, so it may be larger than memory.
 
     >>> import tempfile

@@ -1,6 +1,6 @@
-"""One batch from M senders to N receivers: which rows go where, and cutting and joining whatever holds them.
+"""One batch from M senders to N receivers: which rows go where, and how containers of rows are split and joined.
 
-The rows of a batch are shared out in rank order, as evenly as they go: of 10 rows, 4 ranks own 3, 3, 2 and 2.
+The rows of a batch are divided in rank order, as evenly as possible: of 10 rows, 4 ranks own 3, 3, 2 and 2.
 """
 
 from __future__ import annotations

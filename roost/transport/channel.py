@@ -32,9 +32,9 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, place: Current | None = None) -> Channel:
-        """The channel of this name: a new one, or the one that is there already. 0 is no limit.
+        """Open the channel of this name, or create it. 0 means no limit.
 
-        One that is there stays as it is. Once it is closed and empty, a new one takes its place.
+        An existing channel keeps its limit. Once it is closed and empty, a new one replaces it.
         """
         where = place or current.get()
         where.link.ask("channel", "create", name, node_rank, maxsize)

@@ -49,7 +49,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One worker's failure, reported by itself or by its watchers."""
+    """One worker's failure, reported by the worker or by its watchers."""
 
     address: Address
     kind: FailureKind

@@ -439,7 +439,7 @@ def _plain(node: Node) -> Node:
 
 
 def _software_numbers(group: Group, num_nodes: int) -> Ints:
-    """0 for nodes outside the group, 1 for those without software of their own, then by their entry."""
+    """0 for nodes outside the group, 1 for those without an env_configs entry, then by their entry."""
     numbers = np.zeros(num_nodes, np.int64)
     numbers[group.node_ranks] = 1
     for number, software in reversed(list(enumerate(group.software, 2))):

@@ -1,6 +1,6 @@
 """Hardware: accelerators, which are detected, and devices such as robots, which are declared.
 
-What concerns robots is imported when it is first used: it needs pydantic, and planning for accelerators alone does not.
+Robots are imported on first use: they need pydantic, and planning for accelerators alone does not.
 """
 
 from typing import TYPE_CHECKING, Any

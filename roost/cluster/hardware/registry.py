@@ -33,7 +33,7 @@ RESERVED_KIND = "Accelerator"
 class HardwareRegistry:
     """Accelerators in the order of detection, and kinds of declared hardware by name.
 
-    A kind is held as its class, or as `module:Class` until it is asked for: only jobs that declare robots pay for
+    A kind is held as its class, or as `module:Class` until first use: only jobs that declare robots pay for
     importing pydantic.
 
     >>> BUILT_IN.kind_names
@@ -73,7 +73,7 @@ class HardwareRegistry:
     def with_accelerator(self, accelerator: Accelerator) -> HardwareRegistry:
         """Return this registry with one more vendor, tried before the others.
 
-        Before, because cards of one vendor may answer to another's tools, and whoever adds a vendor has its cards.
+        Before, because cards of one vendor may answer to another's tools, and users who add a vendor have its cards.
         """
         if self.accelerator(accelerator.type) is not None:
             raise ValueError(f"accelerator {str(accelerator.type)!r} is already registered; give it another `type`")

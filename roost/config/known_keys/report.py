@@ -152,7 +152,7 @@ class Node:
 
 @cache
 def known_tree(notation: Notation) -> Node:
-    """The tree of a notation; nobody changes it once it is built."""
+    """The tree of a notation; not changed once it is built."""
     root = Node()
     for name, setting in SETTINGS.items():
         for path in setting.native(notation):

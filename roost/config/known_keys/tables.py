@@ -46,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """A key of a config and what becomes of it."""
+    """A key of a config and how it is used."""
 
     where: Where
     known: Known

@@ -44,7 +44,7 @@ DERIVED_FROM = (
 
 
 def tool_task(root: Section) -> dict[str, Any]:
-    """The task of a config with tools; empty if it has none, or a task of its own."""
+    """The task of a config with tools; empty if it has no tools, or its own task."""
     loop, tools = root.below("agentloop"), root.below("tools")
     stop = root.below("algorithm", "sampling_params")
     names = [name for name in ("search", "codejudge") if tools.values.get(name) is not None]

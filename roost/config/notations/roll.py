@@ -57,7 +57,7 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
 
 
 def is_distilled_alone(root: Section) -> bool:
-    """Return True if only the KL from teachers is learnt from. ROLL's launcher of such jobs sets the flag by itself."""
+    """Return True if only the KL from teachers is learnt from. ROLL's own launcher of these jobs sets the flag."""
     flag = root.values.get("is_pure_opd")
     return flag is True or (flag is None and "student_train" in root and root.values.get("use_opd") is not True)
 

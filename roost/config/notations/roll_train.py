@@ -158,7 +158,7 @@ def _of_domains(root: Section, estimator: AdvantageEstimator | None) -> dict[str
 
 
 def _normalised(estimator: AdvantageEstimator | None, scopes: Scopes) -> dict[str, Any]:
-    """Estimators that are a normalisation of rewards have a name of their own."""
+    """Estimators that normalise rewards have separate names."""
     if estimator is AdvantageEstimator.REWARD and scopes in NORMALISED:
         return {"advantage_estimator": NORMALISED[scopes]}
     found: dict[str, Any] = {"advantage_estimator": estimator}

@@ -169,7 +169,7 @@ class Interpreter(Assignments):
         position: Position,
         names: Sequence[str] = (),
     ) -> None:
-        """Follow several branches of which nobody knows which is taken; what they disagree about is not known.
+        """Follow several branches when it is unknown which is taken; values that differ become unknown.
 
         `names` are the variables that the condition looks at.
         """
@@ -205,7 +205,7 @@ class Interpreter(Assignments):
         return bool(ended)
 
     def _apart(self, statements: Sequence[Statement], state: State) -> Status:
-        """Run statements in a shell of their own."""
+        """Run statements in a subshell."""
         before = len(self.left)
         status = self._run_all(statements, state.copy())
         del self.left[before:]
@@ -504,7 +504,7 @@ class Interpreter(Assignments):
         self.depth -= 1
 
     def _file(self, path: str, state: State) -> bool:
-        """Read another script in this state; False where it is not here."""
+        """Read another script in this state; False if it does not exist."""
         file = folder_of(state, path)
         text = self.read_text(file)
         if text is None:

@@ -35,7 +35,7 @@ def _text_of(file: Path, findings: Findings) -> str | None:
 
 
 def _read_quietly(file: Path) -> str | None:
-    """The text of a script that another one names; None where it is not here."""
+    """The text of a script that another one names; None if it does not exist."""
     try:
         return _text_of(file, Findings()) if file.is_file() else None
     except (OSError, ValueError):

@@ -105,7 +105,7 @@ class Doubt:
 
     @classmethod
     def of_rounds(cls, position: Position) -> Doubt:
-        """A loop of which nobody knows when it ends."""
+        """A loop with an unknown number of rounds."""
         line = f"line {position[1]}" if position[1] else "another line"
         return cls(position, f"it depends on the rounds of the loop in {line}, which only a run tells")
 

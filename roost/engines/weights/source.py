@@ -71,7 +71,7 @@ class ModuleSource:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Names of a family's experts in a checkpoint, where each expert has weights of its own."""
+    """Names of a family's experts in a checkpoint, where each expert has separate weights."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"

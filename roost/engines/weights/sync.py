@@ -100,11 +100,11 @@ class CurrentWeights:
 
 
 class LearnerWentOn(UpdateFailed):
-    """The learner began its next step before it had sent: nobody knows which weights these are."""
+    """The learner began its next step before it had sent its weights, so their version is unknown."""
 
 
 class GuardedSender:
-    """Sender of the current update to one engine, beside a learner that may begin its next step meanwhile."""
+    """Sender of the current update to one engine, while the learner may begin its next step."""
 
     def __init__(self, sender: Sender, holds: Callable[[], bool]) -> None:
         self._sender, self._holds = sender, holds  # `holds`: the learner still has the weights of the update
@@ -449,7 +449,7 @@ class WeightSync:
     async def _learner_leaves(self) -> None:
         """Let the learner free the devices, whose memory the KV caches need.
 
-        What engines load from disk is written before: later the learner's weights would not fit beside the caches.
+        Files that engines load are written first: later the learner's weights would not fit beside the caches.
         """
         async with self._leaving:
             leave, self._leave = self._leave, None

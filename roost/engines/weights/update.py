@@ -306,7 +306,7 @@ class BroadcastSender(LocalSender):
 def _in_thread(
     open_group: Callable[[], WeightGroup | VllmWeightGroup],
 ) -> asyncio.Future[WeightGroup | VllmWeightGroup]:
-    """Run in a thread of its own that nobody waits for: without all engines it ends at its time limit only."""
+    """Run in a separate thread that is not joined: if an engine is missing it ends only at its time limit."""
     opened: Future[WeightGroup | VllmWeightGroup] = Future()
 
     def run() -> None:

@@ -105,7 +105,7 @@ def share_device(
     is_async: bool,
     cap: float | None,
 ) -> Sharing:
-    """Keep both if they are on separate devices or fit into 95 % of one; otherwise they take turns.
+    """Keep both if they are on separate devices or fit into 95 % of one; otherwise they time-share the devices.
 
     Together they get the whole 95 %, in proportion to their requirements; `cap` bounds the servers' fraction.
 
@@ -405,7 +405,7 @@ def _decide_by_figures(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> Choice:
-    """Apply ml-loop's rule; without figures servers and learners take turns."""
+    """Apply ml-loop's rule; without memory figures servers and learners time-share devices."""
     sharing = _loop_sharing(device_class, settings, places, findings)
     if settings.inference_gb is None:
         return turns, "no memory figures are given", sharing
@@ -465,7 +465,7 @@ def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: F
 
 
 def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collection[str], is_async: bool) -> State:
-    """Return the state of a component in a phase: it works, stays, or makes room if components take turns."""
+    """Return the state of a component in a phase: it works, stays, or is offloaded if components time-share devices."""
     if part.model.unused_because:
         return State.UNUSED
     if works_in(part.name, part.role, phase, names):

@@ -167,7 +167,7 @@ class ChatFormat:
         """Token IDs of a conversation to learn from, in pieces; True for those that the assistant wrote.
 
         A piece of the assistant ends with its end-of-turn token. Some templates render an earlier turn differently once
-        others follow it; such a turn is a sequence of its own, with what came before it.
+        others follow it; such turns become separate sequences, each with its prefix.
         """
         whole = self._written(messages, tools, prompts=False)
         alone, spans = [], []

@@ -277,7 +277,7 @@ class RecordedEpisode:
         self.is_used_up = False  # turns, or the engine's context: the program's next error is the end, not a failure
 
     async def take(self, work: Coroutine[Any, Any, list[RecordedReply]], count: int = 1) -> list[RecordedReply]:
-        """Take turns. Raise EpisodeOver if there are not so many left."""
+        """Consume turns. Raise EpisodeOver if fewer are left."""
         if self._is_closed or self._lacks(count):
             work.close()
             self.is_used_up = True

@@ -49,7 +49,7 @@ class Loaded:
 class PromptScenario:
     """Tasks from `train.data`, each answered in one turn; rewards come from `train.rewards`.
 
-    The data are opened when the first task is asked for: processes that only run episodes never open them. A task's
+    The data are opened lazily, at the first task: processes that only run episodes never open them. A task's
     data has every column of its row, and `answer`, `prompt_text` and `messages`.
     """
 

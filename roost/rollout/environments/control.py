@@ -323,7 +323,7 @@ def write_control_model(
 def _prefer(model: Any, tokens: range) -> None:
     """Bias the model towards these tokens, whatever the prompt.
 
-    Otherwise any token could stand for an action, and learning about one would not carry over to others. The first
+    Otherwise any token could encode an action, and learning about one would not carry over to others. The first
     element of the hidden state, which no layer writes to, becomes a bias.
     """
     import torch

@@ -58,7 +58,7 @@ class Environment(Protocol):
 
 
 class Environments(Protocol):
-    """Source of environments for many concurrent episodes: `_target_` names such a class.
+    """Source of environments for many concurrent episodes: `_target_` names the class.
 
     One is created in each process that hosts environments, with the config's other keys; if the process holds declared
     devices, such as robots, also with `hardware`, their configs.

@@ -30,7 +30,7 @@ class GymnasiumEnvironments:
     """Environments of one ID in a gymnasium vector environment (1.1 or newer).
 
     The vector steps when every running episode has an action. An episode that does not act for `stall_s` while others
-    wait is not waited for until it acts again; its environment is paused meanwhile.
+    wait is not waited for until it acts again; its environment is paused.
     """
 
     def __init__(

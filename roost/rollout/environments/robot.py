@@ -60,7 +60,7 @@ class RobotDriver(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection, whatever its state."""
+        """Close the connection in any state."""
         ...
 
 

@@ -184,7 +184,7 @@ async def _posted(calls: HttpCalls, path: str, body: Any, limit_s: float, places
 class ToolEnvironments:
     """Environments whose actions are calls of tools; `tools` maps the name of each to its class, by `_target_`.
 
-    A task has no reward of its own here: `train.rewards` scores answers.
+    Tasks have no reward here: `train.rewards` scores answers.
     """
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:

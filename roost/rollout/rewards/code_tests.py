@@ -42,7 +42,7 @@ class FoundTest:
 
 
 def found_tests(source: str, has_entry_point: bool = False) -> tuple[FoundTest, ...]:
-    """The cases of a text; `SyntaxError` where it is no Python.
+    """Test cases of a text; `SyntaxError` if it is not Python.
 
     >>> [test.call for test in found_tests("def test_a(): assert f(1) == 2\\ndef test_b(): assert f(2) == 3")]
     ['test_a', 'test_b']

@@ -61,7 +61,7 @@ def math_text() -> Any:
 
 
 def bound_cpu(limit_s: float) -> None:
-    """Limit the CPU time, so that the process ends by itself if the caller has died."""
+    """Limit the CPU time, so that the process ends even if the caller has died."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime + limit_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

@@ -151,12 +151,12 @@ class LocalRay:
         return {}
 
     async def ended(self) -> str:
-        """Wait until Ray ends by itself; return the cause."""
+        """Wait until Ray exits on its own; return the cause."""
         told = await self._hear()
         return str(told.get("ended", "Ray's parent process was ended"))
 
     async def stop(self) -> None:
-        """End Ray and whatever it started, and remove its folder."""
+        """End Ray and all its processes, and remove its folder."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             with contextlib.suppress(TimeoutError):

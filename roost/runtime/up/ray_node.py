@@ -1,4 +1,4 @@
-"""Ray of one node, in a process of its own that ends with the process that started it.
+"""Ray of one node, in a child process that ends with its parent.
 
 `python -m roost.runtime.up.ray_node ORDER` prints a line of JSON when Ray runs, and another if one of Ray's processes
 exits. It ends Ray and exits when its standard input closes.

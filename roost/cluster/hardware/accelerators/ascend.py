@@ -14,7 +14,7 @@ MEMORY_ROW = r"(?m)^\|[^|]*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+\s*\|.*/\s*(\d+)\s*
 
 
 def parse(text: str, chips: int, mask: str | None) -> DetectedAccelerators | None:
-    """Read `npu-smi info` for a machine with so many chips.
+    """Read `npu-smi info` for a machine with `chips` chips.
 
     >>> parse("| 0  910B3 | OK | 91 43 0 / 0 |\\n| 0 | 0000:C1:00.0 | 0 0 / 0 3357 / 65536 |", chips=2, mask=None)
     DetectedAccelerators(count=2, model='Ascend 910B3', memory_gb=64.0, physical_ids=('0', '1'))

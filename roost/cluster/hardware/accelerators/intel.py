@@ -26,7 +26,7 @@ def count_cards(drm: str) -> int:
 
 
 def parse(detail: str, cards: int, environ: Mapping[str, str]) -> DetectedAccelerators | None:
-    """Read `xpu-smi discovery -d 0 -j` for a machine with so many cards like that one.
+    """Read `xpu-smi discovery -d 0 -j` for a machine with `cards` equal cards.
 
     >>> parse('{"device_name": "Intel Max 1550", "memory_physical_size_byte": "137438953472", "number_of_tiles": "2"}',
     ...       cards=1, environ={})

@@ -60,7 +60,7 @@ class DOSW1Config(HardwareConfig):
 
 
 class DualFrankaConfig(HardwareConfig):
-    """One pair of Franka arms. A camera without a type of its own has the common `camera_type`.
+    """One pair of Franka arms. Cameras without a type have the common `camera_type`.
 
     >>> DualFrankaConfig(node_rank=0, left_robot_ip="10.0.0.1", right_robot_ip="10.0.0.2").left_gripper_type
     'franka'

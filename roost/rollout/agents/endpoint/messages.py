@@ -63,7 +63,7 @@ class MessagesBody(BaseModel):
 
 
 def read_message(message: Mapping[str, Any]) -> list[Json]:
-    """Convert a message to OpenAI's chat format: results of tools become messages of their own.
+    """Convert a message to OpenAI's chat format: tool results become separate messages.
 
     >>> result = {"type": "tool_result", "tool_use_id": "1", "content": "yellow"}
     >>> read_message({"role": "user", "content": [result, {"type": "text", "text": "go on"}]})
