@@ -148,6 +148,7 @@ class ParallelSizes:
     pipeline: int = 1
     context: int = 1
     expert: int = 1  # how many processes the experts of a mixture are cut over, within the others
+    shard: int | None = None  # processes that FSDP shards a learner over, context groups among them; None: all
 
     @property
     def model(self) -> int:
@@ -161,6 +162,61 @@ def family(name: str) -> str:
     ('rollout', 'rollout')
     """
     return name.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    """Dimensions of a learner's device mesh; ranks of the last are neighbours."""
+
+    replicate: int = 1  # copies of the sharded weights (HSDP)
+    shard: int = 1  # ranks with samples of their own that share one copy of the weights (FSDP)
+    context: int = 1  # ranks that share the tokens of a batch, and the weights as well
+    tensor: int = 1  # ranks that share every matrix product
+
+    @classmethod
+    def of(cls, sizes: ParallelSizes, ranks: int) -> MeshSizes:
+        """The mesh of so many ranks. Raise ValueError if they cannot be divided so.
+
+        >>> MeshSizes.of(ParallelSizes(tensor=2, shard=2), 8)
+        MeshSizes(replicate=2, shard=2, context=1, tensor=2)
+        """
+        if ranks % (sizes.context * sizes.tensor):
+            raise ValueError(f"{ranks} ranks cannot be divided into {_groups_of(sizes)}")
+        # As in verl and RLinf, a size above the number of ranks means all of them.
+        is_all = sizes.shard is None or sizes.shard >= ranks
+        fsdp = ranks // sizes.tensor if is_all else sizes.shard or 1
+        if fsdp % sizes.context:
+            raise ValueError(f"FSDP over {fsdp} ranks cannot be divided into context groups of {sizes.context}")
+        if ranks % (fsdp * sizes.tensor):
+            of_tensor = f" times tensor size {sizes.tensor}" if sizes.tensor > 1 else ""
+            raise ValueError(f"{ranks} ranks cannot be divided into FSDP groups of {fsdp}{of_tensor}")
+        return cls(ranks // (fsdp * sizes.tensor), fsdp // sizes.context, sizes.context, sizes.tensor)
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks that FSDP shards the weights of one copy over."""
+        return self.shard * self.context
+
+    @property
+    def model(self) -> int:
+        """Ranks that compute the same samples together."""
+        return self.context * self.tensor
+
+    @property
+    def averaged(self) -> int:
+        """Ranks that FSDP averages gradients over."""
+        return self.replicate * self.fsdp
+
+    @property
+    def data(self) -> int:
+        """Groups of ranks that have samples of their own."""
+        return self.replicate * self.shard
+
+
+def _groups_of(sizes: ParallelSizes) -> str:
+    groups = {"context": sizes.context, "tensor": sizes.tensor}
+    named = [f"{name} groups of {size}" for name, size in groups.items() if size > 1]
+    return " times ".join(named)
 
 
 def heads_divide(size: int, heads: int, key_heads: int) -> bool:

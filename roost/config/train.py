@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from roost.config.findings import Findings, Where
+from roost.config.job import ParallelSizes
 from roost.config.learning import HIGHEST_RATE as HIGHEST_RATE
 from roost.config.learning import ROLL_LEARNERS as ROLL_LEARNERS
 from roost.config.learning import USUAL_RATES as USUAL_RATES
@@ -77,7 +78,7 @@ class LearnerSettings:
     )
     router_aux_loss_coef: float = setting(0.0, "Coefficient of the load-balancing loss of a mixture of experts.")
     router_replay: bool = False  # route tokens to the experts of their samples; of the sampling settings
-    context_parallel_size: int = 1  # ranks that share the tokens of a micro-batch; of the plan
+    parallel: ParallelSizes = ParallelSizes()  # of the plan
     adapter: AdapterSettings | None = None
     temperature: float = 1.0  # that samples were generated with
     min_new_tokens: int = 0  # the same

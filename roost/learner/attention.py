@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from roost.learner.context import ContextGroup
+from roost.learner.parallel.context import ContextGroup
 from roost.learner.sample import Ints
 
 NAME = "roost_packed"

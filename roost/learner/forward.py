@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from roost.config.teacher import Distillation
 from roost.learner.attention import ARGUMENT, Segments
-from roost.learner.context import ContextGroup
 from roost.learner.losses import distillation_losses
 from roost.learner.packing import PAD, Packed
+from roost.learner.parallel.context import ContextGroup
+from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.routing import Routers
 from roost.learner.sample import Sample
 from roost.vision.processor import Processor
@@ -51,18 +52,20 @@ class LogitProcessors:
     def changes_logits(self) -> bool:
         return self.repetition_penalty != 1.0 or bool(self.min_new_tokens and self.eos_ids)
 
-    def __call__(self, logits: Tensor, targets: Tensor, token_ids: Tensor, spans: Tensor) -> Tensor:
-        logits = logits.float()
+    def __call__(self, logits: Tensor, targets: Tensor, token_ids: Tensor, spans: Tensor, start: int = 0) -> Tensor:
+        """Logits of the tokens from `start`: a rank may have a part of the vocabulary."""
+        logits, size = logits.float(), logits.shape[-1]
         if self.min_new_tokens and self.eos_ids:
             ends = torch.tensor(self.eos_ids, device=logits.device)
             # A target that ends its turn was possible, whatever its place: engines count tokens that are not learnt.
             is_early = (spans[:, 2] < self.min_new_tokens) & ~torch.isin(targets, ends)
-            is_end = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-            is_end[ends] = True
+            is_end = torch.isin(torch.arange(start, start + size, device=logits.device), ends)
             logits = logits.masked_fill(is_early[:, None] & is_end, IMPOSSIBLE)
         if self.repetition_penalty != 1.0:
             lowered = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            logits = torch.where(seen_tokens(token_ids, spans, logits.shape[-1]), lowered, logits)
+            # Tokens of other ranks are counted as one more, which is left out.
+            own = (token_ids - start).where((token_ids >= start) & (token_ids < start + size), size)
+            logits = torch.where(seen_tokens(own, spans, size + 1)[:, :size], lowered, logits)
         return logits
 
 
@@ -197,8 +200,10 @@ class PolicyOutputs(Outputs):
         distillation: Distillation | None = None,
         compiles: bool = False,
         processors: LogitProcessors | None = None,
+        vocabulary: VocabularyShard | None = None,
     ) -> None:
         super().__init__(model, body, last)
+        self._vocabulary = vocabulary  # of this rank, if it is divided
         self._of_logits = torch.compile(_of_logits, dynamic=True) if compiles else _of_logits
         self._chunk = chunk
         self._temperature = temperature
@@ -238,7 +243,8 @@ class PolicyOutputs(Outputs):
 
     def _top(self, token_ids: Tensor | None, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
         top_k, vocabulary = self._most_likely or (0, 0)
-        logits = self._parts[1](hidden).float()[:, :vocabulary]
+        logits = self._logits(hidden)
+        logits = (logits if self._vocabulary is None else self._vocabulary.whole(logits)).float()[:, :vocabulary]
         if not top_k:
             return (logits,)
         highest, token_ids = logits.topk(min(top_k, logits.shape[-1]))
@@ -254,17 +260,32 @@ class PolicyOutputs(Outputs):
         masks: Tensor | None,
         spans: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        logits = self._parts[1](hidden)
+        logits = self._logits(hidden)
         # Not a view of all targets: compiled code would be compiled again for other sizes of its base.
         masks = None if masks is None else masks.clone()
         sampled = logits
         if self._processors is not None and token_ids is not None and spans is not None:
-            sampled = self._processors(logits, targets, token_ids, spans)
-        outputs = self._of_logits(sampled, targets.clone(), self._temperature, self._learns_entropy, masks)
+            start = 0 if self._vocabulary is None else self._vocabulary.start
+            sampled = self._processors(logits, targets, token_ids, spans, start)
+        of_logits = self._of_logits if self._vocabulary is None else self._vocabulary.logprobs
+        outputs = of_logits(sampled, targets.clone(), self._temperature, self._learns_entropy, masks)
         if teacher is None:
             return outputs
-        own = logits[:, : teacher.shape[-1]] if teacher_ids is None else logits.gather(-1, teacher_ids.long())
+        own = self._taught(logits, teacher.shape[-1], teacher_ids)
         return (*outputs, distillation_losses(own.float(), teacher, self._distillation))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits of all tokens, or of this rank's."""
+        last: Any = self._parts[1]
+        logits: Tensor = last(hidden) if self._vocabulary is None else self._vocabulary.logits(hidden, last)
+        return logits
+
+    def _taught(self, logits: Tensor, count: int, token_ids: Tensor | None) -> Tensor:
+        """Logits of the tokens that the teacher has logits of: the first ones, or those named."""
+        if token_ids is not None:
+            shard = self._vocabulary
+            return logits.gather(-1, token_ids.long()) if shard is None else shard.picked(logits, token_ids)
+        return (logits if self._vocabulary is None else self._vocabulary.whole(logits))[:, :count]
 
 
 def _of_logits(

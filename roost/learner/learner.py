@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, state_bytes
-from roost.learner.context import ContextGroup
-from roost.learner.distributed import added_up, most, together, world_size
+from roost.learner.distributed import added_up, most, together
 from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
+from roost.learner.parallel.mesh import LearnerMesh
 from roost.learner.residence import MOMENTS, PARTS, Residence
 from roost.learner.routing import load_metrics
 from roost.learner.sample import Distribution, Floats, Sample
@@ -177,9 +177,9 @@ PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 class Learner:
     """A model with its optimizer, on one device.
 
-    With several ranks, the model is sharded over all of them, and every method must be called on all ranks, each with
-    its own samples: any number, or none. Call `init_distributed` first. Ranks of a context group compute the samples of
-    all of them together, each a part of the tokens.
+    With several ranks, the model is sharded over their mesh, and every method must be called on all ranks, each with
+    its own samples: any number, or none. Call `init_distributed` first. Ranks of a context or tensor group compute the
+    samples of all of them together: each a part of the tokens, or of every matrix product.
     """
 
     def __init__(
@@ -188,14 +188,9 @@ class Learner:
         self._settings = settings
         self._device = device
         self._head = head
-        self._outputs = load_outputs(settings, device, head)
-        config = self.module.config.get_text_config()
-        heads = config.num_attention_heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
-        self._context = ContextGroup.of(settings.context_parallel_size, heads, key_heads)
+        self._mesh = LearnerMesh.of(settings.parallel, device)
+        self._outputs = load_outputs(settings, device, head, self._mesh)
         self._vision = Processor.of_model(settings.model, self.module.config)
-        if self._vision is not None and self._context is not None:
-            raise ValueError("a model that reads images is not split over a context; write context_parallel_size: 1")
         self._learns = learns
         self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
@@ -312,12 +307,11 @@ class Learner:
                 loads.append(self._outputs.routers.statistics())
                 loss, of_part = self._balanced(loss, of_part, len(packed.rows) / totals.tokens)
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
-            (loss * world_size()).backward()
+            (loss * self._mesh.sizes.averaged).backward()
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
         found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}])
-        # All ranks of a context group have computed the same.
-        statistics = added_up({} if self._context is not None and self._context.rank else found)
+        statistics = added_up(found if self._mesh.is_first else {})
         if self._outputs.routers is not None:
             routers, none = self._outputs.routers, torch.zeros((), device=self._device)
             routers.forget()
@@ -431,10 +425,9 @@ class Learner:
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Yield micro-batches; all ranks have the same number, and the last ones may be empty.
 
-        Ranks of a context group have the same ones, of the samples of all of them.
+        Ranks of a context or tensor group have the same ones, of the samples of all of them.
         """
-        samples = samples if self._context is None else self._context.gathered(samples)
-        useful = [sample for sample in samples if predicted(sample).any()]
+        useful = [sample for sample in self._mesh.gathered(samples) if predicted(sample).any()]
         parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
         for number in range(most(len(parts))):
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
@@ -444,16 +437,17 @@ class Learner:
             packed = replace(packed, experts=None)
         # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
         with self._precision(), shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-            rows = Rows.of(packed, self._device, samples, self._context)
+            rows = Rows.of(packed, self._device, samples, self._mesh.context)
             if self._vision is not None:
                 rows = rows.with_images(packed, self._vision)
             elif packed.images:
                 raise ValueError(f"samples have images, but {self._settings.model} reads text alone")
             outputs: tuple[Tensor, ...] = self._outputs(rows)
-        if self._context is None:
+        context = self._mesh.context
+        if context is None:
             return outputs
-        _, own = self._context.cut(packed)
-        return tuple(self._context.all_rows(each, own, len(packed.rows)) for each in outputs)
+        _, own = context.cut(packed)
+        return tuple(context.all_rows(each, own, len(packed.rows)) for each in outputs)
 
     def _precision(self) -> AbstractContextManager[object]:
         """Autocast for mixed precision; FSDP casts the weights itself."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig, PreTrainedModel
 
+from roost.config.job import MeshSizes, heads_divide
 from roost.config.model_files import eos_ids
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import add_adapter
@@ -22,6 +22,9 @@ from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, wait_for_all, world_size
 from roost.learner.forward import LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
+from roost.learner.parallel.mesh import LearnerMesh
+from roost.learner.parallel.tensor import TensorPlan
+from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.routing import SOFTMAX_ROUTERS
 from roost.vision.processor import reads_images
 from roost.vision.tower import attention_of, model_class
@@ -31,18 +34,26 @@ COMPILED_SIZE = 200_000_000  # parameters from which compiling pays by default
 LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger matrix products are faster
 
 
-def shard(root: nn.Module, layers: Sequence[nn.Module], compute: torch.dtype, device: torch.device) -> None:
+def shard(
+    root: nn.Module,
+    layers: Sequence[nn.Module],
+    compute: torch.dtype,
+    device: torch.device,
+    mesh: LearnerMesh,
+    tensor: TensorPlan | None,
+) -> None:
     """Shard a model that is whole on rank 0 and on the `meta` device on the others.
 
     Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
     """
     wait_for_all(READING_LIMIT_S)
-    mesh = init_device_mesh(device.type, (world_size(),))
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, root):
-        for tensor in _brought(module, device):
-            dist.broadcast(tensor, 0)
-        fully_shard(module, mesh=mesh, mp_policy=types)
+        for weight in _brought(module, device):
+            dist.broadcast(weight, 0)
+        if tensor is not None:
+            tensor.apply(module)
+        fully_shard(module, mesh=mesh.fsdp, mp_policy=types)
 
 
 def _brought(module: nn.Module, device: torch.device) -> Iterator[Tensor]:
@@ -70,13 +81,14 @@ def _on(device: torch.device, tensor: Tensor) -> Tensor:
 CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
 
-def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) -> Outputs:
+def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, mesh: LearnerMesh) -> Outputs:
     """Load the model onto its device, ready to be called by all ranks, with random initialization seeded."""
     check_types(settings)
     if head is Head.VALUE and settings.adapter is not None:
         raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
     torch.manual_seed(settings.seed)
     model = _load(settings, head)
+    check_mesh(model, mesh.sizes)
     if device.type == "cpu":
         for parameter in model.parameters():
             # Weights that were mapped from a file could not be freed when they are offloaded.
@@ -86,21 +98,24 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head) ->
             raise ValueError("a model that reads images is trained whole; leave out its adapter")
         add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     layers = decoder_layers(model)
-    compiles = model.num_parameters() >= COMPILED_SIZE if settings.compile is None else settings.compile
+    # Divided layers are compiled only on request: DTensors of changing lengths are slow to trace.
+    is_worth = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == 1
+    compiles = is_worth if settings.compile is None else settings.compile
     for layer in layers:
         # Inside the hooks that gather sharded weights, so that these are not gathered once more.
         if compiles:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if settings.activation_checkpointing:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    outputs = _outputs(model, settings, head, compiles)
+    tensor = None if mesh.tensor is None else TensorPlan(model, mesh.tensor)
+    outputs = _outputs(model, settings, head, compiles, None if tensor is None else tensor.vocabulary)
     if outputs.routers is None and (settings.router_replay or settings.router_aux_loss_coef):
         raise ValueError(
             f"{type(model).__name__} has no routers that Roost knows ({', '.join(SOFTMAX_ROUTERS)}); remove "
             "router_replay and router_aux_loss_coef"
         )
     if world_size() > 1:
-        shard(outputs, layers, float_type(settings.compute_dtype), device)
+        shard(outputs, layers, float_type(settings.compute_dtype), device, mesh, tensor)
     # Without dropout: what is learnt from is scored by the very same function.
     return outputs.to(device).eval()
 
@@ -120,6 +135,25 @@ def check_types(settings: LearnerSettings) -> None:
     if compute is torch.float32 and weight is not torch.float32:
         raise ValueError(
             f"compute_dtype is float32, but weight_dtype only {settings.weight_dtype}; write float32 for both"
+        )
+
+
+def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
+    """Raise ValueError if the model cannot be divided over tensor and context groups."""
+    if mesh.model > 1 and reads_images(model.config):
+        raise ValueError("a model that reads images is not divided; write context and tensor sizes of 1")
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    sizes = {"heads": heads, "key heads": key_heads, "vocabulary": config.vocab_size}
+    uneven = [f"{name} {size}" for name, size in sizes.items() if size % mesh.tensor]
+    if uneven:
+        raise ValueError(f"tensor size {mesh.tensor} does not divide the model's {', '.join(uneven)}")
+    if not heads_divide(mesh.context, heads // mesh.tensor, key_heads // mesh.tensor):
+        of_rank = f" on each of {mesh.tensor} tensor-parallel ranks" if mesh.tensor > 1 else ""
+        raise ValueError(
+            f"context size {mesh.context} does not divide the model's {heads // mesh.tensor} heads and "
+            f"{key_heads // mesh.tensor} key heads{of_rank}"
         )
 
 
@@ -159,21 +193,29 @@ def _check_logits(model: PreTrainedModel) -> None:
             )
 
 
-def _outputs(model: PreTrainedModel, settings: LearnerSettings, head: Head, compiles: bool) -> Outputs:
+def _outputs(
+    model: PreTrainedModel,
+    settings: LearnerSettings,
+    head: Head,
+    compiles: bool,
+    vocabulary: VocabularyShard | None,
+) -> Outputs:
     if head is Head.VALUE:
         return ValueOutputs(model, model.base_model, model.get_submodule("score"))
     if settings.temperature <= 0:
         raise ValueError(f"samples have temperature {settings.temperature}; to learn from, it must be over 0")
+    size = model.config.get_text_config().vocab_size if vocabulary is None else vocabulary.size
     return PolicyOutputs(
         model,
         model.base_model,
         model.get_output_embeddings(),
-        chunk=settings.logit_tokens or max(1, LOGIT_BYTES // (4 * model.config.get_text_config().vocab_size)),
+        chunk=settings.logit_tokens or max(1, LOGIT_BYTES // (4 * size)),
         temperature=settings.temperature,
         learns_entropy=settings.loss.learns_entropy,
         distillation=settings.loss.distillation,
         compiles=compiles,
         processors=_processors(model, settings),
+        vocabulary=vocabulary,
     )
 
 

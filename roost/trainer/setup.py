@@ -170,7 +170,7 @@ def sleep_level_of(settings: TrainSettings) -> int:
 def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict[str, GroupSpec]:
     """Worker groups of the learner and the scorers."""
     learner = resolved_learner(settings.learner, setup.on_gpu)
-    policy = replace(learner, context_parallel_size=plan[ACTOR].parallel.context)
+    policy = replace(learner, parallel=plan[ACTOR].parallel)
     groups = {ACTOR: LearnerWorker.create_group(policy, Head.POLICY, setup.threads)}
     for name in setup.scorers:
         groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, setup.threads)
@@ -211,10 +211,15 @@ def scorer_group(
 ) -> GroupSpec:
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
+<<<<<<< HEAD
     model, context = resolve_model(own or learner.model), plan[name].parallel.context
     # Experts of the policy mean nothing to another model.
     replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
     settings = replace(learner, model=model, adapter=None, context_parallel_size=context, router_replay=replays)
+=======
+    model = resolve_model(own or learner.model)
+    settings = replace(learner, model=model, adapter=None, parallel=plan[name].parallel)
+>>>>>>> da67a57 (learner: device mesh with HSDP and tensor parallelism)
     if name == CRITIC:
         return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.

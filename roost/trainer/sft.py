@@ -192,7 +192,7 @@ class SftTrainer(Stoppable):
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
         self._watching.note("starting learners")
-        policy = replace(learner, context_parallel_size=self._plan[self._name].parallel.context)
+        policy = replace(learner, parallel=self._plan[self._name].parallel)
         group = LearnerWorker.create_group(policy, Head.POLICY, threads)
         groups = {self._name: group}
         if self._distillation is not None:

@@ -14,6 +14,8 @@ from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU
 from tests.limits import HANG_S
 
+READ = PreTrainedModel.__dict__["from_pretrained"]
+
 
 def on_ranks(count, work, *arguments):
     """Run `work(rank, *arguments)` on that many ranks, and give what each returns."""

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from roost.config.job import ParallelSizes
 from roost.config.train import AdapterSettings, ImportanceSamplingLevel, LossSettings
-from roost.learner.context import ContextGroup
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
 from roost.learner.packing import pack
+from roost.learner.parallel.context import ContextGroup
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, on_ranks, weights
 
@@ -40,7 +41,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def settings(models):
     return {
-        name: settings_of(models(family, **sizes), context_parallel_size=size, **changes)
+        name: settings_of(models(family, **sizes), parallel=ParallelSizes(context=size), **changes)
         for name, (family, size, sizes, changes, _) in CASES.items()
     }
 
@@ -73,7 +74,7 @@ def on_four(settings, tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_tokens_are_as_one(settings, on_four, name):
     head, shares = CASES[name][-1], shares_of(name)
-    alone = Learner(dataclasses.replace(settings[name], context_parallel_size=1), CPU, head)
+    alone = Learner(dataclasses.replace(settings[name], parallel=ParallelSizes()), CPU, head)
     learnt = [
         alone.learn([sample for share in of_step for sample in share], total)
         for of_step, total in zip(shares, TOTALS, strict=True)
@@ -102,15 +103,3 @@ def test_tokens_and_rows_are_cut_at_any_place():
         np.testing.assert_array_equal(rows, packed.rows)
         np.testing.assert_array_equal(np.concatenate([part.targets for part, _ in parts]), packed.targets)
         assert [part.borders[-1] for part, _ in parts] == [size * share] * size
-
-
-@pytest.mark.parametrize(
-    ("size", "heads", "reason"),
-    [pytest.param(2, 4, "does not divide 1 ranks", id="ranks"), pytest.param(1, 3, None, id="one")],
-)
-def test_sizes_that_cannot_be_are_refused(size, heads, reason):
-    if reason is None:
-        assert ContextGroup.of(size, heads, heads) is None
-        return
-    with pytest.raises(ValueError, match=reason):
-        ContextGroup.of(size, heads, heads)

@@ -11,8 +11,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from roost.engines.protocol import Sampling
 from roost.engines.routing import padded_routing
-from roost.learner.context import ContextGroup
 from roost.learner.packing import PAD, pack
+from roost.learner.parallel.context import ContextGroup
 from roost.learner.routing import Routers, expert_weights
 from roost.learner.sample import NOT_GENERATED, Sample
 from roost.torch_engine.engine import EngineSettings, Request, TorchEngine

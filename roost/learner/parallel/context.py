@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -13,42 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roost.config.job import heads_divide
-from roost.learner.distributed import LIMIT_S
 from roost.learner.packing import PAD, Packed
-from roost.learner.sample import Sample
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ContextGroup:
-    """Neighbouring ranks, each of which computes its share of the tokens of the same batches."""
+    """Ranks, each of which computes its share of the tokens of the same batches."""
 
     size: int
     rank: int  # of this process in the group
     group: Any
-
-    @classmethod
-    def of(cls, size: int, heads: int, key_heads: int) -> ContextGroup | None:
-        """The group of this rank; None for size 1. Raise ValueError if ranks or heads cannot be divided."""
-        if size == 1:
-            return None
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        if ranks % size:
-            raise ValueError(f"context_parallel_size is {size}, which does not divide {ranks} ranks")
-        if not heads_divide(size, heads, key_heads):
-            raise ValueError(
-                f"context_parallel_size is {size}, but the model has {heads} heads and {key_heads} key heads; "
-                "write a size that divides both"
-            )
-        group, _ = dist.new_subgroups(size, timeout=timedelta(seconds=LIMIT_S))
-        return cls(size, dist.get_rank() % size, group)
-
-    def gathered(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Samples of all ranks of the group; this rank's are the same objects."""
-        found: list[Sequence[Sample]] = [()] * self.size
-        dist.all_gather_object(found, list(samples), group=self.group)
-        found[self.rank] = samples
-        return [sample for some in found for sample in some]
 
     def cut(self, packed: Packed) -> tuple[Packed, slice]:
         """This rank's tokens of a batch, and which of its rows are among them. Borders stay those of the batch.

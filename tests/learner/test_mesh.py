@@ -1,0 +1,239 @@
+"""The mesh of a learner's ranks: its sizes, and ranks that learn as one does on each mesh."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from roost.config.job import MeshSizes, ParallelSizes
+from roost.config.train import AdapterSettings, LossSettings
+from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.forward import _of_logits
+from roost.learner.heads import POLICY, VALUE
+from roost.learner.learner import Learner
+from roost.learner.packing import PAD
+from roost.learner.parallel.vocabulary import VocabularyShard
+from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
+from tests.learner.ranks import READ, on_ranks, weights
+from tests.limits import HANG_S
+
+# Samples of four ranks in each step: one rank has none, and lengths do not divide.
+SHARES = [
+    [random_samples(12, 5, seed=1), random_samples(7, seed=2), random_samples(33, 2, seed=3), []],
+    [random_samples(6, seed=5), random_samples(31, 5, seed=6), random_samples(17, seed=7), random_samples(3, seed=8)],
+]
+TOTALS = [totals_of([sample for share in shares for sample in share]) for shares in SHARES]
+SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+ENTROPY = LossSettings(entropy_coef=0.01)
+RECOMPUTED = {"activation_checkpointing": True}
+MESHES = {
+    2: [MeshSizes(2, 1, 1, 1), MeshSizes(1, 2, 1, 1), MeshSizes(1, 1, 2, 1), MeshSizes(1, 1, 1, 2)],
+    4: [
+        MeshSizes(r, s, c, t)
+        for r in (1, 2, 4)
+        for s in (1, 2, 4)
+        for c in (1, 2, 4)
+        for t in (1, 2, 4)
+        if r * s * c * t == 4
+    ],
+}
+TENSOR = [mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor > 1]
+# One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
+CASES = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, [*MESHES[2], *MESHES[4]]),
+    "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
+    "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
+    "critic": ("llama", {}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
+}
+RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
+
+
+def ranks_of(mesh):
+    return mesh.data * mesh.model
+
+
+def sizes_of(mesh):
+    return ParallelSizes(tensor=mesh.tensor, context=mesh.context, shard=mesh.fsdp)
+
+
+def shares_of(name, ranks):
+    """Samples of each step and rank; a critic's have returns and values."""
+    steps = [[[each for share in shares[rank::ranks] for each in share] for rank in range(ranks)] for shares in SHARES]
+    if CASES[name][3] is POLICY:
+        return steps
+    return [[[with_returns(sample) for sample in share] for share in shares] for shares in steps]
+
+
+def with_returns(sample):
+    values = np.linspace(0, 1, len(sample), dtype=np.float32)
+    return dataclasses.replace(sample, returns=values, values=values / 2)
+
+
+def learn_on_meshes(rank, settings, folder):
+    """Results of each run that this rank is in, and whether a divided vocabulary gives the log-probs of a whole one.
+
+    Two worlds of two ranks work side by side, each on half of the meshes of two.
+    """
+    folder = Path(folder)
+    found = {"vocabulary": divided_vocabulary(rank)}
+    for run in RUNS:
+        if ranks_of(run[1]) == 4:
+            found[run] = learn_and_resume(rank, run, settings[run[0]], folder)
+    close_distributed()
+    if rank == 2:
+        PreTrainedModel.from_pretrained = READ  # the first of its world reads the model
+    init_distributed(rank % 2, 2, "", 0, CPU, HANG_S, folder / f"meeting {rank // 2}")
+    pairs = [run for run in RUNS if ranks_of(run[1]) == 2]
+    for run in pairs[rank // 2 :: 2]:
+        found[run] = learn_and_resume(rank % 2, run, settings[run[0]], folder)
+    return found
+
+
+def learn_and_resume(rank, run, settings, folder):
+    """Learn, and learn the last step again from a checkpoint of one process."""
+    name, mesh = run
+    head, shares = CASES[name][3], shares_of(name, ranks_of(mesh))
+    learner = Learner(dataclasses.replace(settings, parallel=sizes_of(mesh)), CPU, head)
+    assert learner._mesh.sizes == mesh
+    say = learner.score if head is POLICY else learner.values
+    said = say(shares[0][rank])
+    learner.offload()
+    learner.load()
+    learnt = [learner.learn(shares[0][rank], TOTALS[0])]
+    learner.save(folder / str(RUNS.index(run)))
+    learner.wait_saved()
+    learnt.append(learner.learn(shares[1][rank], TOTALS[1]))
+    trained = weights(learner)
+    learner.restore(folder / f"{name} of one")
+    learner.learn(shares[1][rank], TOTALS[1])
+    return {"said": said, "learnt": learnt, "weights": trained, "resumed": weights(learner)}
+
+
+def divided_vocabulary(rank):
+    """Largest differences of log-probs, entropies and gradients from those of whole logits, without and with masks."""
+    torch.manual_seed(0)
+    whole = torch.randn(5, 24, requires_grad=True)
+    targets = torch.tensor([0, 5, 6, 17, 23])
+    masks = torch.tensor([[0, 23, PAD], [5, PAD, PAD], [PAD] * 3, [17, 18, 1], [23, 2, 3]], dtype=torch.int32)
+    shard = VocabularyShard(dist.group.WORLD, 6 * rank, 6)
+    differences = []
+    for given in (None, masks):
+        part = whole.detach()[:, 6 * rank : 6 * rank + 6].clone().requires_grad_()
+        found = shard.logprobs(part, targets, 0.7, True, given)
+        expected = _of_logits(whole, targets, 0.7, True, given)
+        differences += [float((one - other).detach().abs().max()) for one, other in zip(found, expected, strict=True)]
+        for one, weighed in ((found, part), (expected, whole)):
+            weighed.grad = None
+            (one[0] * torch.arange(1.0, 6.0) + one[1]).sum().backward()
+        differences.append(float((part.grad - whole.grad[:, 6 * rank : 6 * rank + 6]).abs().max()))
+    differences.append(float((shard.whole(part) - whole).detach().abs().max()))
+    picked = shard.picked(part, torch.tensor([[0, 23]]).expand(5, 2))
+    differences.append(float((picked - whole[:, [0, 23]]).detach().abs().max()))
+    return differences
+
+
+@pytest.fixture(scope="module")
+def settings(models):
+    return {
+        name: settings_of(models(family, **SIZES, **sizes), **changes)
+        for name, (family, sizes, changes, *_) in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("meshes")
+
+
+@pytest.fixture(scope="module")
+def alone(settings, folder):
+    """A learner of each case in one process: what it said and learnt."""
+    found = {}
+    for name, (*_, head, _) in CASES.items():
+        learner = Learner(settings[name], CPU, head)
+        shares = [share for (share,) in shares_of(name, 1)]
+        said = (learner.score if head is POLICY else learner.values)(shares[0])
+        learnt = [learner.learn(shares[0], TOTALS[0])]
+        learner.save(folder / f"{name} of one")
+        learner.wait_saved()
+        learnt.append(learner.learn(shares[1], TOTALS[1]))
+        said = {id(sample): each for sample, each in zip(shares[0], said, strict=True)}
+        found[name] = {"learner": learner, "said": said, "learnt": learnt, "weights": weights(learner)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def meshes(settings, alone, folder):
+    """Results of the ranks of each run: one start for all, as importing torch is slow."""
+    of_ranks = on_ranks(4, learn_on_meshes, settings, str(folder))
+    return {key: [found[key] for found in of_ranks if key in found] for key in [*RUNS, "vocabulary"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("run", RUNS, ids=[f"{name}-{dataclasses.astuple(mesh)}" for name, mesh in RUNS])
+def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
+    name, mesh = run
+    one = alone[name]
+    assert len(meshes[run]) == ranks_of(mesh)
+    for found in meshes[run]:
+        for given, expected in zip(found["learnt"], one["learnt"], strict=True):
+            assert given == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            assert given["grad/norm"] == pytest.approx(expected["grad/norm"], rel=1e-5)
+        near(found["weights"], one["weights"])
+        near(found["resumed"], one["weights"])
+    said = [each for found in meshes[run] for each in found["said"]]
+    shares = [sample for share in shares_of(name, ranks_of(mesh))[0] for sample in share]
+    if CASES[name][3] is POLICY:
+        for sample, given in zip(shares, said, strict=True):
+            np.testing.assert_allclose(given, one["said"][id(sample)], atol=1e-4)
+    learner = one["learner"]
+    learner.restore(folder / str(RUNS.index(run)))
+    learner.learn([share for (share,) in shares_of(name, 1)][1], TOTALS[1])
+    near(weights(learner), one["weights"])
+
+
+@pytest.mark.long
+def test_a_divided_vocabulary_has_the_logprobs_of_a_whole_one(meshes):
+    assert max(difference for of_rank in meshes["vocabulary"] for difference in of_rank) < 1e-5
+
+
+def near(found, expected):
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "expected"),
+    [
+        pytest.param(ParallelSizes(), 4, MeshSizes(shard=4), id="fsdp"),
+        pytest.param(ParallelSizes(shard=2), 8, MeshSizes(replicate=4, shard=2), id="hsdp"),
+        pytest.param(ParallelSizes(context=2), 4, MeshSizes(shard=2, context=2), id="context"),
+        pytest.param(ParallelSizes(tensor=2, context=2), 8, MeshSizes(1, 2, 2, 2), id="context and tensor"),
+        pytest.param(ParallelSizes(tensor=2, context=2, shard=4), 16, MeshSizes(2, 2, 2, 2), id="all"),
+        pytest.param(ParallelSizes(tensor=2, shard=1), 4, MeshSizes(replicate=2, tensor=2), id="without fsdp"),
+    ],
+)
+def test_sizes_of_a_mesh(sizes, ranks, expected):
+    mesh = MeshSizes.of(sizes, ranks)
+    assert mesh == expected
+    assert mesh.data * mesh.model == ranks == mesh.averaged * mesh.tensor
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "reason"),
+    [
+        pytest.param(ParallelSizes(tensor=2), 3, "3 ranks cannot be divided into tensor groups of 2", id="tensor"),
+        pytest.param(ParallelSizes(context=2), 1, "1 ranks cannot be divided into context groups of 2", id="context"),
+        pytest.param(ParallelSizes(context=2, tensor=2), 6, "context groups of 2 times tensor groups of 2", id="both"),
+        pytest.param(ParallelSizes(shard=2, context=4), 8, "FSDP over 2 ranks cannot be", id="fsdp below context"),
+        pytest.param(ParallelSizes(shard=4, tensor=4), 8, "FSDP groups of 4 times tensor size 4", id="too few"),
+    ],
+)
+def test_sizes_that_cannot_be(sizes, ranks, reason):
+    with pytest.raises(ValueError, match=reason):
+        MeshSizes.of(sizes, ranks)
