@@ -130,7 +130,8 @@ def _only_different(old: object, new: object) -> tuple[str, str]:
 
 def _cut(part: ComponentPlan) -> str:
     sizes = part.parallel
-    return f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}, expert {sizes.expert}"
+    named = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}, expert {sizes.expert}"
+    return named if sizes.shard is None else f"{named}, shard {sizes.shard}"
 
 
 def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:

@@ -156,6 +156,7 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
             "pipeline": component.parallel.pipeline,
             "context": component.parallel.context,
             "expert": component.parallel.expert,
+            "shard": component.parallel.shard,
         },
         "env": dict(component.env),
         "role": component.role.value,

@@ -211,15 +211,10 @@ def scorer_group(
 ) -> GroupSpec:
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
-<<<<<<< HEAD
-    model, context = resolve_model(own or learner.model), plan[name].parallel.context
+    model = resolve_model(own or learner.model)
     # Experts of the policy mean nothing to another model.
     replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
-    settings = replace(learner, model=model, adapter=None, context_parallel_size=context, router_replay=replays)
-=======
-    model = resolve_model(own or learner.model)
-    settings = replace(learner, model=model, adapter=None, parallel=plan[name].parallel)
->>>>>>> da67a57 (learner: device mesh with HSDP and tensor parallelism)
+    settings = replace(learner, model=model, adapter=None, parallel=plan[name].parallel, router_replay=replays)
     if name == CRITIC:
         return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.

@@ -131,7 +131,7 @@ def pack(column: Sequence[int] | Ints) -> Packed:
 
 def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
     sizes = part.parallel
-    named = (("tensor", sizes.tensor), ("pipeline", sizes.pipeline), ("context", sizes.context))
+    named = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "context": sizes.context, "shard": sizes.shard or 1}
     owners = np.repeat(part.table.nodes, np.diff(part.table.offsets))
     return {
         "name": part.name,
@@ -142,7 +142,7 @@ def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
         "size": part.world_size,
         "role": part.role.value,
         "strategy": part.strategy.removesuffix("PlacementStrategy").lower(),
-        "parallel": ", ".join(f"{name} {size}" for name, size in named if size > 1),
+        "parallel": ", ".join(f"{name} {size}" for name, size in named.items() if size > 1),
         "managed_by": part.managed_by,
         "unused": part.model.unused_because,
         "spans": not np.array_equal(owners, part.table.device_nodes),  # whether a process holds devices of other nodes

@@ -369,11 +369,16 @@ def test_weights_of_16_bits_are_a_warning(config):
     assert finding.what.endswith("in which steps of usual learning rates are rounded away")
 
 
-def test_a_learner_that_is_cut_is_a_warning():
-    (finding,) = found(roll({"strategy_name": "vllm"}, learner=CUT))
-    assert finding.severity is Severity.WARNING
-    assert finding.where.path == ("actor_train", "device_mapping")
-    assert finding.what.startswith("the model is to be cut over 2 devices, but Roost's learner shards it")
+def test_a_learner_with_a_tensor_size_is_accepted():
+    assert not found(roll({"strategy_name": "vllm"}, learner=CUT))
+
+
+def test_a_learner_with_pipeline_stages_is_an_error():
+    stages = {"strategy_name": "megatron_train", "strategy_config": {"pipeline_model_parallel_size": 2}}
+    (finding,) = found(roll({"strategy_name": "vllm"}, learner=stages))
+    assert finding.severity is Severity.ERROR
+    assert finding.what == "pipeline size 2, but Roost's learner has no pipeline stages"
+    assert finding.fix == "write pipeline size 1; tensor size 2 divides layers over as many ranks"
 
 
 JUDGED = {"actor": "0-1", "rollout": "2-3", "reward.polite": "4-7:0-1"}

@@ -67,7 +67,7 @@ PLACING = tuple(
         actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size,ppo_max_token_len_per_gpu}
         actor_rollout_ref.actor.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
         actor_rollout_ref.actor.megatron.{context_parallel_size,expert_model_parallel_size,*_offload}
-        actor_rollout_ref.actor.fsdp_config.*_offload
+        actor_rollout_ref.actor.fsdp_config.{fsdp_size,*_offload}
         algorithm.{adv_estimator,use_kl_in_reward} critic.enable critic.model.path
         reward.reward_model.* reward_model.{enable,enable_resource_pool,nnodes,n_gpus_per_node,rollout.*,model.path}
         distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate}""",
@@ -216,8 +216,16 @@ class _Verl(Reader):
     def _sizes(self) -> ParallelSizes:
         actor = self.root.below("actor_rollout_ref", "actor")
         if self._strategy() != "megatron":
-            return ParallelSizes(context=actor.whole_number("ulysses_sequence_parallel_size", 1, 1) or 1)
+            size = actor.below("fsdp_config").whole_number("fsdp_size", -1, -1) or -1
+            return ParallelSizes(context=self._ulysses(), shard=size if size > 0 else None)
         return megatron_sizes(actor.below("megatron"))
+
+    def _ulysses(self) -> int:
+        """Processes that share the tokens of a batch beside FSDP."""
+        if self._strategy() == "megatron":
+            return 1
+        actor = self.root.below("actor_rollout_ref", "actor")
+        return actor.whole_number("ulysses_sequence_parallel_size", 1, 1) or 1
 
     def _lora_rank(self) -> int | None:
         model = self.root.below("actor_rollout_ref", "model")
@@ -236,7 +244,7 @@ class _Verl(Reader):
             strategy=strategy,
             offloads=tuple(part for key, part in names.items() if state.values.get(key) is True),
             lora_rank=self._lora_rank(),
-            tokens=int(tokens) if tokens else None,
+            tokens=int(tokens) * self._ulysses() if tokens else None,
             sequence=self._sequence(),
         )
 

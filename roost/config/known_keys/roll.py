@@ -54,7 +54,7 @@ TABLE = (
         ROLE.strategy_args.strategy_config.{tensor_parallel_size,pipeline_parallel_size,data_parallel_size}
         ROLE.strategy_args.strategy_config.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size}
         ROLE.strategy_args.strategy_config.{expert_model_parallel_size,gpu_memory_utilization,mem_fraction_static}
-        ROLE.strategy_args.strategy_config.enable_sleep_mode
+        ROLE.strategy_args.strategy_config.{enable_sleep_mode,fsdp_size}
         ROLE.model_args.{model_name_or_path,dtype,lora_rank,lora_target} ROLE.training_args.per_device_train_batch_size
         {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
     ),

@@ -281,12 +281,12 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
         return ParallelSizes()
     inferring = component in ("inference", "actor_inference", "critic_inference")
     owner = "critic" if component.startswith("critic") else "actor"
-    learner = _learner_sizes(root.below(owner, "model"), ParallelSizes())
+    learner = _learner_sizes(root.below(owner, "model"), ParallelSizes(shard=_fsdp_size(root.below(owner))))
     own = root.below(component, "model")
     if not inferring or not own.values:
         return learner
     # An inference copy is cut as its own section says; only its pipeline size follows the learner's when left out.
-    return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline))
+    return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline, shard=_fsdp_size(root.below(component))))
 
 
 def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
@@ -295,7 +295,14 @@ def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
         pipeline=model.whole_number("pipeline_model_parallel_size", 1, default.pipeline) or 1,
         context=model.whole_number("context_parallel_size", 1, default.context) or 1,
         expert=model.whole_number("expert_model_parallel_size", 1, 1) or 1,
+        shard=default.shard,
     )
+
+
+def _fsdp_size(component: Section) -> int | None:
+    """Processes that FSDP shards over; None for all, as for -1."""
+    size = component.below("fsdp_config").whole_number("fsdp_size", -1)
+    return size if size is not None and size > 0 else None
 
 
 def _model(root: Section, component: str) -> ModelUse:

@@ -117,6 +117,7 @@ STRATEGY_SIZES = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "tensor_model_parallel_size",
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "gpu_memory_utilization", "mem_fraction_static",
+    "fsdp_size",
 )  # fmt: skip
 MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
 
@@ -361,6 +362,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         )
     config = arguments.mapping("strategy_config") or arguments.below("strategy_config")
     config.warn_near_misses(STRATEGY_SIZES)
+    shard = config.whole_number("fsdp_size", -1, 1) or 1
     if name in MULTI_DEVICE_STRATEGIES:
         return ParallelSizes(
             tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
@@ -368,7 +370,10 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         ), name
     if name is not None and not name.startswith("megatron"):
         # Other learners cut nothing by tensor or pipeline.
-        return ParallelSizes(context=section.below("model_args").whole_number("ulysses_size", 1, 1) or 1), name
+        return ParallelSizes(
+            context=section.below("model_args").whole_number("ulysses_size", 1, 1) or 1,
+            shard=shard if shard > 1 else None,  # ROLL shards over all for 1
+        ), name
     return ParallelSizes(
         tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
         pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,

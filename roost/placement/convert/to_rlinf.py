@@ -114,6 +114,8 @@ def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str,
         section["training_backend"] = learner_backend(part)
     if part.model.sharding is Sharding.NONE:
         section["fsdp_config"] = {"sharding_strategy": "no_shard"}
+    elif part.parallel.shard is not None:
+        section["fsdp_config"] = {"fsdp_size": part.parallel.shard}
     if part.role is Role.LEARNER:
         section |= {f"offload_{name}": True for name in part.model.offloads}
         if part.model.tokens and sequence and part.model.tokens % sequence == 0:

@@ -118,6 +118,8 @@ def _settings(part: ComponentPlan, strategy: str) -> dict[str, Any]:
     else:
         named = {"tensor_parallel_size": sizes.tensor, "pipeline_parallel_size": sizes.pipeline}
     written: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
+    if strategy.startswith("fsdp2") and sizes.shard is not None and sizes.shard > 1:
+        written["fsdp_size"] = sizes.shard
     if part.model.memory_fraction is not None:
         key = "mem_fraction_static" if strategy == "sglang" else "gpu_memory_utilization"
         written[key] = part.model.memory_fraction

@@ -61,8 +61,10 @@ def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
         section["megatron"] = megatron_sizes(sizes) | offloads
     else:
         section |= {"ulysses_sequence_parallel_size": sizes.context} if sizes.context > 1 else {}
-        section |= {"fsdp_config": offloads} if offloads else {}
-    return section | ({"ppo_max_token_len_per_gpu": model.tokens} if model.tokens else {})
+        state = offloads | ({"fsdp_size": sizes.shard} if sizes.shard else {})
+        section |= {"fsdp_config": state} if state else {}
+    tokens = model.tokens // (1 if is_megatron else sizes.context) if model.tokens else None
+    return section | ({"ppo_max_token_len_per_gpu": tokens} if tokens else {})
 
 
 def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:

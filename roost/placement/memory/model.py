@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import shown
-from roost.config.job import ParallelSizes, Role, Sharding
+from roost.config.job import MeshSizes, ParallelSizes, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
 
 GIB = 1024**3
@@ -21,6 +21,7 @@ MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # Bytes of activations for each token and hidden unit inside one layer without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
 ACTIVATION_BYTES = 34
+WHOLE_BYTES = 10  # of them, those that tensor parallelism without sequence parallelism does not divide (equation 2)
 CHECKPOINT_BYTES = 2  # kept by full recomputation for each token, hidden unit and layer: the layer's input in 16 bits
 LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
 LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
@@ -76,11 +77,12 @@ def learner_memory(
     lora_rank: int | None = None,
     recomputes: bool = True,
 ) -> LearnerMemory:
-    """Memory of one learner process that works on `tokens` tokens at a time.
+    """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
-    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over all processes, and two layers at a
-    time are gathered. Megatron with the distributed optimizer: weights and gradients are sharded by the parallel sizes,
-    optimizer state over all processes. With an adapter (LoRA) only the adapter has gradients and optimizer state.
+    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy, and
+    two layers at a time are gathered, as far as tensor parallelism does not divide them. Megatron with the distributed
+    optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes. With an
+    adapter (LoRA) only the adapter has gradients and optimizer state.
 
     >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -96,7 +98,7 @@ def learner_memory(
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     layer = (shape.parameters - shape.embedding_parameters) / shape.layers
     if sharding is Sharding.FULL and processes > 1:
-        gathered = 2 * layer * weight_bytes
+        gathered = 2 * layer * weight_bytes / sizes.tensor
     elif sharding is not Sharding.OPTIMIZER and weight_bytes > COMPUTE_BYTES:
         gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
     else:
@@ -126,16 +128,17 @@ def activation_bytes(
 ) -> float:
     """Estimate activations: of all layers their inputs, or without recomputation their inside, and a chunk of logits.
 
-    A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Only
-    Megatron shards activations by its parallel sizes.
+    A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Context
+    groups share the tokens. Tensor groups share what is inside a layer; Megatron's share its inputs as well.
     """
-    cut = sizes if sharding is Sharding.OPTIMIZER else ParallelSizes()
-    whole = tokens / cut.context
-    own = whole / cut.tensor
-    kept_bytes = CHECKPOINT_BYTES if recomputes else ACTIVATION_BYTES
-    kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / cut.pipeline) * cut.pipeline
-    inside = own * shape.hidden * ACTIVATION_BYTES if recomputes else 0.0
-    logits = min(whole * shape.vocabulary / cut.tensor, LOGIT_CHUNK) * LOGIT_BYTES
+    is_megatron = sharding is Sharding.OPTIMIZER
+    own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
+    layer_bytes = ACTIVATION_BYTES if is_megatron else WHOLE_BYTES + (ACTIVATION_BYTES - WHOLE_BYTES) / sizes.tensor
+    stages = sizes.pipeline if is_megatron else 1
+    kept_bytes = CHECKPOINT_BYTES if recomputes else layer_bytes
+    kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / stages) * stages
+    inside = own * shape.hidden * layer_bytes if recomputes else 0.0
+    logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK) * LOGIT_BYTES
     return kept + inside + logits
 
 
@@ -363,10 +366,19 @@ def engine_sizes(component: ComponentPlan) -> ParallelSizes:
     return ParallelSizes(tensor=fewest) if 0 < fewest < sizes.tensor * sizes.pipeline else sizes
 
 
+def shards_of(component: ComponentPlan) -> int:
+    """Processes that share the state of one copy of a learner's or scorer's model."""
+    try:
+        mesh = MeshSizes.of(component.parallel, component.world_size)
+    except ValueError:  # named elsewhere
+        return component.world_size
+    return component.world_size // mesh.replicate
+
+
 def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
     sharding = component.model.sharding
     per_worker = int(np.diff(component.table.offsets).max(initial=1)) or 1
-    parts = component.world_size if sharding is Sharding.FULL else per_worker
+    parts = shards_of(component) if sharding is Sharding.FULL else per_worker
     sizes = component.parallel if sharding is Sharding.OPTIMIZER else ParallelSizes()
     held = held_parameters(shape, sizes, 1 if sharding is Sharding.OPTIMIZER else parts)
     weights = held * component.model.weight_bytes / GIB
@@ -379,7 +391,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     memory = learner_memory(
         shape,
         component.parallel,
-        1 if sharding is Sharding.NONE else component.world_size,
+        1 if sharding is Sharding.NONE else shards_of(component),
         component.model.tokens or DEFAULT_TOKENS,
         component.model.weight_bytes,
         sharding,

@@ -122,15 +122,15 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
 
 
 def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, int]]:
-    """Numbers of the model that the sizes must divide and do not. FSDP cuts nothing by heads or layers."""
+    """Numbers of the model that the sizes must divide and do not. Beside FSDP there are no pipeline stages."""
     tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
-    if part.role is Role.HELPER or (part.role is not Role.ENGINE and part.model.sharding is not Sharding.OPTIMIZER):
+    if part.role is Role.HELPER:
         return []
     wanted = [(shape.heads, "attention heads", tensor)]
     # An engine with more parts than key heads keeps copies of them; Megatron does not.
     if part.role is not Role.ENGINE or tensor < shape.kv_heads:
         wanted.append((shape.kv_heads, "key heads", tensor))
-    if part.role is not Role.ENGINE:
+    if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:
         wanted.append((shape.layers, "layers", pipeline))
     return [(number, noun, size) for number, noun, size in wanted if number % size]
 

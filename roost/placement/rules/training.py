@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roost.config.findings import Findings, Where
-from roost.config.job import ModelUse, Role, heads_divide
+from roost.config.job import ModelUse
 from roost.config.teacher import is_teacher
 from roost.config.train import (
     HIGHEST_RATE,
@@ -28,6 +28,7 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import UnknownShape, shape_from_config
 from roost.placement.rules.experts import check_experts
 from roost.placement.rules.images import check_images
+from roost.placement.rules.mesh import check_mesh, data_groups
 from roost.placement.rules.rewards import check_rewards
 
 COMPARING = (
@@ -62,7 +63,7 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
     learner = next((parts[name] for name in SUPERVISED if name in parts), None)
     if learner is None:
         findings.error("RST-T023", at("task"), "needs actor, a learner, which is not placed", fix="place actor")
-    elif settings.minibatch_size < (groups := _groups(learner)):
+    elif settings.minibatch_size < (groups := data_groups(learner)):
         findings.error(
             "RST-T026",
             at("prompts_per_step"),
@@ -198,16 +199,11 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             )
 
 
-def _groups(learner: ComponentPlan) -> int:
-    """Context groups of a learner, each of which needs samples; single ranks without context parallelism."""
-    return max(1, learner.world_size // learner.parallel.context)
-
-
 def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     rollout, advantage = settings.rollout, settings.advantage
     estimator = advantage.advantage_estimator
     samples = rollout.prompts_per_step * rollout.num_generations // settings.minibatches
-    if "actor" in parts and samples < (groups := _groups(parts["actor"])):
+    if "actor" in parts and samples < (groups := data_groups(parts["actor"])):
         findings.error(
             "RST-T026",
             at("minibatch_size"),
@@ -454,18 +450,8 @@ def _trains_a_whole_model(settings: TrainSettings) -> bool:
 
 
 def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    actor = parts.get("actor")
-    if actor is not None and (ways := actor.parallel.tensor * actor.parallel.pipeline) > 1:
-        findings.warn(
-            "RST-T034",
-            at("actor"),
-            f"the model is to be cut over {ways} devices, but Roost's learner shards it over all it has (FSDP)",
-            f"tensor {actor.parallel.tensor}, pipeline {actor.parallel.pipeline}",
-            "remove these sizes",
-        )
     for part in parts.values():
-        if part.role in (Role.LEARNER, Role.SCORER) and part.parallel.context > 1:
-            _check_context(part, at(part.name), findings)
+        check_mesh(part, at(part.name), findings)
     rates = {
         "learning_rate": settings.learner.optimizer.learning_rate,
         "critic_learning_rate": settings.critic_learning_rate or 0.0,
@@ -483,23 +469,6 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
             "is 0, with which the critic learns nothing",
             fix="write a number above 0, or leave it out",
         )
-
-
-def _check_context(part: ComponentPlan, place: Where, findings: Findings) -> None:
-    """Check that ranks and heads can be divided into context groups."""
-    size, ranks = part.parallel.context, len(part.table.nodes)
-    fix = "write a context_parallel_size that divides it"
-    if ranks % size:
-        findings.error("RST-T120", place, f"{ranks} ranks cannot be divided into context groups of {size}", fix=fix)
-    if part.model.config is None:
-        return
-    try:
-        shape = shape_from_config(part.model.config)
-    except UnknownShape:
-        return
-    if not heads_divide(size, shape.heads, shape.kv_heads):
-        what = f"{shape.heads} heads and {shape.kv_heads} key heads cannot be divided over {size} ranks"
-        findings.error("RST-T120", place, what, "context parallelism exchanges tokens for heads in attention", fix)
 
 
 def _check_schedules(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:

@@ -1,0 +1,68 @@
+"""Bytes that a learner's ranks communicate in a step, by dimension of their mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roost.config.job import MeshSizes
+from roost.placement.memory.model import ModelShape
+
+REDUCED_BYTES = 4  # gradients are summed in 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that one rank sends in an optimizer step, with ring algorithms."""
+
+    replicate: float
+    fsdp: float
+    context: float
+    tensor: float
+
+    @property
+    def total(self) -> float:
+        return self.replicate + self.fsdp + self.context + self.tensor
+
+
+def learner_traffic(
+    shape: ModelShape,
+    mesh: MeshSizes,
+    tokens: int,
+    rounds: int,
+    compute_bytes: int = 2,
+    recomputes: bool = True,
+) -> Traffic:
+    """Traffic of a step on `rounds` micro-batches of each group of ranks, of `tokens` tokens in all.
+
+    FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
+    copies (HSDP) then sum their shards. Context groups exchange queries, keys, values and results of every layer.
+    Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
+    of the last layer's input. Recomputed layers repeat what their forward pass sent.
+
+    >>> from roost.placement.memory.model import shape_from_config
+    >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+    ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
+    >>> of = lambda mesh: learner_traffic(shape, mesh, tokens=32768, rounds=4)
+    >>> [round(of(MeshSizes(shard=8)).fsdp / 2**30), round(of(MeshSizes(shard=4, tensor=2)).tensor / 2**30, 1)]
+    [191, 37.2]
+    """
+    root = (shape.embedding_parameters + shape.hidden) / mesh.tensor
+    layers = shape.parameters / mesh.tensor - root
+    gathered = (2 * layers + root) * compute_bytes
+    reduced = (layers + root) * REDUCED_BYTES
+    own = tokens / mesh.context
+    passes = 3 if recomputes else 2  # forward, recomputed, backward
+    heads = 2 * (shape.heads + shape.kv_heads) * shape.head_size / mesh.tensor
+    exchanged = own * heads * shape.layers * passes * compute_bytes
+    summed = own * shape.hidden * (2 * passes * shape.layers + 2) * compute_bytes
+    return Traffic(
+        replicate=2 * _others(mesh.replicate) * reduced / mesh.fsdp * rounds,
+        fsdp=_others(mesh.fsdp) * (gathered + reduced) * rounds,
+        context=_others(mesh.context) * exchanged,
+        tensor=2 * _others(mesh.tensor) * summed,
+    )
+
+
+def _others(ranks: int) -> float:
+    """Share that a rank does not have itself."""
+    return (ranks - 1) / ranks

@@ -1,0 +1,111 @@
+"""Rules about a learner's device mesh: parallel sizes that ranks, heads or layers cannot be divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roost.config.findings import Findings, Where
+from roost.config.job import MeshSizes, ParallelSizes, Role, heads_divide
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import EXPERT_FAMILIES, ModelShape, known_shape
+
+
+def mesh_of(part: ComponentPlan) -> MeshSizes | None:
+    """The device mesh of a learner or scorer; None if its ranks cannot be divided so."""
+    try:
+        return MeshSizes.of(part.parallel, len(part.table.nodes))
+    except ValueError:
+        return None
+
+
+def data_groups(learner: ComponentPlan) -> int:
+    """Groups of a learner's ranks that have samples of their own."""
+    mesh = mesh_of(learner)
+    return max(1, learner.world_size) if mesh is None else mesh.data
+
+
+def check_mesh(part: ComponentPlan, place: Where, findings: Findings) -> None:
+    """Check that the ranks and the model of a learner or scorer can be divided by its parallel sizes."""
+    if part.role not in (Role.LEARNER, Role.SCORER):
+        return
+    _check_pipeline(part.parallel, place, findings)
+    _check_ranks(part.parallel, len(part.table.nodes), place, findings)
+    shape = known_shape(part)
+    if shape is not None:
+        _check_context(shape, part.parallel, place, findings)
+        _check_tensor(shape, part.parallel.tensor, place, findings)
+
+
+def _check_pipeline(sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+    if sizes.pipeline > 1:
+        findings.error(
+            "RST-T034",
+            place,
+            f"pipeline size {sizes.pipeline}, but Roost's learner has no pipeline stages",
+            "it shards all layers over its ranks (FSDP), which needs no more memory than stages do",
+            f"write pipeline size 1; tensor size {sizes.tensor * sizes.pipeline} divides layers over as many ranks",
+        )
+
+
+def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findings) -> None:
+    if ranks % sizes.context:
+        fix = "write a context_parallel_size that divides it"
+        what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
+        findings.error("RST-T120", place, what, fix=fix)
+        return
+    if ranks % (sizes.tensor * sizes.context):
+        findings.error(
+            "RST-T121",
+            place,
+            f"{ranks} ranks cannot be divided into tensor groups of {sizes.tensor}",
+            f"{ranks} % (tensor {sizes.tensor} * context {sizes.context}) = {ranks % (sizes.tensor * sizes.context)}",
+            "write sizes whose product divides the ranks",
+        )
+        return
+    shard, largest = sizes.shard or ranks, ranks // sizes.tensor
+    if shard < ranks and (shard % sizes.context or ranks % (shard * sizes.tensor)):
+        findings.error(
+            "RST-T121",
+            place,
+            f"{ranks} ranks cannot be divided into FSDP groups of {shard}",
+            f"tensor {sizes.tensor}, context {sizes.context}; context groups lie within FSDP groups",
+            f"write a multiple of {sizes.context} that divides {largest}, or leave it out: {largest}",
+        )
+
+
+def _check_context(shape: ModelShape, sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+    """Check that context groups can exchange tokens for the heads that a tensor-parallel rank has."""
+    heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
+    if key_heads and not heads_divide(sizes.context, heads, key_heads):
+        findings.error(
+            "RST-T120",
+            place,
+            f"{heads} heads and {key_heads} key heads cannot be divided over {sizes.context} ranks",
+            "context parallelism exchanges tokens for heads in attention",
+            "write a context_parallel_size that divides it",
+        )
+
+
+def _check_tensor(shape: ModelShape, tensor: int, place: Where, findings: Findings) -> None:
+    if tensor > 1 and shape.family in EXPERT_FAMILIES:
+        findings.error(
+            "RST-T122",
+            place,
+            f"experts of {shape.family} cannot be divided by tensor size {tensor}",
+            fix="write tensor size 1; FSDP shards the experts",
+        )
+        return
+    for name, size in _uneven(shape, tensor):
+        findings.error(
+            "RST-T122",
+            place,
+            f"tensor size {tensor} does not divide the model's {size} {name}",
+            f"{size} % {tensor} = {size % tensor}",
+            f"write a tensor size that divides {size}",
+        )
+
+
+def _uneven(shape: ModelShape, tensor: int) -> Iterable[tuple[str, int]]:
+    """Numbers that Roost's learner divides beside heads, which are checked for every learner."""
+    sizes = {"feed-forward units": shape.feed_forward, "vocabulary entries": shape.vocabulary}
+    return [(name, size) for name, size in sizes.items() if size % tensor]
