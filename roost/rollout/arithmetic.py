@@ -72,16 +72,17 @@ def share_right(completion: Sequence[int], wanted: Sequence[int]) -> float:
     return right / max(len(completion), len(wanted), 1)
 
 
-def write_arithmetic_model(folder: Path | str, seed: int = 0, **sizes: Any) -> Path:
-    """Write an untrained model and its tokenizer; return the folder."""
+def write_arithmetic_model(folder: Path | str, seed: int = 0, family: str = "llama", **sizes: Any) -> Path:
+    """Write an untrained model of a family and its tokenizer; return the folder."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     folder = Path(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, **sizes}), dtype=torch.float32)
+        config = AutoConfig.for_model(family, **{**SIZES, **sizes})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     vocabulary = {character: index for index, character in enumerate([*CHARACTERS, END])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
