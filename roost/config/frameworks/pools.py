@@ -175,7 +175,9 @@ class Reader:
         return launch.program.removesuffix(".py") if launch is not None else ""
 
     def as_job(self, nodes: int, per_node: int, settings: Mapping[str, object]) -> Job:
-        """The job of the components, on so many nodes of so many GPUs."""
+        """The job of the components, on so many nodes of so many GPUs; without engines, without their settings."""
+        if not any(part.role is Role.ENGINE for part in self.components):
+            settings = {key: value for key, value in settings.items() if key not in ("engines_sleep", "async_rollouts")}
         return Job(
             self.notation,
             self.root.source,

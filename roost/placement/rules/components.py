@@ -71,12 +71,16 @@ def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
     astray = np.flatnonzero(table.device_nodes != table.nodes[owners])
     if len(astray):
         process = int(owners[astray[0]])
-        nodes = sorted({node for node, _ in table[process].devices})
+        devices = table[process].devices
+        nodes, tensor = sorted({node for node, _ in devices}), part.parallel.tensor
+        groups = [devices[start : start + tensor] for start in range(0, len(devices), tensor)]
+        if part.parallel.model > 1 and all(len({node for node, _ in group}) == 1 for group in groups):
+            return  # stages or copies of the model on several nodes, each layer on one
         findings.warn(
             "RST-P032",
             place,
             f"process {process} spans nodes {', '.join(map(str, nodes))}",
-            f"its {len(table[process].devices)} devices exchange every layer's results over the network",
+            f"its {len(devices)} devices exchange every layer's results over the network",
             "use a smaller tensor parallel size, or cut the model over the nodes by pipeline parallelism",
         )
 

@@ -148,6 +148,18 @@ def test_a_variable_that_is_not_set_in_an_array_of_flags(tmp_path):
     assert "NODES_OF_JOB=" in found.fix
 
 
+def test_a_job_without_engines_has_no_settings_of_theirs(tmp_path):
+    plan = plan_of(tmp_path, "python3 train_async.py --actor-num-nodes 1 --debug-train-only")
+    assert (processes_of(plan), dict(plan.settings)) == ({"actor": "8 x 1 on 0-7"}, {})
+
+
+@pytest.mark.parametrize(("tensor", "data", "is_wrong"), [(8, 2, False), (16, 1, True)])
+def test_engines_over_nodes_whose_tensor_groups_are_not(tensor, data, is_wrong, tmp_path):
+    rollout = "actor_rollout_ref.rollout"
+    sizes = f"{rollout}.tensor_model_parallel_size={tensor} {rollout}.data_parallel_size={data}"
+    assert ("RST-P032" in codes(tmp_path, f"{VERL} trainer.nnodes=2 {sizes}")) == is_wrong
+
+
 def test_prefill_and_decode_parts_make_one_engine(tmp_path):
     rollout = "actor_rollout_ref.rollout"
     parts = f"{rollout}.disaggregation.enabled=true {rollout}.disaggregation.decode_replicas=3"
