@@ -56,6 +56,7 @@ pages: setup
 	$(BIN)/python -m tests.findings.catalogue
 	$(BIN)/python -m tests.config.settings_page
 	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m tests.docs.memory_page
 	$(BIN)/python -m tests.docs.api_page
 
 demo: setup

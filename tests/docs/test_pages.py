@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import api_page, cli_page
+from roost.placement.memory.model import shape_from_config
+from tests.docs import api_page, cli_page, memory_page
 from tests.grid import grid
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +107,13 @@ def test_tasks_of_contributors():
     for task in ("loss", "engine", "vendor", "finding", "reward", "key of a notation", "route", "devices", "metric"):
         assert task in tasks
     assert "launcher" in tasks
+
+
+def test_the_memory_page_is_what_plans_say():
+    assert memory_page.PAGE.read_text(encoding="utf-8") == memory_page.page(), "run: python -m tests.docs.memory_page"
+
+
+def test_models_of_the_memory_page_have_their_published_parameters():
+    billions = {name: shape_from_config(config).parameters / 1e9 for name, config in memory_page.MODELS.items()}
+    published = {"Qwen2.5-7B": 7.61, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5}
+    assert billions == pytest.approx(published, rel=0.003)
