@@ -101,3 +101,24 @@ def test_megatron_cuts_weights_by_the_model_sizes_and_experts_further():
 def test_what_cannot_be_counted(broken):
     with pytest.raises(UnknownShape):
         shape_from_config(broken)
+
+
+def test_memory_of_a_learner_follows_its_mesh():
+    shape = shape_from_config(
+        {
+            "model_type": "qwen2",
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "vocab_size": 152064,
+        }
+    )
+    plain, tensor, context = (
+        learner_memory(shape, sizes, processes=8, tokens=32768)
+        for sizes in (ParallelSizes(), ParallelSizes(tensor=2), ParallelSizes(context=2))
+    )
+    assert plain.weights == tensor.weights == context.weights
+    assert plain.activations > tensor.activations > context.activations
+    assert learner_memory(shape, ParallelSizes(), processes=4, tokens=32768).optimizer == 2 * plain.optimizer
