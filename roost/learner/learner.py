@@ -405,7 +405,9 @@ class Learner:
         if not coefficient or self._outputs.routers is None:
             return loss, metrics
         balance = self._outputs.routers.balance_loss() * share
-        return loss + coefficient * balance, {**metrics, "experts/balance_loss": balance.detach()}
+        # Each rank of a context group has a part of the tokens, and their gradients are added up.
+        own = balance / self._mesh.sizes.context
+        return loss + coefficient * own, {**metrics, "experts/balance_loss": balance.detach()}
 
     def _first_outputs(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""
