@@ -215,3 +215,17 @@ def test_choices_follow_the_question(folders, tmp_path):
     [message] = task.data["messages"]
     assert message["content"][1]["text"] == "open ?\nChoices:\nA. Yes\nB. No\n"
     assert task.data["answer"] == {"choices": "['Yes', 'No']", "correct_answer": 1}
+
+
+def test_images_that_cannot_be_read_are_named(folders, tmp_path):
+    from transformers import AutoTokenizer
+
+    from roost.engines.tiny_model import write_tiny_model
+
+    broken = scenario(folders, written(tmp_path, {"prompt": "<image>", "image": b"abc"}), max_prompt_tokens=32)
+    with pytest.raises(DataError, match="3 bytes are not an image"):
+        broken.size(Split.TRAIN)
+    path = written(tmp_path, {"prompt": "<image>", "image": RED})
+    text = AutoTokenizer.from_pretrained(write_tiny_model(tmp_path / "text"))
+    with pytest.raises(DataError, match="reads text alone"):
+        PromptScenario(text, path=str(path), chat_template="chatml", max_prompt_tokens=32).size(Split.TRAIN)

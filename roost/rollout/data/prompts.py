@@ -183,9 +183,13 @@ class PromptFormat:
                     places, self._tokenizer(texts, add_special_tokens=not is_rendered).input_ids, strict=True
                 ):
                     found[place] = len(ids)
-        for place, prompt in enumerate(prompts):
-            if files := files_of(prompt.messages):
-                found[place] += sum(self._processor().count(data) - 1 for data in files)
+        try:
+            for place, prompt in enumerate(prompts):
+                if files := files_of(prompt.messages):
+                    found[place] += sum(self._processor().count(data) - 1 for data in files)
+        except ImageError as error:
+            fix = "correct the row, or train a model that reads images"
+            raise DataError("RST-T065", "images of a prompt cannot be read", str(error), fix) from None
         return found
 
 
