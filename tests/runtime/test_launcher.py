@@ -9,7 +9,7 @@ from roost.cluster.inventory import Inventory
 
 pytest.importorskip("ray")
 
-from roost.runtime.launch import Site, places, process_setups
+from roost.runtime.launch import LiveNodes, planned_processes, process_setups
 from roost.runtime.membership import NodeReport
 from roost.runtime.worker import LaunchOptions
 from roost.transport.current import SimulatedDevices
@@ -30,10 +30,10 @@ def described(options, placement="2-3", isolate=True, report=REPORT):
     """The setups of a component on a node of which the job holds accelerators 2 to 4."""
     job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": placement}}}
     component = roost.plan(job, MACHINES, isolate_accelerator=isolate)["actor"]
-    site = Site([report], [DaemonContact(0, "alpha", 1, "")], ["logs"], Inventory.from_dict(MACHINES))
+    live = LiveNodes([report], [DaemonContact(0, "alpha", 1, "")], ["logs"], Inventory.from_dict(MACHINES))
     held = {(0, device): device for device in (2, 3, 4)}
-    where = places("actor", component, options, [0])
-    return process_setups(where, component, options, [0], site, held, ("127.0.0.1", 2950))
+    where = planned_processes("actor", component, options, [0])
+    return process_setups(where, component, options, [0], live, held, ("127.0.0.1", 2950))
 
 
 @pytest.mark.parametrize(
