@@ -29,6 +29,14 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings) -> None:
     if part.role not in (Role.LEARNER, Role.SCORER):
         return
     _check_pipeline(part.parallel, place, findings)
+    if part.parallel.expert > 1:
+        findings.warn(
+            "RST-T123",
+            place,
+            f"expert size {part.parallel.expert} is not followed",
+            "the learner shards experts over its ranks (FSDP) like other weights, and gathers one layer at a time",
+            "remove it; results are the same",
+        )
     _check_ranks(part.parallel, len(part.table.nodes), place, findings)
     shape = known_shape(part)
     if shape is not None:
