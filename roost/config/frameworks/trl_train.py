@@ -183,6 +183,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         )
     steps = keys.count("max_steps")
     found = {name: keys.number(key) for name, key in _NUMBERS.items()}
+    if loss and loss[0] is PolicyLoss.CISPO:
+        found |= _cispo_range(keys)
     found |= {
         name: keys.count(key, 0 if name in ("seed", "top_k", "warmup_steps") else 1) for name, key in _COUNTS.items()
     }
@@ -203,6 +205,18 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "checkpoint_every": _interval(keys, "save", per_step),
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
     }
+
+
+def _cispo_range(keys: _Keys) -> dict[str, float | None]:
+    """TRL caps the ratio at epsilon_high itself, and has no lower bound."""
+    name = next((name for name in ("epsilon_high", "epsilon") if keys.number(name) is not None), "loss_type")
+    cap = EPSILON if name == "loss_type" else keys.number(name) or 0.0
+    if cap < 1:
+        what = f"caps the ratio of cispo at {cap:g}; 1 is used"
+        why = "TRL's cap is epsilon_high itself, not 1 + epsilon_high: below 1 it scales the gradient of most tokens"
+        fix = "write epsilon_high as the cap, such as 5.0"
+        keys.root.findings.warn("RST-T014", keys.where(name), what, why, fix)
+    return {"clip_range": 1.0, "clip_range_high": max(cap, 1.0) - 1.0}
 
 
 def _batches(keys: _Keys, job: Job) -> tuple[int, int]:

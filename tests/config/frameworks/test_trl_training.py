@@ -63,6 +63,9 @@ def job_of(file):
         ("--loss_type grpo", "loss_aggregation", "seq-mean-token-mean"),
         ("--loss_type dr_grpo", "loss_aggregation", "seq-mean-token-sum-norm"),
         ("--loss_type cispo", "loss_type", "cispo"),
+        ("--loss_type cispo --epsilon_high 5.0", "clip_range", 1.0),
+        ("--loss_type cispo --epsilon_high 5.0", "clip_range_high", 4.0),
+        ("--loss_type cispo", "clip_range_high", 0.0),
         ("--scale_rewards none", "advantage_estimator", "group_mean"),
         ("--scale_rewards False", "advantage_estimator", "group_mean"),
         ("--importance_sampling_level sequence", "importance_sampling_level", "sequence"),
@@ -100,6 +103,21 @@ def test_what_is_ignored_is_named_at_its_line(tmp_path):
     named = {one.where.key_path: one.where.line for one in findings.warnings if one.code == "RST-T014"}
     assert named == {"--top_entropy_quantile": 6}
     assert any("--logging_steps" in note.what for note in findings.notes if note.code == "RST-T041")
+
+
+@grid(
+    ("arguments", "key"),
+    [
+        ("--loss_type cispo", "--loss_type"),
+        ("--loss_type cispo --epsilon 0.3", "--epsilon"),
+        ("--loss_type cispo --epsilon_high 0.28", "--epsilon_high"),
+        ("--loss_type cispo --epsilon_high 5.0", None),
+    ],
+)
+def test_a_cap_of_cispo_below_1_is_a_warning(arguments, key, tmp_path):
+    _, findings = job_of(script(tmp_path, arguments))
+    named = [one.where.key_path for one in findings.warnings if "caps the ratio" in one.what]
+    assert named == ([] if key is None else [key])
 
 
 def test_a_yaml_and_a_script_of_python_give_the_same_settings(tmp_path, monkeypatch):
