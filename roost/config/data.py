@@ -119,6 +119,7 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
     before = findings.num_errors
     given = checked(values, KEYS, where, findings)
     shared = {key: given[key] for key in SHARED if key in given}
+    _check_images(shared, where, findings)
     weight = {"weight": given["weight"]} if "weight" in given else {}
     sources = _sources(given.get("path"), {**shared, **weight}, where.under("path"), findings)
     own = {key: value for key, value in given.items() if key in OTHER_KEYS or key == "limit"}
@@ -193,9 +194,10 @@ def _sources(written: Any, shared: Mapping[str, Any], where: Where, findings: Fi
     for item in items:
         if isinstance(item, Mapping):
             own = checked(item, SOURCE_KEYS, where, findings)
-            found += [_source(own.pop("path", ()), {**shared, **own}, where, findings)]
+            _check_images(own, where, findings)
+            found += [_source(own.pop("path", ()), {**shared, **own})]
         else:
-            found += [_source(item, shared, where, findings)]
+            found += [_source(item, shared)]
     if not found or not all(source.path for source in found):
         what = "is missing" if written is None else f"is {shown(written)}; it must be a path, or a list of paths"
         findings.error("RST-T060", where, what, fix="name a file, a folder or a data set of the hub: data/train.jsonl")
@@ -203,12 +205,15 @@ def _sources(written: Any, shared: Mapping[str, Any], where: Where, findings: Fi
     return tuple(found)
 
 
-def _source(path: Any, keys: Mapping[str, Any], where: Where, findings: Findings) -> DataSource:
-    images = keys.get("images", ())
+def _source(path: Any, keys: Mapping[str, Any]) -> DataSource:
+    return DataSource(words(path), **{**keys, "images": words(keys.get("images", ()))})
+
+
+def _check_images(keys: Mapping[str, Any], where: Where, findings: Findings) -> None:
+    images = keys.get("images")
     if images and not words(images):
         what = f"is {shown(images)}; it must be a column, or a list of columns"
         findings.error("RST-T060", where.under("images"), what, fix="write images: [image]")
-    return DataSource(words(path), **{**keys, "images": words(images)})
 
 
 def _eval_sets(

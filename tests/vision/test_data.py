@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from roost.config.data import read_data
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.rollout.agents.chat import ChatPolicy
@@ -229,3 +230,16 @@ def test_images_that_cannot_be_read_are_named(folders, tmp_path):
     text = AutoTokenizer.from_pretrained(write_tiny_model(tmp_path / "text"))
     with pytest.raises(DataError, match="reads text alone"):
         PromptScenario(text, path=str(path), chat_template="chatml", max_prompt_tokens=32).size(Split.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("data", "key_path"),
+    [
+        pytest.param({"path": "a.jsonl", "images": 3, "eval": {"aime": "b.jsonl"}}, "data.images", id="of all sources"),
+        pytest.param({"path": [{"path": "a.jsonl", "images": 3}]}, "data.path.images", id="of one source"),
+    ],
+)
+def test_wrong_columns_are_reported_where_they_stand(data, key_path):
+    findings = Findings()
+    assert read_data(data, Where(path=("data",)), findings) is None
+    assert [found.where.key_path for found in findings.found] == [key_path]
