@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,9 +11,10 @@ from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
 from roost.config.findings import Findings
 from roost.config.job import Notation
-from roost.placement.convert.convert_plan import WRITTEN, convert_plan
+from roost.placement.convert.convert_plan import convert_plan
 from roost.view.text import print_findings
 
+Target = Literal["rlinf", "roll", "loop", "verl", "slime", "nemo", "openrlhf", "skyrl", "prime", "areal"]
 LOSS = "RST-N046"  # a setting that the other notation does not have
 
 
@@ -21,7 +22,7 @@ def convert_command(
     config: Annotated[
         Path, typer.Argument(help="The config file (YAML), or the script that starts the job.", metavar="CONFIG")
     ],
-    to: Annotated[Notation, typer.Option("--to", help=f"The notation to write: {', '.join(WRITTEN)}.")],
+    to: Annotated[Target, typer.Option("--to", help="The notation to write.")],
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,
     inventory: InventoryFile = None,
@@ -36,7 +37,7 @@ def convert_command(
     """
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
-    written = convert_plan(plan, to, findings) if plan is not None else None
+    written = convert_plan(plan, Notation(to), findings) if plan is not None else None
     print_findings(findings.found, open_console(stderr=True))
     if written is None:
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ HELP = """Place, launch and run reinforcement-learning post-training jobs on any
 
 A config says which machines there are and which component runs where, in the notation of RLinf (cluster:), \
 ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus). Configs and scripts of verl, \
-slime, OpenRLHF, NeMo-RL and others are planned too."""
+slime, OpenRLHF, NeMo-RL and others are planned too, and `roost train` trains those of verl and TRL."""
 
 # Each is `<name>_command` in the module of that name, or in that of MODULES; listed in this order.
 COMMANDS = (

@@ -126,7 +126,9 @@ class SamplingSettings:
         (), "Strings that end a completion, beside those of an agent; the token in which one ends is its last."
     )
     min_new_tokens: int = setting(
-        0, "Minimum tokens per completion: before, no end-of-text token is sampled, and no stop string ends it."
+        0,
+        "Minimum tokens per completion: before, no end-of-text token is sampled, and no stop string ends it, except "
+        "with SGLang, where a stop string does.",
     )
     repetition_penalty: float = setting(
         1.0,

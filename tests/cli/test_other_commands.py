@@ -7,12 +7,15 @@ import tomllib
 from contextlib import chdir
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 import roost
+from roost.cli.convert import Target
 from roost.cli.options import EXTRAS, not_installed
+from roost.placement.convert.convert_plan import WRITTEN
 from tests.cli.terminal import cluster_yaml, run, write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -145,6 +148,10 @@ class TestConvert:
         script.write_text(result.stdout)
         assert "python3 -m verl.experimental.fully_async_policy.fully_async_main" in result.stdout
         assert "actor" in run("plan", script).stdout
+
+    def test_only_notations_that_are_written_are_offered(self):
+        assert get_args(Target) == WRITTEN
+        assert run("convert", EXAMPLES / "placements/loop.yaml", "--to", "trl").exit_code == 2
 
     def test_a_conversion_without_loss_succeeds(self, tmp_path):
         cluster = {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": "0-1"}}
