@@ -113,6 +113,8 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 }
 _SPEED = Known(Effect.SPEED, "speed or memory of TRL's processes")
 _BACKEND = Known(Effect.BACKEND, "a backend of TRL's")
+_ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw", "paged_adamw_32bit")
+_OPTIMIZER = Known(Effect.TRAINING, "Roost trains with AdamW", "remove it", (None, *_ADAM))
 NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 
 
@@ -125,7 +127,8 @@ TABLE = (
     _entry(FILES, "{output_dir,overwrite_output_dir,push_to_hub,hub_*,save_*}"),
     _entry(START, "resume_from_checkpoint"),
     _entry(_SPEED, "{bf16,tf32,dtype,torch_dtype,attn_implementation,dataloader_*,per_device_eval_batch_size}"),
-    _entry(_SPEED, "{gradient_checkpointing_kwargs,use_liger_kernel,torch_compile,ddp_*,ds3_*,optim,vllm_max_*}"),
+    _entry(_SPEED, "{gradient_checkpointing_kwargs,use_liger_kernel,torch_compile,ddp_*,ds3_*,vllm_max_*}"),
+    _entry(_OPTIMIZER, "optim"),
     _entry(_BACKEND, "{vllm_server_*,vllm_group_port,vllm_model_impl,trust_remote_code,main_process_port,rdzv_*}"),
     _entry(_BACKEND, "{compute_environment,debug,downcast_bf16,main_training_function,mixed_precision,rdzv_backend}"),
     _entry(_BACKEND, "{same_network,tpu_*,use_cpu,remove_unused_columns,deepspeed,machine_rank}"),

@@ -59,17 +59,22 @@ DEFAULTS: Mapping[str, Any] = {
     "critic_learning_rate": 1e-5,
     "value_clip": 0.5,
     "adam_beta2": 0.999,
+    "shuffle_minibatches": False,
     "checkpoint_every": 0,
     "eval_every": 0,
     "eval_temperature": 0.0,
 }
 MINIBATCH, KL_COEF, LONGEST_PROMPT, TARGET_KL = 256, 0.001, 512, 0.1
 # Losses by verl's loss_mode: the settings that they stand for.
+_OF_SEQUENCES = "seq-mean-token-mean"
 LOSS_MODES: Mapping[str, Mapping[str, Any]] = {
     "vanilla": {},
-    "gspo": {"importance_sampling_level": ImportanceSamplingLevel.SEQUENCE},
+    "gspo": {
+        "importance_sampling_level": ImportanceSamplingLevel.SEQUENCE,
+        "loss_aggregation": AGGREGATIONS[_OF_SEQUENCES],
+    },
     "cispo": {"loss_type": PolicyLoss.CISPO},
-    "sapo": {"loss_type": PolicyLoss.SAPO},
+    "sapo": {"loss_type": PolicyLoss.SAPO, "loss_aggregation": AGGREGATIONS[_OF_SEQUENCES]},
 }
 # verl's weights of a sequence are the product of those of its tokens.
 IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
@@ -92,6 +97,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "top_k": (f"{_ROLLOUT}.top_k",),
     "engine": (f"{_ROLLOUT}.name",),
     "minibatch_size": (f"{_ACTOR}.ppo_mini_batch_size",),
+    "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
     "ppo_epochs": (f"{_ACTOR}.ppo_epochs",),
     "micro_batch_tokens": (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
     "learning_rate": (f"{_ACTOR}.optim.lr",),
@@ -156,10 +162,16 @@ _SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
 _SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
 _METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
 _CHOSEN = Known(Effect.NOTHING, "rollout_is and bypass_mode decide")
+_LOOP = Known(
+    Effect.TRAINING,
+    "it changes how samples are generated, and Roost does not run verl's agent loops",
+    "write an agent or an environment in train.task",
+    (None, "", "null", "single_turn_agent"),
+)
 NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 TABLE = (
     Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),
-    Entry(LOGGING, "trainer.{validation_data_dir,val_before_train,val_only} *.disable_log_stats"),
+    Entry(LOGGING, "trainer.{validation_data_dir,val_before_train} *.disable_log_stats"),
     Entry(FILES, "trainer.{default_local_dir,default_hdfs_dir,del_local_ckpt_after_load} *.checkpoint.*"),
     Entry(START, "trainer.{resume_mode,resume_from_path}"),
     Entry(
@@ -170,6 +182,7 @@ TABLE = (
         *.use_shm trainer.balance_batch data.{filter_overlong_prompts_workers,dataloader_num_workers}
         *.log_prob_* *.update_weights_bucket_megabytes *.free_cache_engine *.forward_prefetch *.fsdp_size""",
     ),
+    Entry(_LOOP, "*.agent.{default_agent_loop,agent_loop_config_path}"),
     Entry(_BACKEND, "*fsdp_config.* *.megatron.* ray_kwargs.* *.engine_kwargs.* *.mode *.agent.* *.override_config.*"),
     Entry(_BACKEND, "actor_rollout_ref.ref.* *.profiler.* *.trust_remote_code data.{return_raw_chat,tokenizer}"),
     Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
@@ -195,6 +208,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     actor, rollout = (root.below("actor_rollout_ref", name) for name in ("actor", "rollout"))
     trainer, algorithm, optim = root.below("trainer"), root.below("algorithm"), actor.below("optim")
     model, val = root.below("actor_rollout_ref", "model"), rollout.below("val_kwargs")
+    _refuse_evaluation(trainer)
     warmup = whole_number(optim, "lr_warmup_steps", 0)
     prompts = _prompts(root, actor)
     return {
@@ -206,6 +220,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **{name: rollout.number(name) for name in ("temperature", "top_p")},
         "top_k": whole_number(rollout, "top_k", 0),
         "minibatches": _minibatches(actor, prompts),
+        "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "ppo_epochs": actor.whole_number("ppo_epochs", 1),
         "micro_batch_tokens": actor.whole_number("ppo_max_token_len_per_gpu", 1),
         "learning_rate": optim.number("lr"),
@@ -216,7 +231,6 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "min_learning_rate": _lowest_rate(optim),
         **_betas(optim),
         "max_grad_norm": actor.number("grad_clip") if "grad_clip" in actor else optim.number("clip_grad"),
-        **(named(actor.below("policy_loss"), "loss_mode", LOSS_MODES) or {}),
         **{f"sapo_temperature_{sign}": actor.number(f"tau_{sign}") for sign in ("pos", "neg")},
         "dynamic_sampling": algorithm.below("filter_groups").flag("enable") or None,
         **_correction(algorithm.below("rollout_correction")),
@@ -227,8 +241,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "repetition_penalty": rollout.number("repetition_penalty"),
         "clip_range": actor.number("clip_ratio_low"),
         "clip_range_high": actor.number("clip_ratio_high"),
-        "dual_clip": actor.number("clip_ratio_c"),
-        "loss_aggregation": named(actor, "loss_agg_mode", AGGREGATIONS),
+        **_loss(actor),
         "entropy_coef": actor.number("entropy_coeff"),
         **_divergences(actor, algorithm),
         **_advantages(algorithm),
@@ -251,6 +264,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(DEFAULTS) | engine_of(root.below("actor_rollout_ref", "rollout"), "name")
     if "max_steps" in values:
         del found["max_epochs"]
+    if values.get("importance_sampling_level") is ImportanceSamplingLevel.SEQUENCE:
+        del found["dual_clip"]  # verl's gspo has none
     if "minibatches" not in values and "minibatch_size" not in values:
         found["minibatches"] = math.ceil(values.get("prompts_per_step", DEFAULTS["prompts_per_step"]) / MINIBATCH)
     data = _data(root.below("data"))
@@ -268,6 +283,33 @@ def _note_reward(data: Section) -> None:
     why = "verl chooses a reward by the data_source of each row, which Roost does not read"
     fix = "write +train.rewards.NAME._target_=package.module.Class for another one"
     data.findings.note("RST-T061", data.where("train_files"), what, why, fix)
+
+
+def _refuse_evaluation(trainer: Section) -> None:
+    if trainer.flag("val_only"):
+        why = "verl then evaluates and ends"
+        fix = "run roost eval MODEL --data FILE with a file of data.val_files, or remove it to train"
+        trainer.error("RST-T013", "val_only", "is true, and roost train trains", why, fix)
+
+
+def _loss(actor: Section) -> dict[str, Any]:
+    """The loss and what it makes of the tokens of a batch; some losses of verl's read neither key of them."""
+    policy = actor.below("policy_loss")
+    found = dict(named(policy, "loss_mode", LOSS_MODES) or {})
+    word = policy.values.get("loss_mode")
+    if "loss_aggregation" not in found:
+        found["loss_aggregation"] = named(actor, "loss_agg_mode", AGGREGATIONS)
+    elif actor.values.get("loss_agg_mode") not in (None, _OF_SEQUENCES):
+        _warn_unread(actor, "loss_agg_mode", f"verl's {word} always takes {_OF_SEQUENCES}")
+    if word != "gspo":
+        found["dual_clip"] = actor.number("clip_ratio_c")
+    elif "clip_ratio_c" in actor:
+        _warn_unread(actor, "clip_ratio_c", f"verl's {word} has no dual clip")
+    return found
+
+
+def _warn_unread(section: Section, key: str, why: str) -> None:
+    section.findings.warn("RST-T014", section.where(key), "is not followed", why, "remove it")
 
 
 def _prompts(root: Section, actor: Section) -> int | None:
@@ -345,6 +387,8 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
     if estimator is AdvantageEstimator.GRPO and algorithm.values.get("norm_adv_by_std_in_grpo") is False:
         estimator = AdvantageEstimator.GROUP_MEAN
     found: dict[str, Any] = {"advantage_estimator": estimator}
+    if estimator is None and algorithm.values.get("adv_estimator") is not None:
+        return found  # an error says that Roost has no such estimator
     if estimator in (None, AdvantageEstimator.GAE):
         note_padding(algorithm, "adv_estimator", "verl")
         return found | {"gamma": algorithm.number("gamma"), "gae_lambda": algorithm.number("lam")}
@@ -358,8 +402,7 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
 
 def _warn_unused(algorithm: Section, key: str, estimators: str) -> None:
     if algorithm.values.get(key) not in (None, 1):
-        why = f"verl uses it with {estimators} only"
-        algorithm.findings.warn("RST-T014", algorithm.where(key), "is not followed", why, "remove it")
+        _warn_unread(algorithm, key, f"verl uses it with {estimators} only")
 
 
 def _data(section: Section) -> dict[str, Any]:

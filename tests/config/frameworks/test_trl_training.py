@@ -83,6 +83,12 @@ def test_an_argument_and_its_setting(arguments, name, value, tmp_path):
     assert (job.training.minibatches if name == "minibatches" else value_of(job.training, name)) == value
 
 
+@grid(("word", "named"), [("adafactor", True), ("adamw_bnb_8bit", True), ("adamw_torch_fused", False)])
+def test_another_optimizer_is_named(word, named, tmp_path):
+    _, findings = job_of(script(tmp_path, f"--optim {word}"))
+    assert named is ("--optim" in {one.where.key_path for one in findings.warnings if one.code == "RST-T014"})
+
+
 def test_processes_multiply_the_batch(tmp_path):
     job, _ = job_of(script(tmp_path, "--per_device_train_batch_size 8", processes=4))
     assert job.training.rollout.prompts_per_step == 4

@@ -83,6 +83,12 @@ def setting(folder, arguments, name):
         ),
         ("algorithm.rollout_correction.bypass_mode=True", "old_logprobs", "rollout"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "importance_sampling_level", "sequence"),
+        (f"{ACTOR}.policy_loss.loss_mode=gspo", "loss_aggregation", "seq-mean-token-mean"),
+        (f"{ACTOR}.policy_loss.loss_mode=gspo", "dual_clip", None),
+        (f"{ACTOR}.policy_loss.loss_mode=sapo", "loss_aggregation", "seq-mean-token-mean"),
+        (f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.loss_agg_mode=token-mean", "loss_aggregation", "token-mean"),
+        ("", "shuffle_minibatches", False),
+        (f"{ACTOR}.shuffle=True", "shuffle_minibatches", True),
         (f"{ACTOR}.policy_loss.loss_mode=vanilla", "importance_sampling_level", "token"),
         (f"{ACTOR}.policy_loss.loss_mode=cispo", "loss_type", "cispo"),
         (f"{ACTOR}.optim.betas=[0.9,0.95]", "adam_beta2", 0.95),
@@ -155,6 +161,44 @@ def test_a_discount_is_followed_where_verl_uses_it(estimator, gamma, unfollowed,
     assert setting(tmp_path, given, "gamma") == gamma
     _, findings = job_of(tmp_path, given)
     assert {one.where.key_path for one in findings.warnings if one.code == "RST-T014"} == unfollowed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        ("gspo", set()),
+        (f"gspo {ACTOR}.loss_agg_mode=seq-mean-token-mean", set()),
+        (f"gspo {ACTOR}.loss_agg_mode=token-mean {ACTOR}.clip_ratio_c=3.0", {"loss_agg_mode", "clip_ratio_c"}),
+        (f"sapo {ACTOR}.loss_agg_mode=token-mean", {"loss_agg_mode"}),
+        (f"cispo {ACTOR}.loss_agg_mode=token-mean", set()),
+    ],
+)
+def test_keys_that_a_loss_of_verl_does_not_read_are_named(arguments, keys, tmp_path):
+    _, findings = job_of(tmp_path, f"{ACTOR}.policy_loss.loss_mode={arguments}")
+    named = {finding.where.key_path for finding in findings.warnings if finding.code == "RST-T014"}
+    assert named == {f"{ACTOR}.{key}" for key in keys}
+
+
+def test_agent_loops_are_warned_of(tmp_path):
+    given = f"{ROLLOUT}.agent.default_agent_loop=tool_agent {ROLLOUT}.agent.agent_loop_config_path=loops.yaml"
+    _, findings = job_of(tmp_path, f"{given} {ROLLOUT}.agent.num_workers=4")
+    named = {finding.where.path[-1] for finding in findings.warnings if finding.code == "RST-T014"}
+    assert named == {"default_agent_loop", "agent_loop_config_path"}
+    _, findings = job_of(tmp_path, f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent")
+    assert "RST-T014" not in {finding.code for finding in findings.warnings}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("trainer.val_only=True", "roost eval"), ("algorithm.adv_estimator=remax", "train")],
+    ids=["val_only", "remax"],
+)
+def test_a_job_that_cannot_train_gets_one_error(arguments, said, tmp_path):
+    findings = Findings()
+    read_job(load(script(tmp_path, arguments), (), findings), findings, trains=True)
+    (error,) = findings.errors
+    assert said in error.fix
+    assert "RST-T048" not in {note.code for note in findings.notes}
 
 
 def test_the_reward_is_said(tmp_path):
