@@ -15,7 +15,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,dev,docs]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,vision,dev,docs]' --constraint constraints.txt
 	touch $@
 
 test: setup
