@@ -277,7 +277,7 @@ class Learner:
                 logits, *ids = (np.split(each.cpu().numpy(), ends) for each in self._forward(pack(part)))
                 taught = zip(logits, ids[0] if ids else repeat(None), strict=False)
                 found |= {id(sample): Distribution(*each) for sample, each in zip(part, taught, strict=False)}
-        self._reshard()
+        self._release()
         return [found.get(id(sample)) for sample in samples]
 
     def learn(self, samples: Sequence[Sample], totals: Totals, position: int | None = None) -> dict[str, float]:
@@ -417,12 +417,15 @@ class Learner:
             for part in self._rounds(samples):
                 values = self._forward(pack(part))[0].cpu().numpy()
                 found |= {id(sample): array for sample, array in zip(part, spread(part, values), strict=True)}
-        self._reshard()
+        self._release()
         return [found[id(sample)] for sample in samples]
 
-    def _reshard(self) -> None:
+    def _release(self) -> None:
+        """Free what passes without a backward pass leave on the device."""
         if isinstance(self._outputs, FSDPModule):
-            self._outputs.reshard()  # without a backward pass, the weights of the root stay gathered
+            self._outputs.reshard()  # the weights of the root stay gathered
+        if self._outputs.routers is not None:
+            self._outputs.routers.forget()
 
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Yield micro-batches; all ranks have the same number, and the last ones may be empty.

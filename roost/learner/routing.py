@@ -35,12 +35,13 @@ class Routers:
         return cls(found) if found else None
 
     def replay(self, experts: Tensor | None) -> None:
-        """Set the experts of the next pass, [tokens, layers, top_k], with a negative number where the model chooses."""
+        """Begin a pass with these experts, [tokens, layers, top_k], with a negative number where the model chooses."""
         if experts is not None and tuple(experts.shape[1:]) != (self.layers, self.top_k):
             raise ValueError(
                 f"samples have {experts.shape[2]} routed experts in each of {experts.shape[1]} layers, but the model "
                 f"chooses {self.top_k} in each of {self.layers}"
             )
+        self._routed.clear()
         self._replayed = None if experts is None else experts.long()
 
     def statistics(self) -> Tensor:
@@ -63,8 +64,9 @@ class Routers:
         return self.experts * (shares * logits.float().softmax(-1).mean(0)).sum()
 
     def forget(self) -> None:
-        """Let go of the last pass."""
+        """Let go of the last pass, whose tensors are on the device."""
         self._routed.clear()
+        self._replayed = None
 
     def _passes(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         return [self._routed[layer] for layer in range(self.layers)]
@@ -77,7 +79,8 @@ class Routers:
                 wanted = self._replayed[:, layer]
                 experts = torch.where(wanted >= 0, wanted, own)
                 weights = expert_weights(logits, experts, getattr(router, "norm_topk_prob", True)).to(weights.dtype)
-            self._routed[layer] = (logits, experts, own)
+            # Not those of a recomputation: they would keep its whole graph.
+            self._routed.setdefault(layer, (logits, experts, own))
             return logits, weights, experts
 
         return route

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import AdapterSettings, LossSettings
@@ -16,6 +16,7 @@ from roost.learner.forward import _of_logits
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
 from roost.learner.packing import PAD
+from roost.learner.parallel.tensor import _styles
 from roost.learner.parallel.vocabulary import VocabularyShard
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import READ, on_ranks, weights
@@ -47,7 +48,7 @@ CASES = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, [*MESHES[2], *MESHES[4]]),
     "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
     "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
-    "critic": ("llama", {}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
+    "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
 }
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
 
@@ -237,3 +238,11 @@ def test_sizes_of_a_mesh(sizes, ranks, expected):
 def test_sizes_that_cannot_be(sizes, ranks, reason):
     with pytest.raises(ValueError, match=reason):
         MeshSizes.of(sizes, ranks)
+
+
+def test_an_embedding_that_does_more_than_look_up_is_not_divided():
+    config = AutoConfig.for_model(
+        "gemma3_text", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    with pytest.raises(ValueError, match="ScaledWordEmbedding of Gemma3ForCausalLM cannot be divided"):
+        list(_styles(AutoModelForCausalLM.from_config(config)))

@@ -103,6 +103,20 @@ def test_recomputed_layers_replay_as_well(learner, models):
     assert_equal(one, other, 1e-6)
 
 
+def test_routing_is_not_kept_by_recomputation_nor_after_a_call(learner, models):
+    samples = generated(models("qwen3_moe"), 2)
+    own = learner("qwen3_moe", router_replay=True, activation_checkpointing=True)
+    routers = own._outputs.routers
+    outputs = own._forward(pack(samples), samples)
+    routed = dict(routers._routed)
+    outputs[0].sum().backward()
+    assert len(routed) == routers.layers
+    assert all(routers._routed[layer] is kept for layer, kept in routed.items())
+    for call in (lambda: own.score(samples), lambda: own.learn(samples, totals_of(samples))):
+        call()
+        assert not routers._routed and routers._replayed is None
+
+
 def test_replay_lowers_the_mismatch_with_an_engine_in_bfloat16(learner, models):
     samples = generated(models("qwen3_moe"), 16, "bfloat16")
     replayed, plain = (kl(learner("qwen3_moe", router_replay=replays), samples) for replays in (True, False))

@@ -73,7 +73,10 @@ def _styles(model: PreTrainedModel) -> Iterator[tuple[int, str]]:
     unknown = sorted(set(plan.values()) - {COLUMNS, ROWS, HEADS})
     if unknown:
         raise ValueError(f"layers of {type(model).__name__} are divided by {unknown}, which is not supported")
-    vocabulary = (id(model.get_input_embeddings()), id(model.get_output_embeddings()))
+    embedding = model.get_input_embeddings()
+    if type(embedding).forward is not nn.Embedding.forward:  # Gemma scales what it looks up
+        raise ValueError(f"{type(embedding).__name__} of {type(model).__name__} cannot be divided by tensor size")
+    vocabulary = (id(embedding), id(model.get_output_embeddings()))
     paths = {id(layer): path for path, layer in model.base_model.named_modules()}
     inside: set[int] = set()  # parts of layers with an adapter
     for layer in model.modules():

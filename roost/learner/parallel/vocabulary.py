@@ -27,10 +27,10 @@ class VocabularyShard:
     def embedded(self, token_ids: Tensor, embedding: nn.Embedding) -> Tensor:
         """Embeddings of token ids, each from the rank that has it."""
         local, is_own = self._own(token_ids)
-        padding = embedding.padding_idx
-        has_padding = padding is not None and self.start <= padding < self.start + self.size
+        padding = None if embedding.padding_idx is None else embedding.padding_idx - self.start
         # Like on one rank, the padding token gets no gradient.
-        own = F.embedding(local, _local(embedding.weight), padding - self.start if padding and has_padding else None)
+        is_here = padding is not None and 0 <= padding < self.size
+        own = F.embedding(local, _local(embedding.weight), padding if is_here else None)
         return self._sum(own.masked_fill(~is_own.unsqueeze(-1), 0.0))
 
     def logits(self, hidden: Tensor, last: nn.Linear) -> Tensor:

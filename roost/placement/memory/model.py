@@ -98,7 +98,8 @@ def learner_memory(
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     layer = (shape.parameters - shape.embedding_parameters) / shape.layers
     if sharding is Sharding.FULL and processes > 1:
-        gathered = 2 * layer * weight_bytes / sizes.tensor
+        # The embedding and the last layer stay gathered from the forward pass to the end of the backward pass.
+        gathered = (2 * layer + shape.embedding_parameters) * COMPUTE_BYTES / sizes.tensor
     elif sharding is not Sharding.OPTIMIZER and weight_bytes > COMPUTE_BYTES:
         gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
     else:
