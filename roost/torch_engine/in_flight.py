@@ -122,7 +122,7 @@ class InFlightRequests:
         served = RequestInFlight(self._engine, requested, each_piece)
         self._engine_ids[requested.request_id] = served.engine_ids
         try:
-            served.submit()
+            await served.submit()
             yield served
         finally:
             await served.abort_unfinished()
@@ -156,7 +156,19 @@ class RequestInFlight:
     def engine_ids(self) -> list[str]:
         return [request.request_id for request in self._requests]
 
-    def submit(self) -> None:
+    async def submit(self) -> None:
+        """Submit all completions; images are cut into patches on another thread, so that the loop serves others."""
+        if not any(sampling.images for sampling in self._request.samplings):
+            self._submit()
+            return
+        submitting = asyncio.create_task(asyncio.to_thread(self._submit))
+        try:
+            await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            await asyncio.wait([submitting])  # the thread cannot be stopped, and what it submits must be aborted
+            raise
+
+    def _submit(self) -> None:
         for index, request in enumerate(self._requests):
             with refusing():
                 self._engine.submit(request, partial(self._progress.deliver, index))

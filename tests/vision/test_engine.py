@@ -1,15 +1,20 @@
 """The built-in engine sees images as transformers does, whatever else is in its batch or its prefix cache."""
 
+import asyncio
+import threading
+
 import httpx
 import pytest
 import torch
 
-from roost.engines.protocol import Sampling
+from roost.engines.protocol import InFlight, Sampling
 from roost.rollout.colours import QUESTION, VOCABULARY, square
 from roost.torch_engine.engine import EngineSettings, TorchEngine
+from roost.torch_engine.in_flight import GenerateRequest, InFlightRequests
 from roost.vision.image import Image
 from roost.vision.processor import FAMILIES, Processor
 from tests.learner.random_samples import CPU, settings_of
+from tests.limits import HANG_S
 from tests.torch_engine.conftest import Driver
 from tests.torch_engine.running_server import running_server
 from tests.vision.shown import IMAGE, plain_logprobs, sample, samples
@@ -129,6 +134,57 @@ def test_images_without_their_tokens_are_refused(folders, start, edge, message):
     with pytest.raises(ValueError, match=message):
         driver.ask(ids, Sampling(images=(Image(square("red", 1, edge), start),)))
     driver.engine.close()
+
+
+def request_of(engine, max_tokens):
+    """A request of two samples with an image."""
+    ids, images = engine.model.processor.expand([0, 6, *IMAGE, 10, 11], [square("red", 1)])
+    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True, images=images)
+    return GenerateRequest("a", (tuple(ids),), (sampling,), samples=2)
+
+
+async def served(engine, max_tokens):
+    async with InFlightRequests(engine).served(request_of(engine, max_tokens), each_piece=False) as in_flight:
+        return await in_flight.finished()
+
+
+def test_images_are_not_processed_on_the_event_loop(folders, monkeypatch):
+    engine, threads = started(folders["qwen2_5_vl"]).engine, []
+    layout = engine.model.processor.layout
+
+    def on_thread(*given):
+        threads.append(threading.get_ident())
+        return layout(*given)
+
+    monkeypatch.setattr(engine.model.processor, "layout", on_thread)
+    assert len(asyncio.run(served(engine, 2))) == 2
+    assert len(threads) == 2 and threading.get_ident() not in threads
+    engine.close()
+
+
+def test_a_request_that_is_cancelled_while_its_images_are_processed_is_aborted(folders, monkeypatch):
+    engine, entered, released = started(folders["qwen2_5_vl"]).engine, threading.Event(), threading.Event()
+    layout = engine.model.processor.layout
+
+    def held(*given):
+        entered.set()
+        assert released.wait(HANG_S)
+        return layout(*given)
+
+    monkeypatch.setattr(engine.model.processor, "layout", held)
+
+    async def cancelled():
+        asked = asyncio.create_task(served(engine, 100_000))
+        assert await asyncio.to_thread(entered.wait, HANG_S)
+        asked.cancel()
+        asyncio.get_running_loop().call_later(0.05, released.set)
+        await asked
+
+    engine.pause(InFlight.HOLD)  # no completion may end by itself
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert engine.abort() == 0
+    engine.close()
 
 
 def test_chat_requests_with_images(folders):
