@@ -7,8 +7,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,14 @@ class Image:
 
     data: bytes
     start: int = 0
+    digest: bytes = field(default=b"", compare=False)  # name of the content, computed unless it is given
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", hashlib.blake2b(self.data, digest_size=16).digest())
 
     def __repr__(self) -> str:  # without its bytes, which would fill a log
         return f"Image({len(self.data)} bytes, start={self.start})"
-
-    @property
-    def digest(self) -> bytes:
-        """Name of the content."""
-        return _digest(self.data)
 
     @property
     def data_url(self) -> str:
@@ -46,12 +45,7 @@ class Image:
 
     def at(self, start: int) -> Image:
         """The same image at another position."""
-        return Image(self.data, start)
-
-
-@lru_cache(maxsize=1024)
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+        return Image(self.data, start, self.digest)
 
 
 def _kind(data: bytes) -> str:

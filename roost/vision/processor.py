@@ -10,19 +10,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roost.vision.cache import ByteCache
 from roost.vision.image import Image, ImageError, opened, size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 Ints = npt.NDArray[np.int64]
-KEPT = 256  # images whose patches are kept: those of one prompt are needed for every sample of its group
+KEPT_BYTES = 512 << 20  # of patches that are kept: those of one prompt are needed for every sample of its group
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Patches:
-    """An image as a vision tower takes it."""
+    """An image as a vision tower takes it, in an eighth of the bytes: a byte per number, one of the equal frames."""
 
-    pixels: npt.NDArray[np.float32]  # [patches, numbers of a patch]
+    colours: npt.NDArray[np.uint8]  # [patches, channels, pixels of a patch], resized
+    values: npt.NDArray[np.float32]  # [channels, 256], the normalized value of each
+    frames: int  # equal ones that a patch has
     grid: tuple[int, int, int]  # time, height and width in patches
+
+    @property
+    def pixels(self) -> npt.NDArray[np.float32]:
+        """[patches, numbers of a patch], the very floats that the image processor gives."""
+        count, channels, _ = self.colours.shape
+        found = self.values[np.arange(channels)[:, None], self.colours]
+        return np.repeat(found[:, :, None], self.frames, axis=2).reshape(count, -1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,7 +54,8 @@ class Processor:
 
     def __init__(self, images: Any, token_id: int, merge: int) -> None:
         self._images, self.token_id, self._merge = images, token_id, merge
-        self._kept = lru_cache(maxsize=KEPT)(self._processed)
+        self._kept = ByteCache[Patches](KEPT_BYTES, lambda patches: patches.colours.nbytes)
+        self._values = normalized_values(images)
 
     @classmethod
     def of_model(cls, model: str, config: Any = None) -> Processor | None:
@@ -67,12 +78,11 @@ class Processor:
         return patches // self._merge**2
 
     def patches(self, image: Image) -> Patches:
-        return self._kept(image.data)
+        return self._kept.get(image.digest, lambda: self._processed(image.data))
 
     def _processed(self, data: bytes) -> Patches:
-        found = self._images(images=[opened(data)], return_tensors="np")
-        time, height, width = (int(each) for each in found["image_grid_thw"][0])
-        return Patches(np.asarray(found["pixel_values"], np.float32), (time, height, width))
+        colours, grid = _colours(self._images, opened(data))
+        return Patches(colours, self._values, self._images.temporal_patch_size, grid)
 
     def expand(self, token_ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], tuple[Image, ...]]:
         """Tokens with each placeholder repeated as often as its image has tokens, and the images at their positions."""
@@ -129,6 +139,32 @@ class Processor:
         rest = max(0, length - done)
         parts.append(np.broadcast_to(np.arange(rest) + following, (3, rest)))
         return np.concatenate(parts, axis=1)[:, :length].astype(np.int64)
+
+
+def _colours(images: Any, picture: Any, **options: Any) -> tuple[npt.NDArray[np.uint8], tuple[int, int, int]]:
+    """Resized patches before they are normalized, of one frame, [patches, channels, pixels], and their grid."""
+    found = images(images=[picture], do_rescale=False, do_normalize=False, return_tensors="np", **options)
+    time, height, width = (int(each) for each in found["image_grid_thw"][0])
+    return _one_frame(images, found["pixel_values"]).astype(np.uint8), (time, height, width)
+
+
+def _one_frame(images: Any, pixels: Any) -> Any:
+    return pixels.reshape(len(pixels), -1, images.temporal_patch_size, images.patch_size**2)[:, :, 0]
+
+
+def normalized_values(images: Any) -> npt.NDArray[np.float32]:
+    """The image processor's value of each colour, [channels, 256], read from an image that has all of them."""
+    from PIL import Image as Pillow
+
+    edge = images.patch_size * images.merge_size
+    size = (edge, edge * -(-256 // edge**2))  # width, height
+    ramp = Pillow.frombytes("L", size, bytes(place % 256 for place in range(size[0] * size[1]))).convert("RGB")
+    colours, _ = _colours(images, ramp, do_resize=False)
+    pixels = _one_frame(images, images(images=[ramp], do_resize=False, return_tensors="np")["pixel_values"])
+    values = np.zeros((colours.shape[1], 256), np.float32)
+    for channel, row in enumerate(values):
+        row[colours[:, channel]] = pixels[:, channel]
+    return values
 
 
 def reads_images(config: Any) -> bool:

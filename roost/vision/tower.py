@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roost.vision.cache import ByteCache
 from roost.vision.image import Image
 from roost.vision.processor import Processor
+
+KEPT_BYTES = 256 << 20  # of embeddings that an engine keeps on its device
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,10 +50,11 @@ def image_rows(
     known: dict[bytes, int] = {}  # samples of one prompt show the same image, which the tower need see once
     for first, length, images in sequences:
         for image in images:
-            patches, span = processor.patches(image), processor.span(image)
+            span = processor.span(image)
             inside = np.arange(len(span))[: max(0, length - image.start)]
             if image.digest not in known:
                 known[image.digest] = done
+                patches = processor.patches(image)
                 pixels.append(patches.pixels)
                 grids.append(patches.grid)
                 done += len(span)
@@ -65,22 +69,18 @@ def image_rows(
 class FeatureCache:
     """Embeddings of images, kept for the requests that show them again, until the weights change."""
 
-    def __init__(self, body: Any, processor: Processor, most: int = 64) -> None:
+    def __init__(self, body: Any, processor: Processor, limit: int = KEPT_BYTES) -> None:
         self._body, self._processor = body, processor
-        self._most = most
-        self._kept: dict[bytes, Tensor] = {}  # least recently used first
+        self._kept = ByteCache[Tensor](limit, lambda kept: kept.nbytes)
 
     def get(self, image: Image) -> Tensor:
         """Embeddings of an image's tokens. Each image runs alone, so that they do not vary with the batch."""
-        found = self._kept.pop(image.digest, None)
-        if found is None:
-            patches, device = self._processor.patches(image), self._body.device
-            grid = torch.tensor([patches.grid], device=device)
-            found = features(self._body, torch.from_numpy(patches.pixels).to(device), grid)
-            if len(self._kept) >= self._most:
-                del self._kept[next(iter(self._kept))]
-        self._kept[image.digest] = found
-        return found
+        return self._kept.get(image.digest, lambda: self._computed(image))
+
+    def _computed(self, image: Image) -> Tensor:
+        patches, device = self._processor.patches(image), self._body.device
+        grid = torch.tensor([patches.grid], device=device)
+        return features(self._body, torch.from_numpy(patches.pixels).to(device), grid)
 
     def clear(self) -> None:
         self._kept.clear()
