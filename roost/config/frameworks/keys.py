@@ -50,7 +50,7 @@ def framework_keys(
         hint = "" if places else did_you_mean(name, siblings, NEAR_MISS)
         known = _known(written, followed) if followed else unread
         value: Any = root.below(*path[:-1]).values.get(path[-1])
-        is_set = not followed or known.counts(value)
+        is_set = not followed or known.changes(value)
         uses.append(KeyUse(root.where(*path), PLACING if places else known, places, is_set, hint))
     return tuple(uses)
 
@@ -58,7 +58,7 @@ def framework_keys(
 def _known(written: str, followed: Following) -> Known:
     derived_from, table, other = followed
     for name, keys in derived_from.items():
-        if written in keys:
+        if any(written == key or written.startswith(f"{key}.") for key in keys):
             return Known(Effect.FOLLOWED, f"{name} in train")
     matching = (entry.known for entry in table if any(fnmatchcase(written, one) for one in entry.patterns()))
     return next(matching, other)

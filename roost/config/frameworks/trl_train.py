@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from roost.config.findings import Where
+from roost.config.findings import Where, shown
 from roost.config.job import Component, Job, ModelUse, Role
 from roost.config.known_keys.reasons import DATA, FILES, LOGGING, REWARD, START
-from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.known_keys.tables import OFF, Effect, Entry, Known
 from roost.config.notations.words import SCHEDULES, lora_rank, named
 from roost.config.section import Section
 from roost.config.train import (
@@ -92,7 +94,10 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     **{name: (key,) for name, key in (*_NUMBERS.items(), *_COUNTS.items())},
     "model": ("model_name_or_path", "model"),
     "lora_rank": ("lora_r", "use_peft"),
-    "data": ("dataset_name", "dataset_config", "dataset_train_split", "max_prompt_length", "shuffle_dataset"),
+    "data": (
+        *("dataset_name", "dataset_config", "dataset_train_split", "max_prompt_length", "shuffle_dataset"),
+        "chat_template_kwargs",
+    ),
     "rewards": ("reward_funcs",),
     "prompts_per_step": ("generation_batch_size", *_BATCH_KEYS),
     "minibatch_size": ("generation_batch_size", *_BATCH_KEYS),
@@ -132,6 +137,15 @@ TABLE = (
     _entry(_BACKEND, "{vllm_server_*,vllm_group_port,vllm_model_impl,trust_remote_code,main_process_port,rdzv_*}"),
     _entry(_BACKEND, "{compute_environment,debug,downcast_bf16,main_training_function,mixed_precision,rdzv_backend}"),
     _entry(_BACKEND, "{same_network,tpu_*,use_cpu,remove_unused_columns,deepspeed,machine_rank}"),
+    _entry(
+        replace(NOT_FOLLOWED, harmless=OFF),  # off in TRL too
+        """{disable_dropout,cast_lm_head_to_fp32,use_adaptive_entropy,entropy_coef,entropy_coef_min,lora_dropout}
+        {use_transformers_*,fp16,full_determinism,do_train,do_eval,do_predict,eval_on_start,load_best_model_at_end}
+        {load_in_8bit,load_in_4bit,use_dora,use_rslora,ignore_data_skip,group_by_length,auto_find_batch_size,fsdp}
+        {label_smoothing_factor,use_bias_correction_kl,batch_eval_metrics,include_for_metrics,eval_delay}
+        {restore_callback_states_from_checkpoint,jit_mode_eval,use_ipex,prediction_loss_only,skip_memory_metrics}""",
+    ),
+    _entry(replace(DATA, harmless=OFF), "dataset_streaming"),
     _entry(REWARD, "{reward_weights,reward_model_name_or_path}"),
     _entry(DATA, "dataset_*"),
 )
@@ -270,10 +284,24 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         }
         name, longest = keys.text("dataset_config"), keys.count("max_prompt_length")
         found["data"] |= {"name": name} if name else {}
+        found["data"] |= _template_arguments(keys)
         found["data"] |= {"max_prompt_tokens": longest, "overlong": "truncate"} if longest else {}
         if "rewards" not in values:
             found["rewards"] = {"reward": {"_target_": _reward(keys)}}
     return found
+
+
+def _template_arguments(keys: _Keys) -> dict[str, Any]:
+    """Arguments of the chat template: a mapping, or JSON in a flag."""
+    key = keys.key("chat_template_kwargs")
+    written = keys.root.get(key)
+    if isinstance(written, str):
+        with suppress(ValueError):
+            written = json.loads(written)
+    if written and not isinstance(written, Mapping):
+        keys.root.error("RST-C029", key, f"is {shown(written)}; it must be a mapping", fix="write it as JSON")
+        return {}
+    return {"template_arguments": dict(written)} if written else {}
 
 
 def _reward(keys: _Keys) -> str:

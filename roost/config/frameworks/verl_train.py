@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roost.config.frameworks.arguments import typed
 from roost.config.job import Job
 from roost.config.known_keys.reasons import DATA, FILES, LOGGING, REWARD, START
-from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.known_keys.tables import OFF, Effect, Entry, Known
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
@@ -63,6 +64,7 @@ DEFAULTS: Mapping[str, Any] = {
     "checkpoint_every": 0,
     "eval_every": 0,
     "eval_temperature": 0.0,
+    "shuffle_minibatches": False,
 }
 MINIBATCH, KL_COEF, LONGEST_PROMPT, TARGET_KL = 256, 0.001, 512, 0.1
 # Losses by verl's loss_mode: the settings that they stand for.
@@ -86,7 +88,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
         f"data.{key}"
         for key in (
             *("train_files", "val_files", "prompt_key", "max_prompt_length", "shuffle", "seed"),
-            *("filter_overlong_prompts", "truncation", "train_max_samples"),
+            *("filter_overlong_prompts", "truncation", "train_max_samples", "apply_chat_template_kwargs"),
         )
     ),
     "prompts_per_step": ("data.train_batch_size", "async_training.require_batches"),
@@ -99,6 +101,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "minibatch_size": (f"{_ACTOR}.ppo_mini_batch_size",),
     "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
     "ppo_epochs": (f"{_ACTOR}.ppo_epochs",),
+    "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
     "micro_batch_tokens": (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
     "learning_rate": (f"{_ACTOR}.optim.lr",),
     "weight_decay": (f"{_ACTOR}.optim.weight_decay",),
@@ -169,6 +172,7 @@ _LOOP = Known(
     (None, "", "null", "single_turn_agent"),
 )
 NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
+_OFF = replace(NOT_FOLLOWED, harmless=OFF)  # off in verl too
 TABLE = (
     Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),
     Entry(LOGGING, "trainer.{validation_data_dir,val_before_train} *.disable_log_stats"),
@@ -185,6 +189,23 @@ TABLE = (
     Entry(_LOOP, "*.agent.{default_agent_loop,agent_loop_config_path}"),
     Entry(_BACKEND, "*fsdp_config.* *.megatron.* ray_kwargs.* *.engine_kwargs.* *.mode *.agent.* *.override_config.*"),
     Entry(_BACKEND, "actor_rollout_ref.ref.* *.profiler.* *.trust_remote_code data.{return_raw_chat,tokenizer}"),
+    Entry(
+        _OFF,
+        """*.{ignore_eos,skip_rollout,skip.enable,prometheus.enable,enable_rollout_routing_replay,use_prefix_grouper}
+        *.{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing,entropy_checkpointing,use_liger}
+        *.{entropy_from_logits_with_chunking,tiled_mlp.enabled,trace.token2text,val_kwargs.do_sample,mtp.enable}
+        *.{multi_turn.enable,multi_turn.use_inference_chat_template,over_sample_rate,optim.lr_warmup_steps_ratio}
+        algorithm.{use_pf_ppo,use_kl_in_reward} trainer.esi_redundant_time critic.{enable,shuffle}
+        critic.optim.min_lr_ratio global_profiler.*""",
+    ),
+    Entry(
+        replace(DATA, harmless=OFF),
+        "data.{return_raw_input_ids,return_full_prompt,validation_shuffle,trust_remote_code,use_shm,need_tools_kwargs}",
+    ),
+    Entry(
+        replace(REWARD, harmless=OFF),
+        "{reward,reward_model}.{enable,enable_resource_pool,launch_reward_fn_async,reward_model.enable}",
+    ),
     Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
     Entry(_REJECTION, f"{_CORRECTION}.rollout_rs*"),
     Entry(_CHOSEN, f"{_ROLLOUT}.calculate_log_probs {_ACTOR}.use_rollout_log_probs"),
@@ -222,6 +243,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatches": _minibatches(actor, prompts),
         "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "ppo_epochs": actor.whole_number("ppo_epochs", 1),
+        "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "micro_batch_tokens": actor.whole_number("ppo_max_token_len_per_gpu", 1),
         "learning_rate": optim.number("lr"),
         "weight_decay": optim.number("weight_decay"),
@@ -423,6 +445,7 @@ def _data(section: Section) -> dict[str, Any]:
         "shuffle": section.flag("shuffle", default=True),
         "seed": section.whole_number("seed", 0),
         "drop_last": True,
+        "template_arguments": dict(section.below("apply_chat_template_kwargs").values) or None,
         "eval": _files(section.get("val_files")) or None,
     }
     return {key: value for key, value in found.items() if value is not None}

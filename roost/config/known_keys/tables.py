@@ -27,6 +27,10 @@ class Effect(StrEnum):
     UNKNOWN = "unknown"
 
 
+NO_VALUES: tuple[Any, ...] = (None, -1, "", [], {})  # as programs write: not given
+OFF = (*NO_VALUES, False)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """Reason that a key is not followed, and what to write instead.
@@ -42,6 +46,10 @@ class Known:
     def counts(self, value: Any) -> bool:
         """Return True if a key with this value is reported."""
         return value not in self.harmless if self.harmless else bool(value) and value != -1
+
+    def changes(self, value: Any) -> bool:
+        """The same, where false and 0 also count unless they are listed: they may switch off a default."""
+        return value not in (self.harmless or NO_VALUES)
 
 
 @dataclass(frozen=True, slots=True)

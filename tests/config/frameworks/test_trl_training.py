@@ -111,6 +111,24 @@ def test_what_is_ignored_is_named_at_its_line(tmp_path):
     assert any("--logging_steps" in note.what for note in findings.notes if note.code == "RST-T041")
 
 
+def test_what_is_switched_off_is_followed_or_named(tmp_path):
+    _, findings = job_of(script(tmp_path, "--ddp_fp8 0 --top_entropy_quantile 0 --use_dora false --lora_dropout 0.0"))
+    named = [one.where.key_path for one in findings.warnings if one.code == "RST-T014"]
+    assert named == ["--top_entropy_quantile"]
+
+
+@grid(
+    ("arguments", "written"),
+    [
+        ("""--chat_template_kwargs '{"enable_thinking": false}'""", {"enable_thinking": False}),
+        ("--chat_template_kwargs null", None),
+    ],
+)
+def test_arguments_of_the_chat_template(arguments, written, tmp_path):
+    job, _ = job_of(script(tmp_path, arguments))
+    assert job.training.data.get("template_arguments") == written
+
+
 @grid(
     ("arguments", "key"),
     [

@@ -208,6 +208,16 @@ def test_the_reward_is_said(tmp_path):
     assert "RST-T061" not in {note.code for note in findings.notes}
 
 
+def test_what_is_switched_off_is_followed_or_named(tmp_path):
+    off = "data.apply_chat_template_kwargs.enable_thinking=False actor_rollout_ref.rollout.do_sample=False"
+    job, findings = job_of(tmp_path, f"{off} {ROLLOUT}.ignore_eos=False {ACTOR}.shuffle=True")
+    assert job.training.data["template_arguments"] == {"enable_thinking": False}
+    assert job.training.shuffle_minibatches
+    assert {one.where.key_path for one in findings.warnings if one.code == "RST-T014"} == {f"{ROLLOUT}.do_sample"}
+    job, _ = job_of(tmp_path, f"{ACTOR}.shuffle=False")
+    assert not job.training.shuffle_minibatches
+
+
 def test_a_plan_alone_reads_no_settings(tmp_path):
     findings = Findings()
     job = read_job(load(script(tmp_path), (), findings), findings)
