@@ -25,6 +25,7 @@ from roost.config.train import (
 )
 
 EPSILON, BATCH, GENERATIONS = 0.2, 8, 8
+SAVE_STEPS, LOGGING_STEPS, SYNC_STEPS, MIXUP, LORA_ALPHA = 500, 10, 512, 0.6, 32.0
 ANSWER = "solution"  # the column that accuracy_reward compares with
 REWARDS = {"accuracy_reward": "roost.rollout.rewards.math_answer.MathAnswer"}
 # The loss and the reduction of token losses that each loss_type stands for.
@@ -56,8 +57,20 @@ DEFAULTS: Mapping[str, Any] = {
     "adam_beta2": 0.999,
     "seed": 42,
     "eval_every": 0,
-    "checkpoint_every": 500,
 }
+# Those of AsyncGRPOConfig, where they differ.
+ASYNC: Mapping[str, Any] = {
+    "max_staleness": 4,
+    "max_new_tokens": 2048,
+    "lr_scheduler_type": LrSchedulerType.CONSTANT,
+}
+# Levels of the correction for vLLM's log-probs: TRL's weight of a sequence is the product of those of its tokens.
+IS_CAP = 3.0
+IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
+IS_MODES = {
+    f"{word}_{kind}": (level, kind == "mask") for word, level in IS_LEVELS.items() for kind in ("mask", "truncate")
+}
+_IS_KEYS = tuple(f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap"))
 _BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
 # Settings with the same meaning and unit, by their names in TRL.
 _NUMBERS = {
@@ -82,14 +95,13 @@ _COUNTS = {
     "num_generations": "num_generations",
     "max_new_tokens": "max_completion_length",
     "ppo_epochs": "num_iterations",
-    "warmup_steps": "warmup_steps",
-    "max_epochs": "num_train_epochs",
     "seed": "seed",
     "top_k": "top_k",
     "keep_checkpoints": "save_total_limit",
+    "max_staleness": "max_staleness",
     "eval_samples": "num_generations_eval",
 }
-_FROM_ZERO = ("seed", "top_k", "warmup_steps")
+_FROM_ZERO = ("seed", "top_k", "max_staleness")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     **{name: (key,) for name, key in (*_NUMBERS.items(), *_COUNTS.items())},
     "model": ("model_name_or_path", "model"),
@@ -102,6 +114,12 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "prompts_per_step": ("generation_batch_size", *_BATCH_KEYS),
     "minibatch_size": ("generation_batch_size", *_BATCH_KEYS),
     "max_steps": ("max_steps",),
+    "max_epochs": ("num_train_epochs",),
+    "warmup_steps": ("warmup_steps",),
+    "reference_sync_steps": ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
+    "rollout_is": _IS_KEYS,
+    "importance_weight_cap": _IS_KEYS,
+    "rollout_rejection": _IS_KEYS,
     "lr_scheduler_type": ("lr_scheduler_type",),
     "loss_type": ("loss_type",),
     "loss_aggregation": ("loss_type",),
@@ -166,7 +184,24 @@ class _Keys:
     def count(self, name: str, minimum: int = 1) -> int | None:
         """A whole number; TRL also writes -1 for: not given."""
         key = self.key(name)
-        return None if self.root.get(key) == -1 else self.root.whole_number(key, minimum)
+        written = self.root.get(key)
+        if isinstance(written, float) and written.is_integer():  # TRL takes 3.0 for 3
+            return replace(self.root, values={**self.root.values, key: int(written)}).whole_number(key, minimum)
+        return None if written == -1 else self.root.whole_number(key, minimum)
+
+    def steps(self, name: str, total: int | None, of: str = "the steps of the run") -> int | None:
+        """A number of steps; TRL takes one between 0 and 1 for a fraction of the run's."""
+        written = self.root.get(self.key(name))
+        if not isinstance(written, float) or not 0 < written < 1:
+            return self.count(name)
+        if total is not None:
+            return math.ceil(total * written)
+        what, why = f"is {written:g}, a fraction of {of}", "how many there are is not known before the data are read"
+        self.root.error("RST-T150", self.key(name), what, why, "write a whole number, or write max_steps")
+        return None
+
+    def is_written(self, name: str) -> bool:
+        return self.root.values.get(self.key(name)) is not None
 
     def named(self, name: str, meanings: Mapping[str, Any]) -> Any:
         return named(self.root, self.key(name), meanings)
@@ -199,17 +234,21 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
             f"write a batch size for which {generations} divides them",
         )
     steps = keys.count("max_steps")
+    warmup = keys.root.get(keys.key("warmup_steps"))
+    is_share = isinstance(warmup, float) and 0 < warmup < 1
     found = {name: keys.number(key) for name, key in _NUMBERS.items()}
     if loss and loss[0] is PolicyLoss.CISPO:
         found |= _cispo_range(keys)
-    found |= {
-        name: keys.count(key, 0 if name in ("seed", "top_k", "warmup_steps") else 1) for name, key in _COUNTS.items()
-    }
+    found |= {name: keys.count(key, 0 if name in _FROM_ZERO else 1) for name, key in _COUNTS.items()}
+    found |= {"warmup_ratio": warmup} if is_share else {"warmup_steps": keys.count("warmup_steps", 0)}
     return found | {
         "lora_rank": lora_rank(job),
         "prompts_per_step": max(1, samples // generations),
         "minibatches": max(1, samples // of_update),
         "max_steps": math.ceil(steps / per_step) if steps else None,
+        "max_epochs": None if steps else _epochs(keys),
+        "reference_sync_steps": _reference_sync(keys, per_step),
+        **(_correction(keys) if any(keys.is_written(name) for name in _IS_KEYS) else {}),
         "lr_scheduler_type": keys.named("lr_scheduler_type", SCHEDULES),
         "loss_type": loss[0] if loss else None,
         "loss_aggregation": loss[1] if loss else None,
@@ -220,7 +259,6 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "engine": "vllm" if keys.flag("use_vllm") else "torch",
         "eval_every": _interval(keys, "eval", per_step),
         "checkpoint_every": _interval(keys, "save", per_step),
-        "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
     }
 
 
@@ -245,13 +283,76 @@ def _batches(keys: _Keys, job: Job) -> tuple[int, int]:
     return written or each * (keys.count("steps_per_generation") or accumulated), each * accumulated
 
 
+def _epochs(keys: _Keys) -> int | None:
+    """Passes over the data, which Roost has whole."""
+    written = keys.root.get(keys.key("num_train_epochs"))
+    if not isinstance(written, float) or written.is_integer():
+        return keys.count("num_train_epochs")
+    what = f"is {written:g}, which ends within a pass over the data"
+    why = "how many steps a pass has is not known before the data are read"
+    keys.root.error("RST-T150", keys.key("num_train_epochs"), what, why, "write max_steps, or a whole number")
+    return None
+
+
 def _interval(keys: _Keys, kind: str, per_step: int) -> int | None:
     """Steps between two evaluations or checkpoints; TRL counts optimizer steps, and `no` switches them off."""
-    strategy = keys.root.values.get(keys.key(f"{kind}_strategy"))
+    name = f"{kind}_strategy"
+    strategy = keys.root.values.get(keys.key(name))
     if strategy in ("no", False):
         return 0
-    steps = keys.count(f"{kind}_steps")
-    return math.ceil(steps / per_step) if steps and (kind == "save" or strategy is not None) else None
+    total = keys.count("max_steps")
+    if strategy not in (None, "steps"):
+        if strategy == "epoch" and total is None and keys.root.get(keys.key("num_train_epochs")) == 1:
+            return 0  # at the end
+        what = f"is {shown(strategy)}, which is not followed"
+        why = "Roost counts steps, and does not know how many a pass over the data has"
+        setting = "checkpoint_every" if kind == "save" else "eval_every"
+        keys.root.findings.warn("RST-T014", keys.where(name), what, why, f"write {kind}_steps, or train.{setting}")
+        return None
+    if kind == "eval" and strategy is None:
+        return None
+    steps = keys.steps(f"{kind}_steps", total)
+    if steps is None and kind == "eval" and not keys.is_written("eval_steps"):
+        steps = keys.steps("logging_steps", total) or LOGGING_STEPS
+    return math.ceil(steps / per_step) if steps else None
+
+
+def _reference_sync(keys: _Keys, per_step: int) -> int | None:
+    """Steps between two copies of the policy to the reference; TRL mixes the two instead."""
+    if not keys.flag("sync_ref_model"):
+        return None
+    alpha = keys.number("ref_model_mixup_alpha")
+    if alpha != 1:
+        is_written = alpha is not None
+        what = f"{'is' if is_written else 'mixes with'} {MIXUP if alpha is None else alpha:g}; the policy is copied"
+        why = "TRL adds that share of the policy to the rest of the reference; Roost has 1 alone"
+        place = keys.where("ref_model_mixup_alpha" if is_written else "sync_ref_model")
+        keys.root.findings.warn("RST-T014", place, what, why, "write ref_model_mixup_alpha 1.0")
+    return math.ceil((keys.count("ref_model_sync_steps") or SYNC_STEPS) / per_step)
+
+
+def _correction(keys: _Keys) -> dict[str, Any]:
+    """TRL's correction for what vLLM's log-probs differ by from the learner's; on by default."""
+    if not keys.flag("use_vllm") or not keys.flag("vllm_importance_sampling_correction", True):
+        return {}
+    level, masks = keys.named("vllm_importance_sampling_mode", IS_MODES) or IS_MODES["sequence_mask"]
+    old, name = "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"
+    name = old if keys.is_written(old) else name
+    high = keys.number(name) if keys.key(name) in keys.root else IS_CAP
+    low = keys.number("vllm_importance_sampling_clip_min")
+    found: dict[str, Any] = {"rollout_is": level, "importance_weight_cap": high or 0.0}
+    if masks and (low is not None or high is not None):
+        found["rollout_rejection"] = {level.value: [low, high]}
+    elif low is not None:
+        what, why = "is not followed", "Roost's weights have an upper bound alone"
+        place = keys.where("vllm_importance_sampling_clip_min")
+        keys.root.findings.warn("RST-T014", place, what, why, "remove it, or choose sequence_mask or token_mask")
+    return found
+
+
+def _is_async(root: Section) -> bool:
+    launch = root.source.launch
+    return root.values.get("async") is True or (launch is not None and "async_grpo" in launch.program)
 
 
 def _estimator(keys: _Keys) -> AdvantageEstimator | None:
@@ -266,7 +367,18 @@ def _estimator(keys: _Keys) -> AdvantageEstimator | None:
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """TRL's defaults, where Roost's differ."""
     keys = _Keys(root)
-    found = dict(DEFAULTS)
+    per_step = values.get("minibatches", 1) * values.get("ppo_epochs", 1)
+    found = dict(DEFAULTS) | {
+        "checkpoint_every": math.ceil(SAVE_STEPS / per_step),
+        "eval_samples": values.get("num_generations", GENERATIONS),
+        "eval_temperature": values.get("temperature", 1.0),
+    }
+    if "lora_rank" in values:
+        found["lora_alpha"] = LORA_ALPHA
+    if _is_async(root):
+        found |= ASYNC
+    elif not any(keys.is_written(name) for name in _IS_KEYS):
+        found |= _correction(keys)
     if "max_steps" in values:
         del found["max_epochs"]
     found["clip_range_high"] = values.get("clip_range", EPSILON)

@@ -76,6 +76,29 @@ def job_of(file):
         ("--save_steps 20", "checkpoint_every", 20),
         ("--save_strategy no", "checkpoint_every", 0),
         ("--eval_strategy steps --eval_steps 5", "eval_every", 5),
+        ("--eval_strategy steps", "eval_every", 10),
+        ("--eval_strategy steps --logging_steps 4", "eval_every", 4),
+        ("--steps_per_generation 4", "checkpoint_every", 125),
+        ("--save_strategy epoch --num_train_epochs 1", "checkpoint_every", 0),
+        ("--save_steps 0.1 --max_steps 200", "checkpoint_every", 20),
+        ("--save_steps 20.0", "checkpoint_every", 20),
+        ("--num_train_epochs 1.0", "max_epochs", 1),
+        ("--num_train_epochs 1.5 --max_steps 7", "max_steps", 7),
+        ("--warmup_steps 0.1", "warmup_ratio", 0.1),
+        ("--warmup_steps 5", "warmup_steps", 5),
+        ("--use_peft --lora_r 8", "lora_alpha", 32.0),
+        ("--num_generations 4", "eval_samples", 4),
+        ("--temperature 0.7", "eval_temperature", 0.7),
+        ("", "eval_temperature", 1.0),
+        ("--beta 0.04 --sync_ref_model --ref_model_mixup_alpha 1.0", "reference_sync_steps", 512),
+        ("--beta 0.04 --sync_ref_model --ref_model_sync_steps 8 --steps_per_generation 4", "reference_sync_steps", 2),
+        ("--use_vllm", "rollout_is", "trajectory"),
+        ("--use_vllm", "rollout_rejection", {"trajectory": [None, 3.0]}),
+        ("--use_vllm --vllm_importance_sampling_correction false", "rollout_is", None),
+        ("--use_vllm --vllm_importance_sampling_mode token_truncate", "rollout_is", "token"),
+        ("--use_vllm --vllm_importance_sampling_mode token_truncate", "rollout_rejection", {}),
+        ("--use_vllm --vllm_importance_sampling_cap 2.5", "importance_weight_cap", 2.5),
+        ("", "rollout_is", None),
     ],
 )
 def test_an_argument_and_its_setting(arguments, name, value, tmp_path):
@@ -142,6 +165,46 @@ def test_a_cap_of_cispo_below_1_is_a_warning(arguments, key, tmp_path):
     _, findings = job_of(script(tmp_path, arguments))
     named = [one.where.key_path for one in findings.warnings if "caps the ratio" in one.what]
     assert named == ([] if key is None else [key])
+
+
+@grid(
+    ("arguments", "key"),
+    [
+        ("--beta 0.04 --sync_ref_model", "--sync_ref_model"),
+        ("--beta 0.04 --sync_ref_model --ref_model_mixup_alpha 0.5", "--ref_model_mixup_alpha"),
+        ("--save_strategy epoch", "--save_strategy"),
+        ("--eval_strategy epoch", "--eval_strategy"),
+    ],
+)
+def test_what_is_followed_in_part_is_a_warning(arguments, key, tmp_path):
+    _, findings = job_of(script(tmp_path, arguments))
+    assert [one.where.key_path for one in findings.warnings if one.code == "RST-T014"] == [key]
+
+
+@grid(
+    ("arguments", "words"),
+    [
+        ("--save_steps 0.1", "a fraction of the steps of the run"),
+        ("--num_train_epochs 0.5", "ends within a pass"),
+    ],
+)
+def test_a_fraction_of_a_run_of_unknown_length_is_an_error(arguments, words, tmp_path):
+    findings = Findings()
+    read_job(load(script(tmp_path, arguments), (), findings), findings, trains=True)
+    assert [words in one.what for one in findings.errors] == [True]
+
+
+def test_an_asynchronous_job_has_defaults_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "python train.py --model_name_or_path /models/small --dataset_name train.jsonl"
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    found = []
+    for words in ("", "max_staleness=2"):
+        (tmp_path / "train.py").write_text(f"args = AsyncGRPOConfig({words})\n")
+        found.append(job_of(tmp_path / "run.sh")[0].training)
+    assert [each.max_staleness for each in found] == [4, 2]
+    assert found[0].sampling.max_new_tokens == 2048
+    assert found[0].learner.optimizer.lr_scheduler_type == "constant"
 
 
 def test_a_yaml_and_a_script_of_python_give_the_same_settings(tmp_path, monkeypatch):
