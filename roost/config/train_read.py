@@ -353,8 +353,11 @@ def _choice(setting: Setting, section: Section, name: str) -> Any:
 
 
 def _note(name: str, value: Any, place: Where, values: Values, root: Section, notation: Notation) -> None:
-    """A setting as written; what the notation's other keys amount to must not contradict it."""
-    if name in values and not _same(values[name], value):
+    """A setting as written; what the notation's other keys amount to must not contradict it.
+
+    On the command line it overrides the flags of a framework's script, which cannot be taken back there.
+    """
+    if name in values and not _same(values[name], value) and not _overrides(place, notation):
         root.findings.error(
             "RST-T008",
             place,
@@ -362,6 +365,10 @@ def _note(name: str, value: Any, place: Where, values: Values, root: Section, no
             fix="keep one of the two",
         )
     values[name] = value
+
+
+def _overrides(place: Where, notation: Notation) -> bool:
+    return place.file == COMMAND_LINE and notation in (Notation.VERL, Notation.TRL)
 
 
 def _makers(name: str, root: Section, notation: Notation) -> str:
@@ -446,7 +453,7 @@ def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Secti
     place = setting_location("minibatch_size", job)
     if size is None:
         return int(count or 1)
-    if count is not None and math.ceil(samples / size) != count:
+    if count is not None and not _overrides(place, job.notation) and math.ceil(samples / size) != count:
         root.findings.error(
             "RST-T008",
             place,

@@ -227,6 +227,16 @@ def test_settings_of_roost_beside_flags(tmp_path):
     assert (job.training.max_staleness, job.training.name) == (2, "mine")
 
 
+def test_a_setting_on_the_command_line_overrides_a_flag(tmp_path):
+    file = script(tmp_path, '--use_vllm --num_generations 4 "$@"')
+    findings = Findings()
+    job = read_job(load(file, ("train.engine=torch", "train.minibatch_size=4"), findings), findings, trains=True)
+    assert not findings.errors, [str(finding) for finding in findings.errors]
+    assert (job.training.engine, job.training.minibatches) == ("torch", 2)
+    read_job(load(script(tmp_path, "--use_vllm train.engine=torch"), (), findings), findings, trains=True)
+    assert [finding.code for finding in findings.errors] == ["RST-T008"]
+
+
 def test_check_says_that_a_script_can_train(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "solution": "2"}))
     result = run("check", "--train", script(tmp_path), width=300)
