@@ -64,7 +64,6 @@ DEFAULTS: Mapping[str, Any] = {
     "checkpoint_every": 0,
     "eval_every": 0,
     "eval_temperature": 0.0,
-    "shuffle_minibatches": False,
 }
 MINIBATCH, KL_COEF, LONGEST_PROMPT, TARGET_KL = 256, 0.001, 512, 0.1
 # Losses by verl's loss_mode: the settings that they stand for.
@@ -101,7 +100,6 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "minibatch_size": (f"{_ACTOR}.ppo_mini_batch_size",),
     "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
     "ppo_epochs": (f"{_ACTOR}.ppo_epochs",),
-    "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
     "micro_batch_tokens": (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
     "learning_rate": (f"{_ACTOR}.optim.lr",),
     "weight_decay": (f"{_ACTOR}.optim.weight_decay",),
@@ -243,7 +241,6 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatches": _minibatches(actor, prompts),
         "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "ppo_epochs": actor.whole_number("ppo_epochs", 1),
-        "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "micro_batch_tokens": actor.whole_number("ppo_max_token_len_per_gpu", 1),
         "learning_rate": optim.number("lr"),
         "weight_decay": optim.number("weight_decay"),
