@@ -94,7 +94,7 @@ class _AReaL(Reader):
         settings: dict[str, object] = {"engines_sleep": self._shares_with_actor()}
         lag = self.root.below("rollout").whole_number("max_head_offpolicyness", 0)
         if lag and not self._shares_with_actor():
-            settings["async_rollouts"] = True
+            settings |= {"async_rollouts": True, "async_generation_ratio": lag}
         return settings
 
     def _shares_with_actor(self) -> bool:

@@ -40,7 +40,8 @@ WITHOUT_ENGINES = ("sft", "dpo", "rm")
 PLACING = tuple(
     Entry(
         FOR_PLACING,
-        """cluster.{num_nodes,gpus_per_node,segment_size} {grpo,ppo}.{async_grpo,async_ppo}.enabled async_rl.*
+        """cluster.{num_nodes,gpus_per_node,segment_size}
+        {grpo,ppo}.{async_grpo,async_ppo}.{enabled,max_trajectory_age_steps} async_rl.*
         policy.{model_name,max_total_sequence_length,train_micro_batch_size}
         policy.{dtensor_cfg,megatron_cfg}.{enabled,tensor_parallel_size,context_parallel_size,activation_checkpointing}
         policy.megatron_cfg.{tensor_model_parallel_size,pipeline_model_parallel_size,expert_model_parallel_size}
@@ -423,14 +424,20 @@ class _Nemo(Reader):
 
     # --- findings and settings
 
-    def _is_asynchronous(self) -> bool:
+    def _asynchronous(self) -> list[Section]:
+        """Sections that make the job asynchronous."""
         names = (("grpo", "async_grpo"), ("ppo", "async_ppo"), ("ppo", "async_grpo"))
-        return "async_rl" in self.root or any(self.root.below(*name).flag("enabled") for name in names)
+        return [section for name in names if (section := self.root.below(*name)).flag("enabled")]
+
+    def _is_asynchronous(self) -> bool:
+        return "async_rl" in self.root or bool(self._asynchronous())
 
     def _settings(self) -> dict[str, object]:
         settings: dict[str, object] = {"engines_sleep": self._is_shared()}
         if self._is_asynchronous():
             settings["async_rollouts"] = True
+        for section in self._asynchronous():
+            settings["async_generation_ratio"] = section.whole_number("max_trajectory_age_steps", 1, 1)
         return settings
 
     def _notes(self, nodes: int) -> None:

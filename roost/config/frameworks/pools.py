@@ -177,7 +177,8 @@ class Reader:
     def as_job(self, nodes: int, per_node: int, settings: Mapping[str, object]) -> Job:
         """The job of the components, on so many nodes of so many GPUs; without engines, without their settings."""
         if not any(part.role is Role.ENGINE for part in self.components):
-            settings = {key: value for key, value in settings.items() if key not in ("engines_sleep", "async_rollouts")}
+            of_engines = ("engines_sleep", "async_rollouts", "async_generation_ratio")
+            settings = {key: value for key, value in settings.items() if key not in of_engines}
         return Job(
             self.notation,
             self.root.source,

@@ -185,8 +185,9 @@ class _Prime(Reader):
             self._show()
         settings: dict[str, object] = {"engines_sleep": False}
         lag = self.root.below("orchestrator").whole_number("max_off_policy_steps", 0)
-        if (DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag) > 0 and kind == "rl":
-            settings["async_rollouts"] = True
+        lag = DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag
+        if lag > 0 and kind == "rl":
+            settings |= {"async_rollouts": True, "async_generation_ratio": lag}
         return self.as_job(nodes, self.width, settings)
 
     def _kind(self) -> str:

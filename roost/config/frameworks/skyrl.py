@@ -60,7 +60,8 @@ PLACING = tuple(
         trainer.policy.model.lora.rank trainer.{{strategy,max_prompt_length,max_tokens_per_microbatch}}
         trainer.gradient_checkpointing trainer.policy.sequence_parallel_size
         trainer.policy.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
-        trainer.policy.megatron_config.context_parallel_size trainer.fully_async.{{enabled,simulate_training}}
+        trainer.policy.megatron_config.context_parallel_size
+        trainer.fully_async.{{enabled,simulate_training,max_staleness_steps}}
         generator.inference_engine.{{num_engines,tensor_parallel_size,pipeline_parallel_size,data_parallel_size}}
         generator.inference_engine.{{run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
         generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend,distributed_executor_backend}}
@@ -133,6 +134,8 @@ class _SkyRL(Reader):
         settings: dict[str, object] = {"engines_sleep": shares_all}
         if self._is_async():
             settings["async_rollouts"] = True
+            lag = self.root.below("trainer", "fully_async").whole_number("max_staleness_steps", 1)
+            settings |= {} if lag is None else {"async_generation_ratio": lag}
         return self.as_job(machines.count, machines.width, settings)
 
     def _supervised(self) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,12 @@ class Parts:
     def is_async(self) -> bool:
         settings = self.plan.settings
         return settings.get("async_rollouts") is True or bool(settings.get("async_generation_ratio"))
+
+    @property
+    def staleness(self) -> int:
+        """Iterations that rollouts of an asynchronous job are ahead, as whole ones."""
+        ratio = self.plan.settings.get("async_generation_ratio")
+        return math.ceil(ratio) if isinstance(ratio, int | float) and ratio else 1
 
     @property
     def width(self) -> int:

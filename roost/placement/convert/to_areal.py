@@ -30,7 +30,7 @@ def to_areal(plan: Plan, findings: Findings) -> dict[str, Any]:
         rollout["scheduling_strategy"] = dict(_WITH_ACTOR)
         values["enable_offload"] = True
     elif parts.is_async:
-        rollout["max_head_offpolicyness"] = 1
+        rollout["max_head_offpolicyness"] = parts.staleness
     for name, role in (("critic", "critic"), ("reference", "ref")):
         if name in parts:
             section = _learner(parts[name]) | given(path=parts[name].model.path)

@@ -24,7 +24,8 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
         policy["generation"] = _generation(parts["rollout"], parts)
         is_async = parts.is_async and not parts.shares_actor()
         name = "ppo" if "critic" in parts else "grpo"
-        values[name] = {f"async_{name}": {"enabled": True}} if is_async else {"num_prompts_per_step": 32}
+        ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness}
+        values[name] = {f"async_{name}": ahead} if is_async else {"num_prompts_per_step": 32}
     else:
         values["sft"] = {}
     if "critic" in parts:

@@ -27,7 +27,7 @@ def to_prime(plan: Plan, findings: Findings) -> dict[str, Any]:
     values["deployment"] = _deployment(parts)
     if values["deployment"]["type"] == "multi_node":
         values["slurm"] = {"job_name": "rl"}
-    values["orchestrator"] = {} if parts.is_async else {"max_off_policy_steps": 0}
+    values["orchestrator"] = {"max_off_policy_steps": parts.staleness if parts.is_async else 0}
     sizes = parts.actor.parallel
     section: dict[str, Any] = above_one(cp=sizes.context, ep=sizes.expert)
     section |= {"ac": {}} if model.recomputes else {}

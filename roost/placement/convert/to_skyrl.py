@@ -38,7 +38,7 @@ def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
         path = parts["critic"].model.path or parts.path or DEFAULTS["trainer.policy.model.path"]
         trainer["critic"] = {"model": {"path": path}}
     if parts.is_async and not is_shared:
-        trainer["fully_async"] = {"enabled": True}
+        trainer["fully_async"] = {"enabled": True, "max_staleness_steps": parts.staleness}
     return {"trainer": trainer, "generator": {"inference_engine": _engines(parts)}}
 
 

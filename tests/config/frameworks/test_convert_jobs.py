@@ -14,7 +14,7 @@ from tests.grid import grid
 
 CASES = [*SCRIPTS, *FILES]
 TARGETS = ("rlinf", "roll", "loop", "verl", "slime", "nemo", "openrlhf", "skyrl", "prime", "areal")
-REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N053"}
+REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N050", "RST-N053"}
 
 
 NOT_WHOLE = {
@@ -106,3 +106,34 @@ def test_a_value_that_the_job_does_not_say_is_named_as_one(tmp_path):
     whats = [finding.what for finding in findings.found]
     assert "rlinf takes tokens 2048 for actor, which the job does not say" in whats
     assert not any("nothing ->" in what for what in whats)
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("areal", "max_head_offpolicyness: 3"),
+        ("prime", "max_off_policy_steps = 3"),
+        ("nemo", "max_trajectory_age_steps: 3"),
+        ("skyrl", "trainer.fully_async.max_staleness_steps=3"),
+        ("roll", "async_generation_ratio: 3"),
+        ("verl", None),
+        ("slime", None),
+    ],
+)
+def test_the_staleness_bound_is_written_or_named(target, text, tmp_path):
+    keys = {
+        "cluster.n_nodes": 1,
+        "cluster.n_gpus_per_node": 8,
+        "rollout.backend": "sglang:d4",
+        "rollout.max_head_offpolicyness": 3,
+        "actor.backend": "fsdp:d4",
+        "actor.path": "Qwen/Qwen3-8B",
+    }
+    plan = roost.plan(file_of(tmp_path, "areal", {"keys": keys}))
+    findings = Findings()
+    written = convert_plan(plan, Notation(target), findings)
+    named = [finding.what for finding in findings.found if "iterations that rollouts are ahead: 3" in finding.what]
+    if text is None:
+        assert len(named) == 1
+    else:
+        assert text in written.text and not named
