@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
@@ -167,7 +168,10 @@ def _run_python(snippet: str) -> Found:
 
 def _elsewhere(finding: Finding, folder: str) -> Finding:
     """The finding as it would read in another folder, the same on every machine."""
-    texts = {name: getattr(finding, name).replace(folder, FOLDER) for name in ("what", "why", "fix")}
+    texts = {
+        name: getattr(finding, name).replace(folder, FOLDER).replace(sys.executable, "python")
+        for name in ("what", "why", "fix")
+    }
     file = finding.where.file
     where = replace(finding.where, file=file.replace(folder, FOLDER) if file else file)
     return replace(finding, where=where, **texts)
