@@ -283,7 +283,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(DEFAULTS) | engine_of(root.below("actor_rollout_ref", "rollout"), "name")
     if "max_steps" in values:
         del found["max_epochs"]
-    if values.get("importance_sampling_level") is ImportanceSamplingLevel.SEQUENCE:
+    if root.below("actor_rollout_ref", "actor", "policy_loss").values.get("loss_mode") == "gspo":
         del found["dual_clip"]  # verl's gspo has none
     if "minibatches" not in values and "minibatch_size" not in values:
         found["minibatches"] = math.ceil(values.get("prompts_per_step", DEFAULTS["prompts_per_step"]) / MINIBATCH)

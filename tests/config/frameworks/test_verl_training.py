@@ -85,6 +85,7 @@ def setting(folder, arguments, name):
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "importance_sampling_level", "sequence"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "loss_aggregation", "seq-mean-token-mean"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "dual_clip", None),
+        ("+train.importance_sampling_level=sequence", "dual_clip", 3.0),
         (f"{ACTOR}.policy_loss.loss_mode=sapo", "loss_aggregation", "seq-mean-token-mean"),
         (f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.loss_agg_mode=token-mean", "loss_aggregation", "token-mean"),
         ("", "shuffle_minibatches", False),
