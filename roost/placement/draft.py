@@ -1,4 +1,4 @@
-"""A plan in the making: processes taken off their places and placed again on free accelerators."""
+"""A plan in the making: processes lose their devices and are placed again on free accelerators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roost.config.job import Role
 from roost.placement.component_plan import ComponentPlan, PlacementTable
 from roost.placement.plan import Plan
 
-MAX_UNITS = 64  # that a search places; for more, the first assignment is taken
-MAX_VISITS = 20_000  # states of the search; beyond, the best assignment so far is taken
+MAX_UNITS = 64  # that a search places; more are placed first fit
+MAX_VISITS = 20_000  # states of the search; beyond, the best one found is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Equal units that need a place: each takes `size` accelerators of one of the nodes."""
+    """Equal units that are to be placed: each takes `size` accelerators of one of the nodes."""
 
     count: int
     size: int
@@ -28,7 +28,7 @@ class Demand:
 
 
 def assign(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]]:
-    """Nodes for the units of each demand; units that find no room are left out, and no assignment places more.
+    """Nodes for the units of each demand; units that find no room are left out, and no other choice places more.
 
     `free` has the number of free accelerators of each node. Nodes of low rank are taken first.
 
@@ -45,7 +45,7 @@ def assign(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]
 
 
 def _in_order(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]]:
-    """Each unit on the first node with room. For one demand, no assignment places more."""
+    """Each unit on the first node with room. For one demand, no other choice places more."""
     left, chosen = dict(free), []
     for demand in demands:
         nodes: list[int] = []
@@ -112,8 +112,8 @@ ProcessId = tuple[str, int]  # component, rank
 GROUPED = (Role.LEARNER, Role.SCORER)  # their processes are one group that starts together
 
 
-class Place(NamedTuple):
-    """Place of one process: its node, its group (index into the labels of its table) and its devices."""
+class Assignment(NamedTuple):
+    """Node of one process, its group (index into the labels of its table) and its devices."""
 
     node: int
     group: int
@@ -130,7 +130,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Processes that share accelerators and find a place together, on one node."""
+    """Processes that share accelerators and are placed together, on one node."""
 
     members: tuple[Member, ...]
     size: int  # accelerators
@@ -138,24 +138,24 @@ class Unit:
 
 
 class Draft:
-    """A plan in the making: the place of every process by its old rank, then of new ones; None if it has none."""
+    """A plan in the making: node and devices of each process by its old rank, then of new ones; None if it has none."""
 
     def __init__(self, plan: Plan, inventory: Inventory) -> None:
         self.plan, self.inventory = plan, inventory
-        self.places: dict[str, list[Place | None]] = {
-            part.name: list(places_of(part.table)) for part in plan.components
+        self.assignments: dict[str, list[Assignment | None]] = {
+            part.name: list(assignments_of(part.table)) for part in plan.components
         }
         self._nodes: dict[str, dict[int, int]] = {}
 
     def copy(self) -> Draft:
         other = Draft(self.plan, self.inventory)
-        other.places = {name: list(places) for name, places in self.places.items()}
+        other.assignments = {name: list(assignments) for name, assignments in self.assignments.items()}
         return other
 
     # Looking ------------------------------------------------------------------------------------------------------
 
-    def kind(self, name: str, place: Place) -> str:
-        return self.plan[name].table.kinds[place.group]
+    def kind(self, name: str, assignment: Assignment) -> str:
+        return self.plan[name].table.kinds[assignment.group]
 
     def size(self, name: str) -> int:
         """Accelerators of one process."""
@@ -180,10 +180,10 @@ class Draft:
         """Accelerators that no process holds, by node."""
         held = {
             device
-            for name, places in self.places.items()
-            for place in places
-            if place is not None and self.kind(name, place) == ACCELERATOR
-            for device in place.devices
+            for name, assignments in self.assignments.items()
+            for assignment in assignments
+            if assignment is not None and self.kind(name, assignment) == ACCELERATOR
+            for device in assignment.devices
         }
         return {
             node: [index for index in range(machine.accelerators) if (node, index) not in held]
@@ -194,22 +194,26 @@ class Draft:
     def is_grouped(self, unit: Unit) -> bool:
         return any(self.plan[member.name].role in GROUPED for member in unit.members)
 
-    def has_place(self, unit: Unit) -> bool:
-        return all(self.places[name][slot] is not None for name, slot, _ in unit.members)
+    def is_assigned(self, unit: Unit) -> bool:
+        return all(self.assignments[name][slot] is not None for name, slot, _ in unit.members)
 
     def missing(self) -> list[str]:
         """Components that have no process left."""
-        return [name for name, places in self.places.items() if all(place is None for place in places)]
+        return [
+            name
+            for name, assignments in self.assignments.items()
+            if all(assignment is None for assignment in assignments)
+        ]
 
     def cost(self) -> tuple[int, int, int]:
         """Missing processes of learners and scorers, processes that left a node that is there, and others dropped."""
         short, elsewhere, dropped = 0, 0, 0
         for part in self.plan.components:
-            now = self.places[part.name]
-            for place, other in zip(places_of(part.table), now, strict=True):
-                nodes = {place.node, *(node for node, _ in place.devices)}
-                elsewhere += place != other and not any(self.inventory.nodes[node].lost for node in nodes)
-            gone = sum(place is None for place in now)
+            now = self.assignments[part.name]
+            for assignment, other in zip(assignments_of(part.table), now, strict=True):
+                nodes = {assignment.node, *(node for node, _ in assignment.devices)}
+                elsewhere += assignment != other and not any(self.inventory.nodes[node].lost for node in nodes)
+            gone = sum(assignment is None for assignment in now)
             short, dropped = (short + gone, dropped) if part.role in GROUPED else (short, dropped + gone)
         return short, elsewhere, dropped
 
@@ -224,25 +228,25 @@ class Draft:
             size = self.size(name)
             return Unit((Member(name, slot, tuple(range(size))),), size, nodes)
         number = {device: index for index, device in enumerate(devices)}
-        old = {(name, slot): self.places[name][slot] for name, slot in slots}
+        old = {(name, slot): self.assignments[name][slot] for name, slot in slots}
         members = (
-            Member(name, slot, tuple(number[device] for device in place.devices))
-            for (name, slot), place in old.items()
-            if place is not None
+            Member(name, slot, tuple(number[device] for device in assignment.devices))
+            for (name, slot), assignment in old.items()
+            if assignment is not None
         )
         return Unit(tuple(members), len(devices), nodes)
 
     def take_lost(self, apart: bool) -> tuple[list[Unit], list[Unit]]:
-        """Take the processes of lost nodes off their places; return units with learners or scorers, and the others.
+        """Unassign the processes of lost nodes; return units with learners or scorers, and the others.
 
         With `apart`, engines and workers that shared devices with a learner are separate units.
         """
         lost = set(self.inventory.lost)
         gone = [
             (name, slot)
-            for name, places in self.places.items()
-            for slot, place in enumerate(places)
-            if place is not None and lost & {place.node, *(node for node, _ in place.devices)}
+            for name, assignments in self.assignments.items()
+            for slot, assignment in enumerate(assignments)
+            if assignment is not None and lost & {assignment.node, *(node for node, _ in assignment.devices)}
         ]
         kinds = [[each for each in gone if (self.plan[each[0]].role in GROUPED) is wanted] for wanted in (True, False)]
         units = [self.unit(*shared) for slots in (kinds if apart else [gone]) for shared in self._sharing(slots)]
@@ -255,10 +259,10 @@ class Draft:
         found: list[tuple[list[ProcessId], list[Device]]] = []
         of_device: dict[Device, int] = {}
         for name, slot in slots:
-            place = self.places[name][slot]
-            if place is None or self.kind(name, place) not in (ACCELERATOR, NODE):
+            assignment = self.assignments[name][slot]
+            if assignment is None or self.kind(name, assignment) not in (ACCELERATOR, NODE):
                 continue  # declared devices do not move
-            shared = sorted({of_device[device] for device in place.devices if device in of_device})
+            shared = sorted({of_device[device] for device in assignment.devices if device in of_device})
             first = shared[0] if shared else len(found)
             if not shared:
                 found.append(([], []))
@@ -267,7 +271,7 @@ class Draft:
                 found[first][1].extend(devices)
                 members.clear()
             found[first][0].append((name, slot))
-            found[first][1].extend(device for device in place.devices if device not in of_device)
+            found[first][1].extend(device for device in assignment.devices if device not in of_device)
             of_device |= dict.fromkeys(found[first][1], first)
         return [(members, sorted(devices)) for members, devices in found if members]
 
@@ -284,13 +288,15 @@ class Draft:
                 self._put(unit, node, free[node])
                 del free[node][: unit.size]
         for unit in (unit for unit in units if not unit.size and unit.nodes):
-            there = Counter(place.node for place in self.places[unit.members[0].name] if place is not None)
+            there = Counter(
+                assignment.node for assignment in self.assignments[unit.members[0].name] if assignment is not None
+            )
             self._put(unit, min(unit.nodes, key=lambda node: (there[node], node)), [])
 
     def _put(self, unit: Unit, node: int, free: Sequence[int]) -> None:
         for name, slot, held in unit.members:
             devices = tuple((node, free[index]) for index in held)
-            self.places[name][slot] = Place(node, self.nodes_for(name)[node], devices)
+            self.assignments[name][slot] = Assignment(node, self.nodes_for(name)[node], devices)
 
     def settle_grouped(self, units: Sequence[Unit]) -> list[Unit] | None:
         """Place all units, on accelerators of engines if free ones do not suffice, or of any; None if not possible.
@@ -307,7 +313,7 @@ class Draft:
             self.remove(leaving)
             if not self._settle_all(units):  # which would be in the order of ranks
                 trial.settle([unit for unit in units if not unit.size])
-                self.places = trial.places
+                self.assignments = trial.assignments
             return [self.unit([process]) for process in leaving]
         return None
 
@@ -325,14 +331,14 @@ class Draft:
         """Place all units on what is free, or none."""
         trial = self.copy()
         trial.settle(units)
-        if not all(trial.has_place(unit) for unit in units):
+        if not all(trial.is_assigned(unit) for unit in units):
             return False
-        self.places = trial.places
+        self.assignments = trial.assignments
         return True
 
     def remove(self, processes: Sequence[ProcessId]) -> None:
         for name, slot in processes:
-            self.places[name][slot] = None
+            self.assignments[name][slot] = None
 
     def make_room(self, unit: Unit, roles: Collection[Role], spared: int = 1) -> list[ProcessId] | None:
         """Place a unit where the fewest processes of these roles have to leave; None if that is not possible.
@@ -341,11 +347,11 @@ class Draft:
         """
         left = Counter(member.name for member in unit.members)
         on_nodes: dict[int, dict[ProcessId, list[Device]]] = {}
-        for name, places in self.places.items():
-            for slot, place in enumerate(places):
-                left[name] += place is not None
-                if place is not None and self.kind(name, place) == ACCELERATOR:
-                    for device in place.devices:
+        for name, assignments in self.assignments.items():
+            for slot, assignment in enumerate(assignments):
+                left[name] += assignment is not None
+                if assignment is not None and self.kind(name, assignment) == ACCELERATOR:
+                    for device in assignment.devices:
                         on_nodes.setdefault(device[0], {}).setdefault((name, slot), []).append(device)
         free = self.free()
         choices = [
@@ -390,25 +396,27 @@ class Draft:
     def drop_uneven(self) -> None:
         """Remove processes of learners and scorers that do not fill a copy of a model cut by parallel sizes."""
         for part in (part for part in self.plan.components if part.role in GROUPED):
-            places = self.places[part.name]
-            left = [slot for slot, place in enumerate(places) if place is not None]
+            assignments = self.assignments[part.name]
+            left = [slot for slot, assignment in enumerate(assignments) if assignment is not None]
             if len(left) < part.world_size:
                 for slot in left[len(left) - len(left) % part.parallel.model :]:
-                    places[slot] = None
+                    assignments[slot] = None
 
     def component(self, part: ComponentPlan) -> ComponentPlan:
         table = part.table
-        places = [place for place in self.places[part.name] if place is not None]
-        if tuple(places) == places_of(table):
+        assignments = [assignment for assignment in self.assignments[part.name] if assignment is not None]
+        if tuple(assignments) == assignments_of(table):
             return replace(part, table=replace(table, inventory=self.inventory))
-        devices = np.array([device for place in places for device in place.devices], np.int64).reshape(-1, 2)
-        lengths = np.array([len(place.devices) for place in places], np.int64)
+        devices = np.array([device for assignment in assignments for device in assignment.devices], np.int64).reshape(
+            -1, 2
+        )
+        lengths = np.array([len(assignment.devices) for assignment in assignments], np.int64)
         new = PlacementTable(
             self.inventory,
             table.labels,
             table.kinds,
-            nodes=np.array([place.node for place in places], np.int64),
-            groups=np.array([place.group for place in places], np.int64),
+            nodes=np.array([assignment.node for assignment in assignments], np.int64),
+            groups=np.array([assignment.group for assignment in assignments], np.int64),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
             device_nodes=devices[:, 0],
             device_ranks=devices[:, 1],
@@ -417,11 +425,11 @@ class Draft:
         return replace(part, hardware_ranks=_hardware_ranks(new), table=new)
 
 
-def places_of(table: PlacementTable) -> tuple[Place, ...]:
+def assignments_of(table: PlacementTable) -> tuple[Assignment, ...]:
     devices = list(zip(table.device_nodes.tolist(), table.device_ranks.tolist(), strict=True))
     bounds = table.offsets.tolist()
     columns = zip(table.nodes.tolist(), table.groups.tolist(), bounds[:-1], bounds[1:], strict=True)
-    return tuple(Place(node, group, tuple(devices[low:high])) for node, group, low, high in columns)
+    return tuple(Assignment(node, group, tuple(devices[low:high])) for node, group, low, high in columns)
 
 
 def _hardware_ranks(table: PlacementTable) -> Ints:

@@ -1,7 +1,7 @@
 """Change a plan while its job runs: add or remove engines, or go on without nodes that were lost.
 
-Decisions only. A process that stays keeps its place; one that must move is removed and added. Nodes keep their ranks: a
-lost node stays in the inventory, marked as lost, so that no process moves because nodes were renumbered.
+Decisions only. A process that stays keeps its devices; one that must move is removed and added. Nodes keep their ranks:
+a lost node stays in the inventory, marked as lost, so that no process moves because nodes were renumbered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roost.config.findings import ConfigError, Findings, Where, counted, did_you
 from roost.config.job import Role
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode, mode_of
-from roost.placement.draft import GROUPED, Draft, ProcessId, Unit, places_of
+from roost.placement.draft import GROUPED, Draft, ProcessId, Unit, assignments_of
 from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
@@ -58,13 +58,15 @@ def _component_lines(change: Rescale, name: str) -> Iterator[str]:
     if old.world_size != new.world_size:
         yield f"{name}: {old.world_size} -> {_processes(new.world_size)}"
     for rank in (rank for part, rank in change.removed if part == name):
-        was, now = spell_place(old, rank), change.moved.get((name, rank))
+        was, now = describe_placement(old, rank), change.moved.get((name, rank))
         yield (
-            f"{name} {rank}: removed from {was}" if now is None else f"{name} {rank}: {was} -> {spell_place(new, now)}"
+            f"{name} {rank}: removed from {was}"
+            if now is None
+            else f"{name} {rank}: {was} -> {describe_placement(new, now)}"
         )
     arrived = {rank for (part, _), rank in change.moved.items() if part == name}
     for rank in (rank for part, rank in change.added if part == name and rank not in arrived):
-        yield f"{name} {rank}: added on {spell_place(new, rank)}"
+        yield f"{name} {rank}: added on {describe_placement(new, rank)}"
     pairs = {**change.kept, **change.moved}
     ranks = [(rank, now) for (part, rank), now in pairs.items() if part == name and rank != now]
     if ranks:
@@ -76,8 +78,8 @@ def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count:,} processes"
 
 
-def spell_place(part: ComponentPlan, rank: int) -> str:
-    """The place of a process in words: `node 1 devices 2-3`."""
+def describe_placement(part: ComponentPlan, rank: int) -> str:
+    """Node and devices of a process in words: `node 1 devices 2-3`."""
     placement = part.table[rank]
     node, devices = placement.cluster_node_rank, placement.devices
     if not devices:
@@ -111,10 +113,10 @@ def scaled(plan: Plan, changes: Mapping[str, int], leaving: Mapping[str, Collect
     for name, change in changes.items():
         count = plan[name].world_size
         for rank in (leaving.get(name) or range(count + change, count)) if change < 0 else ():
-            draft.places[name][rank] = None
+            draft.assignments[name][rank] = None
     wanted = {name: change for name, change in changes.items() if change > 0}
     for name, change in wanted.items():
-        draft.places[name] += [None] * change
+        draft.assignments[name] += [None] * change
     draft.settle([draft.unit([(name, plan[name].world_size + i)]) for name, n in wanted.items() for i in range(n)])
     for name, change in wanted.items():
         _check_joined(draft, name, change, findings)
@@ -154,7 +156,7 @@ def _check_leaving(part: ComponentPlan, count: int, named: Collection[int] | Non
 
 
 def _check_joined(draft: Draft, name: str, count: int, findings: Findings) -> None:
-    found = sum(place is not None for place in draft.places[name][-count:])
+    found = sum(assignment is not None for assignment in draft.assignments[name][-count:])
     if found == count:
         return
     size, allowed = draft.size(name), draft.nodes_for(name)
@@ -171,7 +173,7 @@ def _check_joined(draft: Draft, name: str, count: int, findings: Findings) -> No
 def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
     """Go on without nodes: what ran there is placed again on the others, and nothing else moves if that suffices.
 
-    Processes on other nodes keep their places. Learners and scorers keep their number of processes: on free
+    Processes on other nodes keep their devices. Learners and scorers keep their number of processes: on free
     accelerators, else on those of engines, which leave, as few as possible. Only where that is not enough they get
     fewer processes, a multiple of the model's parallel sizes. Then engines and other workers get what is free and are
     dropped otherwise, as long as each component has a process. One on a declared device such as a robot cannot move.
@@ -229,10 +231,10 @@ def _fitting(plan: Plan, inventory: Inventory) -> Draft | None:
                 continue
             waiting = [*others, *evicted, *grouped[count:]]
             left = _make_room(draft, waiting, roles, spared) if roles else []
-            draft.settle([unit for unit in (*evicted, *left) if draft.is_grouped(unit) and not draft.has_place(unit)])
+            draft.settle([unit for unit in (*evicted, *left) if draft.is_grouped(unit) and not draft.is_assigned(unit)])
             draft.drop_uneven()
             draft.settle(
-                [unit for unit in (*waiting, *left) if not draft.is_grouped(unit) and not draft.has_place(unit)]
+                [unit for unit in (*waiting, *left) if not draft.is_grouped(unit) and not draft.is_assigned(unit)]
             )
             if not draft.missing() and (best is None or draft.cost() < best.cost()):
                 best = draft
@@ -275,14 +277,14 @@ def _compared(draft: Draft, plan: Plan) -> Rescale:
     removed: list[ProcessId] = []
     added: list[ProcessId] = []
     for part in draft.plan.components:
-        old, rank = places_of(part.table), 0
-        for slot, place in enumerate(draft.places[part.name]):
+        old, rank = assignments_of(part.table), 0
+        for slot, assignment in enumerate(draft.assignments[part.name]):
             was = old[slot] if slot < len(old) else None
-            if was is not None and was == place:
+            if was is not None and was == assignment:
                 kept[part.name, slot] = rank
             else:
                 removed += [(part.name, slot)] if was is not None else []
-                added += [(part.name, rank)] if place is not None else []
-                moved |= {(part.name, slot): rank} if was is not None and place is not None else {}
-            rank += place is not None
+                added += [(part.name, rank)] if assignment is not None else []
+                moved |= {(part.name, slot): rank} if was is not None and assignment is not None else {}
+            rank += assignment is not None
     return Rescale(draft.plan, plan, kept, moved, tuple(removed), tuple(added))
