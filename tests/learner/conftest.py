@@ -1,19 +1,10 @@
 import pytest
-import torch
 
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.heads import POLICY
 from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU, settings_of
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Sums of threads may be added up in any order, and these models are too small for several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.one_thread import one_thread  # noqa: F401
 
 
 @pytest.fixture(scope="session")

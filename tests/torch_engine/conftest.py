@@ -15,6 +15,7 @@ from roost.engines.protocol import Finish, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import EngineSettings, Progress, Request, TorchEngine
 from tests.limits import HANG_S
+from tests.one_thread import one_thread  # noqa: F401
 
 
 @dataclass
@@ -101,12 +102,3 @@ def reference(models: Callable[[str], Path]) -> Callable[[str], Any]:
     from transformers import AutoModelForCausalLM
 
     return lambda family: AutoModelForCausalLM.from_pretrained(models(family), dtype=torch.float32).eval()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are not worth a second core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,16 +1,8 @@
 import pytest
-import torch
 
 from roost.rollout.colours import write_colour_model
 from roost.vision.processor import FAMILIES
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.one_thread import one_thread  # noqa: F401
 
 
 @pytest.fixture(scope="session")
