@@ -19,11 +19,11 @@ from transformers import AutoTokenizer
 
 from roost.config.train import LearnerSettings, OptimizerSettings
 from roost.engines.protocol import Sampling
-from roost.engines.routing import padded_routing
 from roost.engines.weights.source import ModuleSource
 from roost.learner.learner import Learner
 from roost.learner.losses import Totals
 from roost.learner.sample import NOT_GENERATED, Sample
+from roost.net.routing import padded_routing
 from roost.rollout.arithmetic import share_right, write_arithmetic_model
 from roost.torch_engine.engine import EngineSettings, Progress, Request, TorchEngine
 from roost.trainer.metrics import mismatch

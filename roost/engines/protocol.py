@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.engines.routing import Routing, joined_routing
 from roost.engines.weights.payload import GroupInvitation, Manifest, WeightPayload
+from roost.net.routing import Routing, joined_routing
 from roost.vision.image import Image
 
 

@@ -33,7 +33,6 @@ from roost.engines.protocol import (
     listed_routes,
     unknown_logprobs,
 )
-from roost.engines.routing import decode_routing
 from roost.engines.version_ledger import version_number
 from roost.engines.weights.payload import (
     DeviceHandles,
@@ -44,6 +43,7 @@ from roost.engines.weights.payload import (
     WeightPayload,
     announced,
 )
+from roost.net.routing import decode_routing
 
 Body = dict[str, Any]
 

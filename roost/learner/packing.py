@@ -11,10 +11,10 @@ from torch import Tensor
 
 from roost.config.train import ImportanceSamplingLevel
 from roost.learner.sample import Floats, Ints, Sample
+from roost.net.routing import signed_routing
 from roost.vision.image import Image
 
 PAD = -1  # in place of a token id or an expert
-UNKNOWN_BYTE = 255  # in place of an expert that an engine did not return, in an array of bytes
 
 
 def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
@@ -171,17 +171,12 @@ def _experts(samples: Sequence[Sample]) -> npt.NDArray[np.int16] | None:
     unknown = np.full((1, *shapes.pop()), PAD, np.int16)
     return np.concatenate(
         [
-            np.repeat(unknown, len(sample), axis=0) if sample.routed_experts is None else _known(sample.routed_experts)
+            np.repeat(unknown, len(sample), axis=0)
+            if sample.routed_experts is None
+            else signed_routing(sample.routed_experts)
             for sample in samples
         ]
     )
-
-
-def _known(experts: npt.NDArray[np.uint8 | np.int16]) -> npt.NDArray[np.int16]:
-    """Experts as they are in a packed batch: those that the engine did not say are PAD."""
-    if experts.dtype == np.uint8:
-        return np.where(experts == UNKNOWN_BYTE, PAD, experts.astype(np.int16))
-    return experts.astype(np.int16)
 
 
 def _masks(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:

@@ -14,6 +14,16 @@ Routing: TypeAlias = npt.NDArray[np.uint8 | np.int16]
 UNKNOWN_BYTE = 255  # in an array of bytes; -1 in others
 
 
+def signed_routing(routing: Routing) -> npt.NDArray[np.int16]:
+    """The same with -1 for unknown experts.
+
+    >>> signed_routing(np.array([3, 255], np.uint8)).tolist(), signed_routing(np.array([255, -1], np.int16)).tolist()
+    ([3, -1], [255, -1])
+    """
+    signed = routing.astype(np.int16)
+    return np.where(routing == UNKNOWN_BYTE, np.int16(-1), signed) if routing.dtype == np.uint8 else signed
+
+
 def routing_type(experts: int) -> type[np.uint8 | np.int16]:
     """Smallest type for the numbers of experts and one more for unknown ones."""
     return np.uint8 if experts <= UNKNOWN_BYTE else np.int16
@@ -60,6 +70,4 @@ def padded_routing(routing: Routing, tokens: int) -> Routing:
 
 def _as(routing: Routing, dtype: np.dtype[np.generic]) -> Routing:
     """The same in another type, whose number for unknown experts may be another."""
-    if routing.dtype == dtype:
-        return routing
-    return np.where(routing == UNKNOWN_BYTE, -1, routing.astype(np.int16)).astype(dtype)
+    return routing if routing.dtype == dtype else signed_routing(routing).astype(dtype)

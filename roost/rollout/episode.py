@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.engines.protocol import Completion, ContextFull, Finish, SamplingMasks
-from roost.engines.routing import Routing, joined_routing, padded_routing
+from roost.net.routing import Routing, joined_routing, padded_routing
 from roost.vision.image import Image
 
 

@@ -26,7 +26,7 @@ from roost.engines.protocol import (
     VersionSpan,
     unknown_logprobs,
 )
-from roost.engines.routing import decode_routing, encode_routing
+from roost.net.routing import decode_routing, encode_routing
 from roost.net.server import LoopServer
 from roost.rollout.episode import Sampler, TurnForm
 from roost.rollout.episode_runner import OpenPolicy

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roost.engines.routing import Routing, routing_type
+from roost.net.routing import Routing, routing_type
 
 ROOT = b""
 

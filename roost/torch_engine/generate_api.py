@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from roost.engines.routing import encode_routing
 from roost.net.errors import Refused, refusing
+from roost.net.routing import encode_routing
 from roost.torch_engine.in_flight import GenerateRequest, Served
 from roost.torch_engine.replies import (
     Json,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Finish, Ids, Sampling, SamplingMasks
-from roost.engines.routing import Routing
+from roost.net.routing import Routing
 from roost.torch_engine.cache import BlockPool, Gathered, block_hash
 from roost.vision.processor import Layout
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.engines.protocol import Finish, Sampling, SamplingMasks, VersionSpan, joined_masks, joined_spans
-from roost.engines.routing import Routing
+from roost.net.routing import Routing
 from roost.torch_engine.scheduler import Progress
 
 

@@ -24,7 +24,6 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
 )
-from roost.engines.routing import encode_routing
 from roost.engines.vllm import VllmEngine, vllm_load
 from roost.engines.weights.payload import (
     Broadcast,
@@ -35,6 +34,7 @@ from roost.engines.weights.payload import (
     TensorInfo,
     WeightPayload,
 )
+from roost.net.routing import encode_routing
 from tests.engines.vllm_standin import BUILT_IN, NEW, OLD, PLAIN, running_standin
 from tests.limits import HANG_S
 

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from roost.engines.protocol import Sampling
-from roost.engines.routing import padded_routing
 from roost.learner.packing import PAD, pack
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.routing import Routers, expert_weights
 from roost.learner.sample import NOT_GENERATED, Sample
+from roost.net.routing import padded_routing
 from roost.torch_engine.engine import EngineSettings, Request, TorchEngine
 from roost.trainer.metrics import mismatch
 from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
