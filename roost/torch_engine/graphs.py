@@ -46,50 +46,45 @@ def table_width(blocks: int, block_size: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Inputs of a decode step at fixed addresses."""
+    """Inputs of a decode step at fixed addresses. Two copies fill them all, as each takes longer than its bytes do."""
 
+    longs: Tensor  # token ids, positions and slots
+    ints: Tensor  # lengths and tables
     token_ids: Tensor
     positions: Tensor
     tables: Tables
 
     @classmethod
     def empty(cls, sequences: int, width: int, device: torch.device) -> DecodeInputs:
-        def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
+        """Inputs for up to this many sequences and blocks of each."""
+        longs = torch.zeros(3 * sequences, dtype=torch.int64, device=device)
+        ints = torch.zeros(sequences * (1 + width), dtype=torch.int32, device=device)
         starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
-        lengths, blocks = ints(sequences, dtype=torch.int32), ints(sequences, width, dtype=torch.int32)
-        return cls(ints(sequences), ints(sequences), Tables(ints(sequences), starts, lengths, blocks))
+        return cls._of(longs, ints, starts, sequences)
+
+    @classmethod
+    def _of(cls, longs: Tensor, ints: Tensor, starts: Tensor, sequences: int) -> DecodeInputs:
+        token_ids, positions, slots = longs.view(3, sequences)
+        tables = Tables(slots, starts, ints[:sequences], ints[sequences:].view(sequences, -1))
+        return cls(longs, ints, token_ids, positions, tables)
 
     def part(self, sequences: int, width: int) -> DecodeInputs:
-        """View of the first sequences and columns."""
-        tables = self.tables
-        return DecodeInputs(
-            self.token_ids[:sequences],
-            self.positions[:sequences],
-            Tables(
-                tables.slots[:sequences],
-                tables.starts[: sequences + 1],
-                tables.lengths[:sequences],
-                tables.tables[:sequences, :width],
-            ),
-        )
+        """Inputs in the same memory for this many sequences and blocks of each."""
+        longs, ints = self.longs[: 3 * sequences], self.ints[: sequences * (1 + width)]
+        return self._of(longs, ints, self.tables.starts[: sequences + 1], sequences)
 
     def fill(self, batch: Batch, scrap: int, block_size: int) -> None:
         """Write a batch of single tokens; padding rows read and write the scrap block."""
-        more = len(self.token_ids) - len(batch.token_ids)
-
-        def write(target: Tensor, values: Any, filler: int) -> None:
-            padded = np.pad(values, (0, more), constant_values=filler)
-            target.copy_(torch.from_numpy(padded), non_blocking=True)
-
-        write(self.token_ids, batch.token_ids, 0)
-        write(self.positions, batch.positions, 0)
-        write(self.tables.slots, batch.slots, scrap * block_size)
-        write(self.tables.lengths, batch.lengths, 1)
-        width = batch.tables.shape[1]
-        blocks = np.pad(batch.tables, ((0, more), (0, 0)), constant_values=scrap)
-        self.tables.tables[:, :width].copy_(torch.from_numpy(blocks), non_blocking=True)
+        count, blocks = batch.tables.shape
+        sequences, width = self.tables.tables.shape
+        longs = np.zeros((3, sequences), np.int64)
+        longs[2, count:] = scrap * block_size
+        longs[:, :count] = batch.token_ids, batch.positions, batch.slots
+        ints = np.full(len(self.ints), scrap, np.int32)
+        ints[:count], ints[count:sequences] = batch.lengths, 1
+        ints[sequences:].reshape(sequences, width)[:count, :blocks] = batch.tables
+        self.longs.copy_(torch.from_numpy(longs.ravel()), non_blocking=True)
+        self.ints.copy_(torch.from_numpy(ints), non_blocking=True)
 
 
 def decode(model: LoadedModel, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[Tensor, Tensor | None]:
@@ -111,6 +106,7 @@ def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width:
 
 
 Captured: TypeAlias = tuple[torch.cuda.CUDAGraph, Tensor, Tensor | None]  # with logits and experts
+Shape: TypeAlias = tuple[int, int]  # sequences, and blocks of each
 
 
 class DecodeGraphs:
@@ -121,20 +117,22 @@ class DecodeGraphs:
         self._sequences = sequences
         self._width = width
         self._inputs = DecodeInputs.empty(sequences, width, device)
-        self._captured: dict[tuple[int, int, str | None], Captured] = {}
+        self._parts: dict[Shape, DecodeInputs] = {}
+        self._captured: dict[tuple[Shape, str | None], Captured] = {}
         self._memory: Any = None
 
     def run(self, batch: Batch, cache: Sequence[LayerCache], adapter: str | None) -> tuple[Tensor, Tensor | None]:
         """Logits, and experts, of a batch of single tokens whose sequences use the same adapter."""
         blocks, block_size = cache[0][0].shape[:2]
         count = len(batch.token_ids)
-        size = bucket(count, self._sequences)
-        width = table_width(batch.tables.shape[1], block_size, self._width)
-        inputs = self._inputs.part(size, width)
+        shape = bucket(count, self._sequences), table_width(batch.tables.shape[1], block_size, self._width)
+        if shape not in self._parts:
+            self._parts[shape] = self._inputs.part(*shape)
+        inputs = self._parts[shape]
         inputs.fill(batch, scrap=blocks - 1, block_size=block_size)
-        if (size, width, adapter) not in self._captured:
-            self._captured[size, width, adapter] = self._capture(inputs, cache)
-        graph, logits, experts = self._captured[size, width, adapter]
+        if (shape, adapter) not in self._captured:
+            self._captured[shape, adapter] = self._capture(inputs, cache)
+        graph, logits, experts = self._captured[shape, adapter]
         graph.replay()
         return logits[:count], None if experts is None else experts[:count]
 
