@@ -153,7 +153,7 @@ def of_step(results: dict[str, Any]) -> list[Verdict]:
         moved, share = step["switch"] + step["sync"], (step["switch"] + step["sync"]) / step["step"]
         verdicts.append(Verdict(f"switch and sync within 1 s, {engine}", f"{moved:.2f} s", moved <= 1.0))
         verdicts.append(Verdict(f"switch and sync within 3% of the step, {engine}", f"{share:.1%}", share <= 0.03))
-        plain = results.get("serving", {}).get(engine, {}).get("groups")
+        plain = results.get("serving", {}).get(engine.partition(",")[0], {}).get("groups")
         if plain:
             share = step["generated_tokens_per_s"] / plain
             measured = f"{share:.0%}, {step['generated_tokens_per_s']:,.0f} of {plain:,.0f} tokens/s"

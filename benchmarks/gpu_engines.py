@@ -43,6 +43,7 @@ PROMPT, SERVED_TOKENS, STEP_TOKENS, WARM_UP_TOKENS = 128, 256, 512, 32
 AT_ONCE = (1, 64, 256, 512)
 PROMPTS, GROUP, STEPS = 64, 8, 3
 OFFLOADS = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
+KEPT_FRACTION = 0.25  # of the device, for an engine that stays: all 512 sequences fit
 PHASES = ("generate", "switch", "score", "learn", "sync", "step")
 HERE = Path(__file__).parent
 TRL_WORKLOAD = Workload(STEPS, PROMPTS, GROUP, PROMPT, STEP_TOKENS, learning_rate=1e-6)
@@ -101,15 +102,17 @@ def prompts(count: int) -> list[list[int]]:
 def step(model: Path) -> dict[str, Any]:
     """Collocated steps with each engine: seconds of each phase, and tokens per second of the generation."""
     kinds = [EngineKind.TORCH, *([EngineKind.VLLM] if find_spec("vllm") else [])]
-    return {"step": {kind.value: step_with(kind, model) for kind in kinds}}
+    ways = ((kind, keeps) for kind in kinds for keeps in (False, True))
+    return {"step": {f"{kind}{', keep' if keeps else ''}": step_with(kind, model, keeps) for kind, keeps in ways}}
 
 
-def step_with(kind: EngineKind, model: Path) -> dict[str, float]:
+def step_with(kind: EngineKind, model: Path, keeps: bool = False) -> dict[str, float]:
+    """Steps in which engine and learner take turns on the device, or both stay (`keeps`)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_prompts(folder / "prompts.jsonl", PROMPTS * STEPS, PROMPT)
         began = time.time()
-        metrics = run(job(kind, model, data), folder / "job", RUN_LIMIT_S, is_shown=True)
+        metrics = run(job(kind, model, data, keeps), folder / "job", RUN_LIMIT_S, is_shown=True)
     rate = samples_per_s(metrics, PROMPTS * GROUP)
     first = metrics[0]["time"] - metrics[0]["time/step"] - began
     found = {**phases(metrics[1:]), "samples_per_s": rate, "first_step_s": first}
@@ -142,14 +145,15 @@ def phases(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {**found, "generated_tokens_per_s": median(rates), "mismatch": median(mismatch)}
 
 
-def job(kind: EngineKind, model: Path, data: Path) -> dict[str, Any]:
+def job(kind: EngineKind, model: Path, data: Path, keeps: bool = False) -> dict[str, Any]:
+    options = {"max_context": 1024, **({"memory_fraction": KEPT_FRACTION} if keeps else {})}
     return {
         "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": 0}},
-        "actor": {"model": {"model_path": str(model)}, "optim": {"lr": 1e-6}, **OFFLOADS},
+        "actor": {"model": {"model_path": str(model)}, "optim": {"lr": 1e-6}, **({} if keeps else OFFLOADS)},
         "train": {
             "engine": kind.value,
             "compute_dtype": "bfloat16",
-            "activation_checkpointing": False,  # the engine sleeps while the learner works: there is room
+            "activation_checkpointing": False,  # there is room
             "micro_batch_tokens": 16_384,
             "prompts_per_step": PROMPTS,
             "num_generations": GROUP,
@@ -158,7 +162,7 @@ def job(kind: EngineKind, model: Path, data: Path) -> dict[str, Any]:
             "checkpoint_every": 0,
             "data": {"path": str(data)},
             "rewards": {"digits": {"_target_": "train_scenarios.LikedDigits"}},
-            "engine_options": {"max_context": 1024},
+            "engine_options": options,
         },
     }
 

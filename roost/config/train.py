@@ -12,6 +12,7 @@ from enum import EnumType
 from types import NoneType
 from typing import Any
 
+from roost.config.engine_options import is_count
 from roost.config.findings import Findings, Where
 from roost.config.job import ParallelSizes
 from roost.config.learning import HIGHEST_RATE as HIGHEST_RATE
@@ -358,6 +359,21 @@ class TrainSettings:
     @property
     def samples_per_step(self) -> int:
         return self.rollout.prompts_per_step * self.rollout.num_generations
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that a step's samples can have in KV caches at once; None if their number or length is not bounded.
+
+        >>> rollout = RolloutSettings(prompts_per_step=4, num_generations=8)
+        >>> TrainSettings(LearnerSettings("m"), rollout=rollout, engine_options={"max_context": 100}).kv_tokens
+        3200
+        """
+        context: Any = self.engine_options.get("max_context")
+        rollout = self.rollout
+        if not is_count(context) or rollout.dynamic_sampling or self.max_staleness:
+            return None
+        samples = rollout.prompts_per_step * (rollout.num_generations + rollout.extra_generations)
+        return int(context) * min(samples, rollout.max_concurrent_episodes or samples)
 
     @property
     def minibatch_size(self) -> int:

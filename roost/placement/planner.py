@@ -200,7 +200,8 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         return model
     learner = training.learner
     if component.role is Role.ENGINE:
-        return replace(model, memory_fraction=training.engine_options.get("memory_fraction", model.memory_fraction))
+        fraction = training.engine_options.get("memory_fraction", model.memory_fraction)
+        return replace(model, memory_fraction=fraction, kv_tokens=training.kv_tokens)
     if component.role is Role.SCORER:
         return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
     if component.role is not Role.LEARNER:

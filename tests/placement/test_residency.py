@@ -432,3 +432,24 @@ def test_a_sync_overlaps_offloading_where_the_device_has_room(model, memory, has
     assert rest > 0
     assert held.overlapped_sync_gib == pytest.approx(held.used_gib(Phase.SYNC) + rest)
     assert held.overlaps_sync is has_room
+
+
+def test_an_engine_that_sleeps_takes_what_its_sequences_need(model):
+    def fraction(offloads=True, engine_options=None, memory=140, **train):
+        train = {"prompts_per_step": 64, "num_generations": 8, "task": {"_target_": "a.B"}, **train}
+        train["engine_options"] = {"max_context": 1024} if engine_options is None else engine_options
+        parts = dict.fromkeys(("offload_weight", "offload_grad", "offload_optimizer"), offloads)
+        actor = {"model": {"model_path": model}, **parts}
+        config = rlinf({"actor,rollout": "0-1"}, actor, {"model": {"model_path": model}}, train=train)
+        config["cluster"]["num_gpus_per_node"] = 2
+        [held] = roost.plan(config, machines(memory, per_node=2)).residency.classes
+        return held.sharing and held.sharing.inference_fraction
+
+    # 256 sequences of 1,024 tokens on each device, 56 KiB each: 14 GiB, beside weights of 14.2 GiB and 4 GiB.
+    assert fraction() == 0.23
+    assert fraction(engine_options={"max_context": 8192}) == 0.9  # 112 GiB
+    assert fraction(max_concurrent_episodes=256) == 0.2
+    assert fraction(engine_options={"max_context": 1024, "memory_fraction": 0.5}) is None
+    assert fraction(engine_options={}) is None  # the length of sequences is not known
+    assert fraction(dynamic_sampling=True) is None
+    assert fraction(offloads=False, memory=1000) is None

@@ -28,6 +28,7 @@ LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; th
 
 RESERVED_FRACTION = 0.95  # of a device (ml-loop's rule); the rest is for the driver, NCCL and fragmentation
 ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
+MIN_ENGINE_FRACTION = 0.2  # an engine refuses to start if its profiling run leaves no room
 ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
 COMPUTE_BYTES = 2  # per weight, in passes with mixed precision
@@ -155,10 +156,31 @@ def engine_memory(
     return EngineMemory(weights, reserved - weights - ENGINE_OVERHEAD_GIB)
 
 
+def needed_fraction(component: ComponentPlan, device_gib: float | None) -> float | None:
+    """Fraction of each device at which an engine has room for all its sequences; None if it is not known.
+
+    An engine that sleeps takes longer to wake up the larger its KV cache is.
+    """
+    shape, tokens = known_shape(component), component.model.kv_tokens
+    if device_gib is None or shape is None or tokens is None:
+        return None
+    sizes = engine_sizes(component)
+    weights = engine_memory(shape, sizes, device_gib, None, component.model.weight_bytes).weights
+    own = math.ceil(tokens / component.world_size)
+    cache = own * kv_bytes(shape, sizes) / GIB
+    # Twice the overhead: the profiling run of a large vocabulary takes as much again.
+    fraction = math.ceil((weights + cache + 2 * ENGINE_OVERHEAD_GIB) / device_gib * 100) / 100
+    return min(max(fraction, MIN_ENGINE_FRACTION), ENGINE_FRACTION)
+
+
+def kv_bytes(shape: ModelShape, sizes: ParallelSizes, value_bytes: int = 2) -> float:
+    """Bytes of a token's keys and values on each device of an engine."""
+    return shape.kv_values_per_token * value_bytes / (min(sizes.tensor, shape.kv_heads) * sizes.pipeline)
+
+
 def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, value_bytes: int = 2) -> int:
     """Tokens that fit into an engine's KV cache."""
-    per_device = shape.kv_values_per_token * value_bytes / (min(sizes.tensor, shape.kv_heads) * sizes.pipeline)
-    return max(0, int(kv_cache_gib * GIB / per_device))
+    return max(0, int(kv_cache_gib * GIB / kv_bytes(shape, sizes, value_bytes)))
 
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

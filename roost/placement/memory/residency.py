@@ -21,6 +21,7 @@ from roost.placement.memory.model import (
     SYNC_BUCKET_GIB,
     Footprint,
     footprint,
+    needed_fraction,
 )
 from roost.placement.memory.phases import Phase, State, works_in
 
@@ -187,7 +188,7 @@ class ClassResidency:
     decision: Decision
     reason: str
     phases: Mapping[Phase, tuple[Share, ...]]
-    sharing: Sharing | None = None  # fractions from ml-loop's memory figures
+    sharing: Sharing | None = None  # fractions of the device, where the plan chose them
 
     def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
         """Peak memory on each device of the class in a phase, by component.
@@ -282,6 +283,7 @@ def find_residency(
     classes = device_classes(components, inventory)
     decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
     decided = _with_straddlers(classes, decided, components)
+    decided = [_with_fraction(one, choice, by_name) for one, choice in zip(classes, decided, strict=True)]
     result = tuple(
         _class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True)
     )
@@ -319,6 +321,18 @@ def _with_straddlers(
                     None,
                 )
     return changed
+
+
+def _with_fraction(device_class: DeviceClass, choice: Choice, components: Mapping[str, ComponentPlan]) -> Choice:
+    """Give engines that leave their devices between phases what their sequences need, unless the config says more."""
+    decision, reason, sharing = choice
+    engines = [each for name in device_class.components if (each := components[name]).role is Role.ENGINE]
+    if decision is Decision.KEEP or sharing is not None or len(engines) != 1:
+        return choice
+    fraction = needed_fraction(engines[0], device_class.memory_gb)
+    if fraction is None or engines[0].model.memory_fraction is not None:
+        return choice
+    return decision, reason, Sharing(keeps_both=False, inference_fraction=fraction)
 
 
 def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
