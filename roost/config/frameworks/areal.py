@@ -21,6 +21,7 @@ from roost.config.job import DeviceList, Job, ModelUse, Notation, Role, Sharding
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import WEIGHT_UPDATE, algorithm_of
 from roost.config.section import Section
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
@@ -95,7 +96,10 @@ class _AReaL(Reader):
         lag = self.root.below("rollout").whole_number("max_head_offpolicyness", 0)
         if lag and not self._shares_with_actor():
             settings |= {"async_rollouts": True, "async_generation_ratio": lag}
-        return settings
+        mode = first_text((self.root.below("actor"), "weight_update_mode"))
+        settings |= {WEIGHT_UPDATE: mode} if mode else {}
+        has_reference = "reference" in {part.name for part in self.components}
+        return settings | algorithm_of(self.notation, in_reward=self._penalty() if has_reference else None)
 
     def _shares_with_actor(self) -> bool:
         actor, rollout = self.devices.get("actor"), self.devices.get("rollout")
@@ -158,10 +162,7 @@ class _AReaL(Reader):
 
     def _starts_reference(self, section: Section) -> bool:
         """The reference is started for a KL only; say so where it is configured without one."""
-        actor = self.root.below("actor")
-        coefficient = actor.get("kl_ctl")
-        if coefficient is None:
-            coefficient = DEFAULTS["actor.kl_ctl"]
+        actor, coefficient = self.root.below("actor"), self._penalty()
         if isinstance(coefficient, int | float) and coefficient > 0:
             return True
         self.root.findings.note(
@@ -172,6 +173,10 @@ class _AReaL(Reader):
             f"write {actor.spell('kl_ctl', 0.1)} if it is wanted",
         )
         return False
+
+    def _penalty(self) -> object:
+        coefficient = self.root.below("actor").get("kl_ctl")
+        return DEFAULTS["actor.kl_ctl"] if coefficient is None else coefficient
 
     def _awex_shares(self, actor: Allocation | None, nodes: int | None) -> bool:
         """Return True if awex of the first version puts engines on the actor's GPUs, whatever the strategies say."""

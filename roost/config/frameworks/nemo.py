@@ -23,6 +23,7 @@ from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes,
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.section import Section
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
@@ -438,7 +439,12 @@ class _Nemo(Reader):
             settings["async_rollouts"] = True
         for section in self._asynchronous():
             settings["async_generation_ratio"] = section.whole_number("max_trajectory_age_steps", 1, 1)
-        return settings
+        name = next((one for one in ("ppo", "grpo") if one in self.root), None)
+        estimator = first_text((self.root.below(name, "adv_estimator"), "name")) if name else None
+        estimator = estimator or ({"ppo": "gae", "grpo": "grpo"}[name] if name else None)
+        penalty = first_number((self.root.below("loss_fn"), "reference_policy_kl_penalty"))
+        prompt = first_number((self.root.below("data"), "max_input_seq_length"))
+        return settings | algorithm_of(self.notation, estimator, penalty, None, prompt)
 
     def _notes(self, nodes: int) -> None:
         if self._is_asynchronous() and self._generation() is not None and self._is_shared():

@@ -16,6 +16,7 @@ from roost.config.frameworks.pools import USUAL_WIDTH, Reader, check_divides
 from roost.config.frameworks.registry import Framework
 from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import AGENT, REWARD, algorithm_of
 from roost.config.section import Section
 from roost.config.shell.values import Value
 
@@ -44,6 +45,7 @@ _SWITCHES = {
     "--ds.enable_sleep": "--deepspeed_enable_sleep",
     "--ds.adam_offload": "--adam_offload",
     "--actor.gradient_checkpointing_enable": "--gradient_checkpointing",
+    "--algo.kl.use_loss": "--use_kl_loss",
 }
 # The name of each flag before it had dots.
 FLAT: Mapping[str, str] = {
@@ -112,7 +114,7 @@ class _OpenRLHF(Reader):
         settings: dict[str, object] = {"engines_sleep": self._engines_sleep()}
         if self._flag("--train.async_enable"):
             settings["async_rollouts"] = True
-        return self.as_job(machines, width, settings)
+        return self.as_job(machines, width, settings | self._algorithm())
 
     # --- flags
 
@@ -155,6 +157,21 @@ class _OpenRLHF(Reader):
                 f"write {next(new for new, old in FLAT.items() if old == flat[0])}",
             )
 
+    def _estimator(self) -> str:
+        return self.root.text(self._key("--algo.advantage.estimator")) or str(DEFAULTS["--algo.advantage.estimator"])
+
+    def _penalty(self) -> float:
+        penalty = self.root.number(self._key("--algo.kl.init_coef"))
+        return float(DEFAULTS["--algo.kl.init_coef"]) if penalty is None else penalty
+
+    def _algorithm(self) -> dict[str, object]:
+        is_loss, penalty = self._flag("--algo.kl.use_loss"), self._penalty()
+        in_loss, in_reward = (penalty, None) if is_loss else (None, penalty)
+        prompt = first_number((self.root, "--prompt_max_len"))
+        found = algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt)
+        functions = {REWARD: "--reward.remote_url", AGENT: "--train.agent_func_path"}
+        return found | {name: text for name, flag in functions.items() if (text := self._text(flag))}
+
     # --- roles
 
     def _count(self, role: str) -> _Count:
@@ -165,13 +182,11 @@ class _OpenRLHF(Reader):
 
     def _started(self) -> dict[str, bool]:
         """The roles that the job starts."""
-        penalty = self.root.number(self._key("--algo.kl.init_coef"))
-        estimator = self.root.text(self._key("--algo.advantage.estimator")) or DEFAULTS["--algo.advantage.estimator"]
         is_remote = self._is_given("--reward.remote_url") or self._is_given("--train.agent_func_path")
         return {
             "actor": True,
-            "ref": (DEFAULTS["--algo.kl.init_coef"] if penalty is None else penalty) > 0,
-            "critic": estimator == "gae",
+            "ref": self._penalty() > 0,
+            "critic": self._estimator() == "gae",
             "reward": not is_remote,
         }
 

@@ -28,6 +28,7 @@ from roost.config.job import COMMAND_LINE, DeviceList, Job, ModelUse, Notation, 
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import JOB_NAME
 from roost.config.section import Section
 from roost.config.shell.reading import Command
 from roost.config.shell.values import Value
@@ -188,7 +189,8 @@ class _Prime(Reader):
         lag = DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag
         if lag > 0 and kind == "rl":
             settings |= {"async_rollouts": True, "async_generation_ratio": lag}
-        return self.as_job(nodes, self.width, settings)
+        name = first_text((self.root.below("slurm"), "job_name"))
+        return self.as_job(nodes, self.width, settings | ({JOB_NAME: name} if name else {}))
 
     def _kind(self) -> str:
         """rl, sft or inference: which program the file is for."""

@@ -18,6 +18,7 @@ from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes,
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.section import Section
 
 VERSION = "SkyRL of 2026-08-21 (a9564572e)"
@@ -28,6 +29,8 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.placement.num_gpus_per_node": 1,
     "trainer.algorithm.use_kl_loss": True,
     "trainer.algorithm.use_kl_in_reward": False,
+    "trainer.algorithm.kl_loss_coef": 0.001,
+    "trainer.algorithm.advantage_estimator": "grpo",
     "trainer.strategy": "fsdp",
     "trainer.policy.model.path": "Qwen/Qwen2.5-1.5B-Instruct",
     "trainer.max_prompt_length": 512,
@@ -136,7 +139,18 @@ class _SkyRL(Reader):
             settings["async_rollouts"] = True
             lag = self.root.below("trainer", "fully_async").whole_number("max_staleness_steps", 1)
             settings |= {} if lag is None else {"async_generation_ratio": lag}
-        return self.as_job(machines.count, machines.width, settings)
+        return self.as_job(machines.count, machines.width, settings | self._algorithm(started["ref"]))
+
+    def _algorithm(self, has_reference: bool) -> dict[str, object]:
+        section = self.root.below("trainer", "algorithm")
+        written = section.values.get("kl_loss_coef")
+        coefficient = DEFAULTS["trainer.algorithm.kl_loss_coef"] if written is None else written
+        in_reward = section.flag("use_kl_in_reward")
+        in_loss = coefficient if has_reference and not in_reward else None
+        estimator = first_text((section, "advantage_estimator")) or DEFAULTS["trainer.algorithm.advantage_estimator"]
+        prompt = first_number((self.root.below("trainer"), "max_prompt_length"))
+        prompt = prompt or DEFAULTS["trainer.max_prompt_length"]
+        return algorithm_of(self.notation, estimator, in_loss, coefficient if has_reference else None, prompt)
 
     def _supervised(self) -> Job:
         """Supervised fine-tuning: a learner only."""

@@ -16,6 +16,7 @@ from roost.config.frameworks.pools import Reader, check_divides, engines_on, meg
 from roost.config.frameworks.registry import Framework
 from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.section import Section
 from roost.config.shell.values import Value
 from roost.config.source import read_yaml
@@ -135,7 +136,13 @@ class _Slime(Reader):
         launch = self.root.source.launch
         if launch is not None and launch.program.endswith("train_async.py"):
             settings["async_rollouts"] = True
-        return settings
+        values = self.root.values
+        in_loss = values.get("--kl-loss-coef") if self.root.flag("--use-kl-loss") else None
+        prompt = first_number((self.root, "--rollout-max-prompt-len"))
+        return settings | algorithm_of(self.notation, self._estimator(), in_loss, values.get("--kl-coef"), prompt)
+
+    def _estimator(self) -> str:
+        return self.root.text("--advantage-estimator") or str(DEFAULTS["--advantage-estimator"])
 
     # --- learner
 
@@ -163,8 +170,7 @@ class _Slime(Reader):
         model = self._model()
         devices = DeviceList(range(count), 1)
         self.add("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
-        estimator = self.root.text("--advantage-estimator") or DEFAULTS["--advantage-estimator"]
-        if estimator == "ppo":
+        if self._estimator() == "ppo":
             place = self.root.where("--advantage-estimator")
             self.add("critic", "--advantage-estimator ppo", place, devices, Role.LEARNER, sizes, model)
 

@@ -30,6 +30,7 @@ from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes,
 from roost.config.known_keys.reasons import PLACING as FOR_PLACING
 from roost.config.known_keys.tables import Entry
 from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.section import Section
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
@@ -48,6 +49,10 @@ DEFAULTS: Mapping[str, Any] = {
     "actor_rollout_ref.rollout.free_cache_engine": True,
     "actor_rollout_ref.actor.strategy": "fsdp",
     "algorithm.adv_estimator": "gae",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
     "reward.reward_model.n_gpus_per_node": 8,
     "reward.reward_model.rollout.tensor_model_parallel_size": 2,
     "distillation.n_gpus_per_node": 8,
@@ -204,7 +209,23 @@ class _Verl(Reader):
         }
         if mode in ASYNCHRONOUS:
             settings["async_rollouts"] = True
-        return settings
+        in_loss, in_reward = (
+            self._coefficient(key) if self._flag(switch) else None
+            for switch, key in (
+                ("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"),
+                ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"),
+            )
+        )
+        prompt = first_number((self.root.below("data"), "max_prompt_length"))
+        return settings | algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt)
+
+    def _coefficient(self, path: str) -> object:
+        section, key = self.inner(path)
+        value = section.values.get(key)
+        return DEFAULTS[path] if value is None else value
+
+    def _estimator(self) -> str:
+        return self.root.below("algorithm").text("adv_estimator") or str(DEFAULTS["algorithm.adv_estimator"])
 
     # --- learner
 
@@ -250,8 +271,11 @@ class _Verl(Reader):
 
     def _sequence(self) -> int | None:
         data = self.root.below("data")
-        lengths = [first_number((data, "max_prompt_length")), first_number((data, "max_response_length"))]
-        return int(sum(length or 0 for length in lengths)) if all(lengths) else None
+        names = ("max_prompt_length", "max_response_length")
+        lengths = [first_number((data, name)) for name in names]
+        if not any(lengths):
+            return None
+        return int(sum(length or DEFAULTS[f"data.{name}"] for name, length in zip(names, lengths, strict=True)))
 
     def _path(self) -> str | None:
         return first_text((self.root.below("actor_rollout_ref", "model"), "path"))
@@ -271,9 +295,8 @@ class _Verl(Reader):
             )
             self.add("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, sizes, frozen)
         critic = self.root.below("critic")
-        estimator = self.root.below("algorithm").text("adv_estimator") or DEFAULTS["algorithm.adv_estimator"]
         has_critic = critic.get("enable")
-        if has_critic is True or (has_critic is None and estimator == "gae"):
+        if has_critic is True or (has_critic is None and self._estimator() == "gae"):
             path = first_text((critic.below("model"), "path")) or model.path
             self.add("critic", "critic", where, devices, Role.LEARNER, sizes, self._model(path, strategy))
 

@@ -31,6 +31,7 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.ranks import RankSyntaxError, Segment, parse_placement
 from roost.config.section import NEAR_MISS, Section
 from roost.config.teacher import is_teacher
@@ -365,10 +366,13 @@ def _offloads(own: Section) -> tuple[str, ...]:
 
 
 def _settings(root: Section) -> dict[str, object]:
-    """Offload settings of the learner, carried into the plan for the residency decision."""
-    actor = root.below("actor")
-    return {
+    """Offload settings of the learner, for the residency decision, and the algorithm."""
+    actor, algorithm = root.below("actor"), root.below("algorithm")
+    offloads = {
         key: actor.values[key]
         for key in ("offload_weight", "offload_grad", "offload_optimizer")
         if isinstance(actor.values.get(key), bool)
     }
+    in_loss, in_reward = (algorithm.values.get(key) for key in ("kl_beta", "reinpp_kl_beta"))
+    prompt = first_number((root.below("data"), "max_prompt_length"))
+    return offloads | algorithm_of(Notation.RLINF, algorithm.values.get("adv_type"), in_loss, in_reward, prompt)

@@ -22,6 +22,7 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
+from roost.config.notations.algorithm import algorithm_of
 from roost.config.section import NEAR_MISS, Section
 from roost.config.teacher import TEACHER, is_teacher
 
@@ -462,10 +463,14 @@ def _refuse_misspelt_keys(section: Section) -> None:
 
 
 def _settings(root: Section) -> dict[str, object]:
-    """Setting that chooses synchronous or asynchronous generation, carried into the plan."""
+    """Setting that chooses synchronous or asynchronous generation, and the algorithm."""
     value = root.get("async_generation_ratio")
+    in_loss = root.values.get("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
+    in_reward = root.values.get("init_kl_coef") if root.values.get("add_token_level_kl") is True else None
+    prompt = first_number((root, "prompt_length"))
+    found = algorithm_of(Notation.ROLL, root.values.get("adv_estimator"), in_loss, in_reward, prompt)
     if value is None:
-        return {}
+        return found
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:
         root.error(
             "RST-C026",
@@ -473,5 +478,5 @@ def _settings(root: Section) -> dict[str, object]:
             f"is {shown(value)}; it must be a number that is not negative",
             fix="write 0 for synchronous, or 1",
         )
-        return {}
-    return {"async_generation_ratio": value}
+        return found
+    return {"async_generation_ratio": value, **found}

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from roost.config.findings import Findings, Where
-from roost.config.job import Notation
+from roost.config.findings import Finding, Findings, Where
+from roost.config.job import Notation, Role
+from roost.config.notations.algorithm import CARRIED, ESTIMATOR, KL_COEF, KL_IN
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
 from roost.placement.convert.models import KEEP, NOTHING, has_devices, is_dealt, model_changes, uses_model
+from roost.placement.convert.parts import ASSUMED
 from roost.placement.convert.to_areal import to_areal
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_nemo import to_nemo
@@ -57,10 +59,12 @@ _REFERENCE_INSIDE = (Notation.VERL, Notation.SLIME, Notation.NEMO)  # its learne
 _ABOUT_PLACES = ("machines", "component", "process", "environment")
 _LOSSES = ("role", "residency")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
+_GAINED = "which the job does not say"
 _SET_AGAIN = "set it again where the job is trained"
 # Settings that are compared in another form: as one staleness, as residency, or as the learner's offloading.
 _ASYNC = ("async_rollouts", "async_generation_ratio")
-_DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
+_DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer", *CARRIED)
+_SAY_PENALTY = (Notation.VERL, Notation.SLIME, Notation.NEMO, Notation.OPENRLHF, Notation.SKYRL, Notation.AREAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,15 @@ class Converted:
     notation: Notation
     values: dict[str, Any]
     program: str = ""  # that is started with the values as arguments
+    remarks: tuple[str, ...] = ()  # about values that the source does not say
 
     @property
     def text(self) -> str:
-        """The config as a file, or as the command that starts the job."""
+        """The config as a file, or as the command that starts the job; remarks are comments above it."""
+        return "".join(f"# {remark}\n" for remark in self.remarks) + self._plain
+
+    @property
+    def _plain(self) -> str:
         if self.notation is Notation.PRIME:
             return "\n".join(_tables(self.values)).strip() + "\n"
         if not self.program:
@@ -140,7 +149,13 @@ def _attempt(
             findings.error("RST-N044", Where(), what, finding.why, finding.fix)
         return None, findings
     _compare(plan, result, findings)
-    return (None if findings.has_errors else converted), findings
+    remarks = [_remark(finding) for finding in findings.notes if finding.code == ASSUMED]
+    remarks += [finding.what for finding in findings.warnings if finding.what.endswith(_GAINED)]
+    return (None if findings.has_errors else replace(converted, remarks=tuple(remarks))), findings
+
+
+def _remark(finding: Finding) -> str:
+    return f"{finding.where.key_path}: {finding.what} ({finding.why})"
 
 
 def _planned_again(converted: Converted, plan: Plan, findings: Findings) -> Plan | None:
@@ -174,11 +189,20 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
     if before != after:
         what = f"{notation.value} does not say this: iterations that rollouts are ahead: {before:g} -> {after:g}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
+    _compare_algorithms(plan, result, findings)
     kept = {part.name: part for part in result.components}
+    # One length for all that use the model, where the notation has one.
+    learners = [part for one in (plan, result) for part in one.components if part.role is Role.LEARNER]
+    lengths = {str(part.model.sequence) for part in learners}
+    same = {("sequence", *pair) for length in lengths for pair in ((NOTHING, length), (length, NOTHING))}
     for part in plan.components:
         if part.name not in kept:
             continue
-        changes = list(model_changes(part, kept[part.name], plan.notation, notation))
+        changes = [
+            (name, old, new)
+            for name, old, new in model_changes(part, kept[part.name], plan.notation, notation)
+            if part.role is Role.LEARNER or (name, old, new) not in same
+        ]
         lost = [f"{name} {old} -> {new}" for name, old, new in changes if old != NOTHING]
         gained = [f"{name} {new}" for name, old, new in changes if old == NOTHING]
         where = Where(path=(part.name,))
@@ -186,8 +210,18 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             what = f"{notation.value} does not say this of {part.name}: {', '.join(lost)}"
             findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
         if gained:
-            what = f"{notation.value} takes {', '.join(gained)} for {part.name}, which the job does not say"
+            what = f"{notation.value} takes {', '.join(gained)} for {part.name}, {_GAINED}"
             findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+
+
+def _compare_algorithms(plan: Plan, result: Plan, findings: Findings) -> None:
+    """Name an estimator or a KL that the job says and the result has otherwise; settings of training stay behind."""
+    for key in (ESTIMATOR, KL_COEF, KL_IN):
+        before, after = plan.settings.get(key), result.settings.get(key)
+        is_lost = after is None and key == KL_COEF and result.notation in _SAY_PENALTY
+        if before is not None and before != after and (after is not None or is_lost):
+            what = f"{result.notation.value} does not say this: {key}: {before} -> {NOTHING if is_lost else after}"
+            findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
 
 
 def _staleness(plan: Plan) -> float:

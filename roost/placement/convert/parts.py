@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import ParallelSizes
+from roost.config.job import Notation, ParallelSizes
+from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, has_devices, refuse_without, size_of_all
 from roost.placement.plan import Plan
 
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
+ASSUMED = "RST-N084"  # the code of a value that the source does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,54 @@ class Parts:
     def engine_size(self, part: ComponentPlan) -> int:
         return size_of_all(part, self.program, self.findings)
 
+    def engine(self, part: ComponentPlan, known: Sequence[str]) -> str | None:
+        """The engine's word as the program has it; None where the job does not say it."""
+        return self.backend(part, known) if backend(part, self.plan.notation) is not None else None
+
     def backend(self, part: ComponentPlan, known: Sequence[str]) -> str:
         """The engine's word, or the first one of the program's."""
         word = backend(part, self.plan.notation)
         return word if word is not None and word in known else known[0]
+
+    def assume(self, key: str, value: Any, why: str) -> Any:
+        """Write a value that the source does not say, with a note."""
+        fix = "set it where it should be another"
+        self.findings.note("RST-N084", Where(path=(key,)), f"not in the source; set to {value}", why, fix)
+        return value
+
+    def estimator(self, notation: Notation, key: str) -> str:
+        """The program's word for the job's advantage estimator."""
+        words, said = ESTIMATORS[notation], self.plan.settings.get(ESTIMATOR)
+        if isinstance(said, str) and said in words:
+            return words[said]
+        if "critic" in self:
+            return words["gae"]
+        if said is not None or not self.engines:
+            return words["grpo"]  # named where both plans are compared
+        return str(self.assume(key, words["grpo"], f"{self.program} needs an estimator that does without a critic"))
+
+    def penalty(self, key: str, usual: float) -> float:
+        """The coefficient of KL: 0 without one, and the usual one where there is a reference that the job uses."""
+        said = self.plan.settings.get(KL_COEF)
+        if said is not None:
+            return float(said)
+        if "reference" not in self:
+            return 0.0
+        return float(self.assume(key, usual, f"the job has a reference, which {self.program} starts for a KL only"))
+
+    @property
+    def is_penalty_in_reward(self) -> bool:
+        return self.plan.settings.get(KL_IN) == "reward"
+
+    def lengths(self, prompt_key: str, usual: int) -> tuple[int, int] | None:
+        """Longest prompt and completion; None where the job does not say how long sequences are."""
+        sequence, said = self.actor.model.sequence, self.plan.settings.get(PROMPT)
+        if not sequence or sequence < 2:
+            return None
+        if said is None or said >= sequence:
+            why = f"{self.program} has two lengths, and the job says their sum alone: {sequence}"
+            said = self.assume(prompt_key, min(usual, sequence // 2), why)
+        return int(said), sequence - int(said)
 
 
 def above_one(**sizes: int) -> dict[str, Any]:

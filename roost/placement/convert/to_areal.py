@@ -7,7 +7,9 @@ from typing import Any
 
 from roost.config.findings import Findings
 from roost.config.frameworks.allocation import ENGINES, LEARNERS
+from roost.config.frameworks.areal import DEFAULTS
 from roost.config.model_files import OFFLOADED_PARTS
+from roost.config.notations.algorithm import WEIGHT_UPDATE
 from roost.config.teacher import TEACHER
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import learner_backend
@@ -22,14 +24,22 @@ def to_areal(plan: Plan, findings: Findings) -> dict[str, Any]:
     if parts is None:
         return {}
     is_shared = parts.shares_actor()
-    actor = _learner(parts.actor) | given(path=parts.path) | {"kl_ctl": 0.1 if "reference" in parts else 0.0}
+    coefficient = parts.penalty("actor.kl_ctl", float(DEFAULTS["actor.kl_ctl"])) if "reference" in parts else 0.0
+    actor = _learner(parts.actor) | given(path=parts.path) | {"kl_ctl": coefficient}
     rollout = _engine(parts["rollout"], parts)
     values: dict[str, Any] = {"cluster": {"n_nodes": parts.nodes, "n_gpus_per_node": parts.width}, "actor": actor}
-    if is_shared:
-        actor["weight_update_mode"] = "disk"
+    mode = plan.settings.get(WEIGHT_UPDATE)
+    if mode:
+        actor["weight_update_mode"] = mode
+    if is_shared and (mode != "awex" or parts.actor.model.offloads):
+        why = "engines on the learner's GPUs cannot take weights by xccl, AReaL's default"
+        if mode not in ("disk", "awex"):
+            actor["weight_update_mode"] = parts.assume("actor.weight_update_mode", "disk", why)
         rollout["scheduling_strategy"] = dict(_WITH_ACTOR)
         values["enable_offload"] = True
-    elif parts.is_async:
+        if not parts.engines_sleep():
+            parts.assume("enable_offload", True, "AReaL shares GPUs between roles that offload only")
+    elif parts.is_async and not is_shared:
         rollout["max_head_offpolicyness"] = parts.staleness
     for name, role in (("critic", "critic"), ("reference", "ref")):
         if name in parts:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from roost.config.findings import Findings
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import learner_backend, uses_model
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
 from roost.placement.plan import Plan
 
+USUAL_PENALTY = 0.01
+_WHY_BASE = "NeMo-RL has no defaults outside its config files"
+_FIX_BASE = "add `defaults:` with the path of that file, or of another"
 _ENGINES = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 
 
@@ -24,8 +29,13 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
         policy["generation"] = _generation(parts["rollout"], parts)
         is_async = parts.is_async and not parts.shares_actor()
         name = "ppo" if "critic" in parts else "grpo"
-        ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness}
-        values[name] = {f"async_{name}": ahead} if is_async else {"num_prompts_per_step": 32}
+        ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness} if is_async else {"enabled": False}
+        values[name] = {f"async_{name}": ahead}
+        estimator = parts.estimator(Notation.NEMO, f"{name}.adv_estimator.name")
+        if estimator not in ("grpo", "gae"):
+            values[name]["adv_estimator"] = {"name": estimator}
+        key = "loss_fn.reference_policy_kl_penalty"
+        values["loss_fn"] = {"reference_policy_kl_penalty": parts.penalty(key, USUAL_PENALTY)}
     else:
         values["sft"] = {}
     if "critic" in parts:
@@ -35,7 +45,16 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
         resources = {"num_nodes": nodes, "gpus_per_node": gpus}
         values |= {"data": {"default": {"env_name": "reward_model"}}}
         values["env"] = {"reward_model": _model(parts["reward"]) | {"resources": resources}}
+    findings.note(
+        "RST-N084", Where(path=("defaults",)), f"not in the source; put this over {_base(values)}", _WHY_BASE, _FIX_BASE
+    )
     return values | _teachers(parts)
+
+
+def _base(values: Mapping[str, Any]) -> str:
+    """The config of NeMo-RL with the keys that are not about placement."""
+    name = next(name for name in ("ppo", "grpo", "sft") if name in values)
+    return f"examples/configs/{name}.yaml" if name == "sft" else f"examples/configs/{name}_math_1B.yaml"
 
 
 def _model(part: ComponentPlan) -> dict[str, Any]:
@@ -96,7 +115,11 @@ def _teachers(parts: Parts) -> dict[str, Any]:
     return {
         "on_policy_distillation": {
             "enabled": True,
-            "teacher_model_by_agent_name": {name: part.model.path or name for name, part in names.items()},
+            "teacher_model_by_agent_name": {
+                name: part.model.path
+                or parts.assume(f"teacher_model_by_agent_name.{name}", name, "NeMo-RL starts a teacher by its model")
+                for name, part in names.items()
+            },
             "non_colocated_teachers": {"enabled": True, "teacher_overrides": own},
         }
     }

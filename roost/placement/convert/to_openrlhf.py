@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import Findings
-from roost.config.job import Sharding
+from roost.config.frameworks.openrlhf import DEFAULTS
+from roost.config.job import Notation, Sharding
 from roost.config.model_files import OFFLOADED_PARTS
+from roost.config.notations.algorithm import AGENT, REWARD
 from roost.placement.convert.models import uses_model
 from roost.placement.convert.parts import Parts
 from roost.placement.plan import Plan
@@ -35,9 +37,19 @@ def to_openrlhf(plan: Plan, findings: Findings) -> dict[str, Any]:
             if path and role != "ref":
                 values[f"--{role}.model_name_or_path"] = path
     values |= _engines(parts) | _sharing(parts, has_reward) | _learner(parts)
-    values["--algo.kl.init_coef"] = 0.01 if "reference" in parts else 0
-    values["--algo.advantage.estimator"] = "gae" if "critic" in parts else "group_norm"
-    return values if has_reward else values | {"--reward.remote_url": REWARD_FUNCTION}
+    flag, estimator = "--algo.kl.init_coef", "--algo.advantage.estimator"
+    coefficient = parts.penalty(flag, float(DEFAULTS[flag])) if "reference" in parts else 0.0
+    values[flag] = coefficient or 0
+    if coefficient and not parts.is_penalty_in_reward:
+        values["--algo.kl.use_loss"] = True
+    values[estimator] = "gae" if "critic" in parts else parts.estimator(Notation.OPENRLHF, estimator)
+    if AGENT in plan.settings:
+        values["--train.agent_func_path"] = plan.settings[AGENT]
+    if not has_reward and (REWARD in plan.settings or AGENT not in plan.settings):
+        values["--reward.remote_url"] = plan.settings.get(REWARD) or parts.assume(
+            "--reward.remote_url", REWARD_FUNCTION, "OpenRLHF needs a reward model, a URL or a file with a function"
+        )
+    return values
 
 
 def _engines(parts: Parts) -> dict[str, Any]:

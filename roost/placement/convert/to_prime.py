@@ -8,6 +8,7 @@ import numpy as np
 
 from roost.config.findings import Findings, Where
 from roost.config.frameworks.prime import DEFAULTS
+from roost.config.notations.algorithm import JOB_NAME
 from roost.placement.convert.models import KEEP
 from roost.placement.convert.parts import DECODE, PREFILL, Parts, above_one, given
 from roost.placement.plan import Plan
@@ -26,7 +27,8 @@ def to_prime(plan: Plan, findings: Findings) -> dict[str, Any]:
     values: dict[str, Any] = given(seq_len=model.sequence, model=given(name=parts.path))
     values["deployment"] = _deployment(parts)
     if values["deployment"]["type"] == "multi_node":
-        values["slurm"] = {"job_name": "rl"}
+        why = "prime-rl starts jobs over several nodes by Slurm only"
+        values["slurm"] = {"job_name": plan.settings.get(JOB_NAME) or parts.assume("slurm.job_name", "rl", why)}
     values["orchestrator"] = {"max_off_policy_steps": parts.staleness if parts.is_async else 0}
     sizes = parts.actor.parallel
     section: dict[str, Any] = above_one(cp=sizes.context, ep=sizes.expert)
@@ -61,7 +63,9 @@ def _replicas(parts: Parts) -> int:
 
 def _inference(parts: Parts) -> dict[str, Any]:
     part = parts.engines[0]
-    engine = {"tensor_parallel_size": parts.engine_size(part)}
+    engine: dict[str, Any] = {"tensor_parallel_size": parts.engine_size(part)}
+    if part.model.path not in (None, parts.path):
+        engine["model"] = part.model.path
     engine |= given(gpu_memory_utilization=part.model.memory_fraction)
     section: dict[str, Any] = {"vllm": engine}
     if part.name == PREFILL:

@@ -17,6 +17,7 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, has_devices, learner_backend, precision, uses_model
 from roost.placement.plan import Plan
 
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "huggingface"}
 PACKED = "PackedPlacementStrategy"
 MODEL_ROLES = (Role.LEARNER, Role.ENGINE, Role.SCORER)
 
@@ -129,7 +130,7 @@ def _engine(part: ComponentPlan, plan: Plan) -> dict[str, Any]:
     word = backend(part, plan.notation)
     section: dict[str, Any] = {}
     if word is not None:
-        section["rollout_backend"] = "huggingface" if word == "hf" else word
+        section["rollout_backend"] = _ENGINES.get(word, "vllm")
     if part.model.memory_fraction is not None:
         section["gpu_memory_utilization"] = part.model.memory_fraction
     if not part.model.can_sleep:

@@ -7,6 +7,8 @@ from typing import Any
 
 from roost.config.findings import Findings
 from roost.config.frameworks.skyrl import DEFAULTS
+from roost.config.job import Notation
+from roost.config.notations.algorithm import ESTIMATOR
 from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import PREFILL, Parts, above_one, given, megatron_sizes
 from roost.placement.plan import Plan
@@ -16,6 +18,8 @@ _ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
 
 def skyrl_program(plan: Plan, values: Mapping[str, Any]) -> str:
     """The module that starts the job; asynchronous jobs have one of SkyRL's examples."""
+    if "trainer" not in values:
+        return "skyrl.train.main_sft"
     if "fully_async" in values["trainer"]:
         return "examples.train.fully_async.main_fully_async"
     return "skyrl.train.entrypoints.main_base"
@@ -25,6 +29,8 @@ def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
     parts = Parts.of(plan, "SkyRL", findings, splits=True)
     if parts is None:
         return {}
+    if not parts.engines and not {ESTIMATOR, "reference", "critic"} & {*plan.settings, *parts.by_name}:
+        return _supervised(parts)
     is_shared = parts.shares_actor()
     placement: dict[str, Any] = {"colocate_all": is_shared}
     if not is_shared and "reference" in parts:
@@ -33,13 +39,40 @@ def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
         if name in parts:
             nodes, per_node = parts.pool(name)
             placement |= {f"{role}_num_nodes": nodes, f"{role}_num_gpus_per_node": per_node}
-    trainer = {"placement": placement, "algorithm": {"use_kl_loss": "reference" in parts}} | _learner(parts)
+    trainer = {"placement": placement, "algorithm": _algorithm(parts)} | _learner(parts)
     if "critic" in parts:
-        path = parts["critic"].model.path or parts.path or DEFAULTS["trainer.policy.model.path"]
-        trainer["critic"] = {"model": {"path": path}}
+        key, usual = "trainer.critic.model.path", DEFAULTS["trainer.policy.model.path"]
+        path = parts["critic"].model.path or parts.path
+        trainer["critic"] = {"model": {"path": path or parts.assume(key, usual, "SkyRL starts a critic by its model")}}
     if parts.is_async and not is_shared:
         trainer["fully_async"] = {"enabled": True, "max_staleness_steps": parts.staleness}
-    return {"trainer": trainer, "generator": {"inference_engine": _engines(parts)}}
+    generator: dict[str, Any] = {"inference_engine": _engines(parts)}
+    lengths = parts.lengths("trainer.max_prompt_length", int(DEFAULTS["trainer.max_prompt_length"]))
+    if lengths is not None:
+        trainer["max_prompt_length"], length = lengths
+        generator["sampling_params"] = {"max_generate_length": length}
+    return {"trainer": trainer, "generator": generator}
+
+
+def _algorithm(parts: Parts) -> dict[str, Any]:
+    """KL, and the estimator where it is not the usual one."""
+    key = "trainer.algorithm.kl_loss_coef"
+    coefficient = parts.penalty(key, float(DEFAULTS[key])) if "reference" in parts else 0.0
+    section: dict[str, Any] = {"use_kl_loss": bool(coefficient) and not parts.is_penalty_in_reward}
+    if coefficient:
+        section |= {"use_kl_in_reward": True} if parts.is_penalty_in_reward else {}
+        section["kl_loss_coef"] = coefficient
+    estimator = parts.estimator(Notation.SKYRL, "trainer.algorithm.advantage_estimator")
+    return section | ({"advantage_estimator": estimator} if estimator != "grpo" else {})
+
+
+def _supervised(parts: Parts) -> dict[str, Any]:
+    """A learner alone: supervised fine-tuning."""
+    nodes, per_node = parts.pool("actor")
+    model = parts.actor.model
+    section = given(path=parts.path, lora={"rank": model.lora_rank} if model.lora_rank else None)
+    placement = {"num_nodes": nodes, "num_gpus_per_node": per_node}
+    return {"placement": placement, "strategy": learner_backend(parts.actor)} | given(model=section)
 
 
 def _learner(parts: Parts) -> dict[str, Any]:

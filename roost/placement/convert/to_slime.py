@@ -7,11 +7,14 @@ from typing import Any
 
 from roost.config.findings import Findings
 from roost.config.frameworks.slime import DEFAULTS
+from roost.config.job import Notation
 from roost.config.model_files import OFFLOADED_PARTS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
 from roost.placement.plan import Plan
+
+USUAL_PENALTY = 0.001  # slime's own default is 0, with which the reference would do nothing
 
 
 def slime_program(plan: Plan, values: Mapping[str, Any]) -> str:
@@ -36,10 +39,14 @@ def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
     values |= _learner(actor, "--colocate" in values)
     if parts.path:
         values["--hf-checkpoint"] = parts.path
-    if "critic" in parts:
-        values["--advantage-estimator"] = "ppo"
-    if "reference" in parts:
-        values["--use-kl-loss"] = True
+    estimator = parts.estimator(Notation.SLIME, "--advantage-estimator")
+    if estimator != DEFAULTS["--advantage-estimator"]:
+        values["--advantage-estimator"] = estimator
+    coefficient = parts.penalty("--kl-loss-coef", USUAL_PENALTY)
+    if coefficient and parts.is_penalty_in_reward:
+        values["--kl-coef"] = coefficient
+    elif coefficient:
+        values |= {"--use-kl-loss": True, "--kl-loss-coef": coefficient}
     return values
 
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import Findings
+from roost.config.frameworks.verl import DEFAULTS
 from roost.config.job import Notation, Role
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import backend, learner_backend
+from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
 from roost.placement.plan import Plan
 
 _BACKENDS = ("fsdp", "megatron", "veomni", "torchtitan")
+_ENGINES = ("vllm", "sglang", "hf", "trtllm")
 _OFFLOADS = {"weight": "param_offload", "grad": "grad_offload", "optimizer": "optimizer_offload"}
 
 
@@ -32,14 +34,18 @@ def to_verl(plan: Plan, findings: Findings) -> dict[str, Any]:
     nodes, per_node = parts.pool("actor")
     values: dict[str, Any] = {
         "trainer": {"nnodes": nodes, "n_gpus_per_node": per_node},
-        "algorithm": {"adv_estimator": "gae" if "critic" in parts else "grpo"},
+        "algorithm": {"adv_estimator": parts.estimator(Notation.VERL, "algorithm.adv_estimator")},
         "critic": {"enable": "critic" in parts},
         "actor_rollout_ref": {
             "model": given(path=parts.path, lora_rank=actor.model.lora_rank),
-            "actor": _learner(actor, plan.notation) | {"use_kl_loss": "reference" in parts},
+            "actor": _learner(actor, plan.notation),
             "rollout": _engine(rollout, parts),
         },
     }
+    _penalty(values, parts)
+    lengths = parts.lengths("data.max_prompt_length", int(DEFAULTS["data.max_prompt_length"]))
+    if lengths is not None:
+        values["data"] = dict(zip(("max_prompt_length", "max_response_length"), lengths, strict=True))
     if "critic" in parts and parts["critic"].model.path:
         values["critic"]["model"] = {"path": parts["critic"].model.path}
     _own_engines(values, parts)
@@ -49,6 +55,18 @@ def to_verl(plan: Plan, findings: Findings) -> dict[str, Any]:
     if teachers:
         values["distillation"] = _teachers(teachers, parts)
     return values
+
+
+def _penalty(values: dict[str, Any], parts: Parts) -> None:
+    """KL in the loss or in the rewards, either of which starts a reference."""
+    actor = values["actor_rollout_ref"]["actor"]
+    key = "actor_rollout_ref.actor.kl_loss_coef"
+    coefficient = parts.penalty(key, float(DEFAULTS[key]))
+    if coefficient and parts.is_penalty_in_reward:
+        values["algorithm"] |= {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": coefficient}}
+    actor["use_kl_loss"] = bool(coefficient) and not parts.is_penalty_in_reward
+    if actor["use_kl_loss"]:
+        actor["kl_loss_coef"] = coefficient
 
 
 def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
@@ -70,7 +88,7 @@ def _learner(actor: ComponentPlan, notation: Notation) -> dict[str, Any]:
 def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
     data = parts.engine_size(part) // (tensor * pipeline)
-    section = given(name=backend(part, parts.plan.notation)) | {"tensor_model_parallel_size": tensor}
+    section = given(name=parts.engine(part, _ENGINES)) | {"tensor_model_parallel_size": tensor}
     section |= above_one(pipeline_model_parallel_size=pipeline, data_parallel_size=data)
     section |= given(gpu_memory_utilization=part.model.memory_fraction)
     return section if parts.engines_sleep() else section | {"free_cache_engine": False}

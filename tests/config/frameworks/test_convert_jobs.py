@@ -20,9 +20,7 @@ REFUSED = {"RST-N044", "RST-N045", "RST-N047", "RST-N048", "RST-N049", "RST-N050
 NOT_WHOLE = {
     # engines only
     *("examples/serve/run_serve_qwen1.5b.sh", "examples/advanced/glm-5.2/infer/pd.toml"),
-    "examples/train/sft/run_sft_lora.sh",  # another program, without lengths of prompts
-    # roles are written one by one, so that neither the older order nor what awex does by itself is said
-    *("examples/terminal_bench, the older allocation_mode", "examples/math/gsm8k_grpo_awex_colocate.yaml"),
+    "examples/terminal_bench, the older allocation_mode",  # roles are written one by one, in another order
 }
 
 
@@ -53,7 +51,10 @@ def test_a_shipped_job_in_another_notation(framework, job, target, tmp_path):
     file.write_text(written.text)
     again = roost.plan(file, plan.inventory if target == "loop" else None)
     assert again.notation == target
-    lost = {finding.code for finding in findings.found}
+    lost = {finding.code for finding in findings.warnings}
+    assert {finding.code for finding in findings.notes} <= {"RST-N084"}
+    for note in findings.notes:
+        assert f"# {note.where.key_path}: not in the source" in written.text
     if not lost:
         assert facts_of(again) == facts_of(plan)
         assert processes_of(again) == processes_of(plan)
@@ -76,7 +77,7 @@ def test_a_job_goes_back_to_its_own_framework_whole(framework, tmp_path):
         plan = plan_of_job(tmp_path, framework, job)
         findings = Findings()
         assert convert_plan(plan, Notation(framework), findings) is not None, job["source"]
-        assert [finding.what for finding in findings.found] == [], job["source"]
+        assert [finding.what for finding in findings.warnings] == [], job["source"]
 
 
 SEPARATE = "--actor.num_gpus_per_node 8 --vllm.num_engines 2 --vllm.tensor_parallel_size 4 --reward.remote_url http://x"
@@ -137,3 +138,86 @@ def test_the_staleness_bound_is_written_or_named(target, text, tmp_path):
         assert len(named) == 1
     else:
         assert text in written.text and not named
+
+
+VERL = "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=4 actor_rollout_ref.rollout.name=vllm"
+
+
+def converted(folder, command, target):
+    findings = Findings()
+    written = convert_plan(plan_of(folder, command), Notation(target), findings)
+    assert written is not None, [finding.what for finding in findings.errors]
+    noted = {finding.where.key_path: finding.what for finding in findings.notes}
+    return written, noted, [finding.what for finding in findings.warnings]
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "key", "value"),
+    [
+        (f"{TRL} --vllm_mode colocate", "openrlhf", "--reward.remote_url", "REWARD.py"),
+        (f"{TRL} --vllm_mode colocate", "areal", "actor.weight_update_mode", "disk"),
+        ("python3 train_async.py --actor-num-nodes 2 --rollout-num-gpus 8", "prime", "slurm.job_name", "rl"),
+        (f"{OPENRLHF} --train.colocate_all --data.max_len 3072", "verl", "data.max_prompt_length", "512"),
+        (f"{OPENRLHF} --train.colocate_all --data.max_len 3072", "skyrl", "trainer.max_prompt_length", "512"),
+    ],
+)
+def test_a_value_that_only_lets_the_job_start_is_a_note(command, target, key, value, tmp_path):
+    written, noted, _ = converted(tmp_path, command, target)
+    assert noted[key] == f"not in the source; set to {value}"
+    assert f"# {key}: not in the source; set to {value} (" in written.text
+    assert value in written.text.rpartition("# ")[2]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "target", "flag"),
+    [
+        ("rloo", "openrlhf", "--algo.advantage.estimator rloo"),
+        ("grpo", "openrlhf", "--algo.advantage.estimator group_norm"),
+        ("reinforce_plus_plus", "slime", "--advantage-estimator reinforce_plus_plus"),
+        ("rloo", "skyrl", "trainer.algorithm.advantage_estimator=rloo"),
+        ("remax", "verl", "algorithm.adv_estimator=remax"),
+    ],
+)
+def test_the_estimator_of_the_source_is_written(estimator, target, flag, tmp_path):
+    written, noted, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator={estimator}", target)
+    assert flag in written.text
+    assert not any("estimator" in name for name in (*noted, *lost))
+
+
+def test_an_estimator_that_the_other_program_lacks_is_named(tmp_path):
+    _, _, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator=rloo", "slime")
+    assert "slime does not say this: advantage_estimator: rloo -> grpo" in lost
+
+
+KL_IN_LOSS = f"{VERL} algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_kl_loss=True"
+KL_IN_REWARD = f"{VERL} algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.02"
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "words", "loss"),
+    [
+        (f"{KL_IN_LOSS} actor_rollout_ref.actor.kl_loss_coef=0.05", "openrlhf", "--algo.kl.init_coef 0.05", None),
+        (KL_IN_LOSS, "openrlhf", "--algo.kl.use_loss", None),
+        (KL_IN_REWARD, "openrlhf", "--algo.kl.init_coef 0.02", None),
+        (KL_IN_REWARD, "verl", "algorithm.use_kl_in_reward=True", None),
+        (KL_IN_REWARD, "slime", "--kl-coef 0.02", None),
+        (KL_IN_REWARD, "skyrl", "trainer.algorithm.use_kl_in_reward=True", None),
+        (KL_IN_REWARD, "areal", "kl_ctl: 0.02", None),
+        (KL_IN_REWARD, "nemo", "reference_policy_kl_penalty: 0.02", "nemo does not say this: kl_in: reward -> loss"),
+    ],
+)
+def test_the_kl_of_the_source_is_written(command, target, words, loss, tmp_path):
+    written, noted, lost = converted(tmp_path, command, target)
+    assert words in written.text
+    assert not any("kl" in name for name in noted)
+    assert [what for what in lost if "kl" in what] == ([loss] if loss else [])
+
+
+@pytest.mark.parametrize("target", ["verl", "skyrl"])
+def test_both_lengths_go_over(target, tmp_path):
+    lengths = "data.max_prompt_length=2048 data.max_response_length=8192"
+    written, noted, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator=grpo {lengths}", target)
+    assert "max_prompt_length=2048" in written.text
+    assert "=8192" in written.text
+    assert not any("sequence" in what for what in lost)
+    assert not any("length" in key for key in noted)

@@ -150,7 +150,7 @@ def test_a_variable_that_is_not_set_in_an_array_of_flags(tmp_path):
 
 def test_a_job_without_engines_has_no_settings_of_theirs(tmp_path):
     plan = plan_of(tmp_path, "python3 train_async.py --actor-num-nodes 1 --debug-train-only")
-    assert (processes_of(plan), dict(plan.settings)) == ({"actor": "8 x 1 on 0-7"}, {})
+    assert (processes_of(plan), dict(plan.settings)) == ({"actor": "8 x 1 on 0-7"}, {"advantage_estimator": "grpo"})
 
 
 @pytest.mark.parametrize(("tensor", "data", "is_wrong"), [(8, 2, False), (16, 1, True)])
