@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from roost.config.train import AdapterSettings
 
@@ -19,22 +20,40 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 BASE, ADAPTER_PART = ".base_layer.", ".lora_"  # in the names of the weights of a layer that PEFT has wrapped
-ALL_LINEAR = "all-linear"  # PEFT's word for all linear layers but the last
+HOLDER = "holder"  # of the model, while PEFT adds an adapter
 
 
-def add_adapter(model: nn.Module, settings: AdapterSettings, dtype: torch.dtype) -> None:
+def add_adapter(model: PreTrainedModel, settings: AdapterSettings, dtype: torch.dtype) -> None:
     """Add an adapter, which initially changes nothing; afterwards only the adapter is trained."""
     from peft import inject_adapter_in_model
 
+    targets = adapted_layers(model, settings.lora_target_modules)
     model.requires_grad_(False)
-    inject_adapter_in_model(_lora(settings), model, ADAPTER)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
+    # PEFT would see in a mixture's config that it has experts, and wrap their weights too, in a form of its own.
+    inject_adapter_in_model(_lora(settings, targets), nn.ModuleDict({HOLDER: model}), ADAPTER)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def adapted_layers(model: PreTrainedModel, named: Sequence[str] = ()) -> list[str]:
+    """Paths of the linear layers that get an adapter: those whose path ends with a name, or all but the last.
+
+    Routers and routed experts are no linear layers. Raise ValueError if there are none, or a name stands for experts.
+    """
+    last = model.get_output_embeddings()
+    linear = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not last]
+    found = {name: [path for path in linear if f".{path}".endswith(f".{name}")] for name in named}
+    missing = sorted(name for name, paths in found.items() if not paths)
+    if missing and any(".experts." in name for name, _ in model.named_parameters()):
         raise ValueError(
-            f"the model has none of the layers that the adapter is for: {list(settings.lora_target_modules)}"
+            f"lora_target_modules has {', '.join(missing)}, but no linear layer of the model is called so, and routed "
+            "experts get no adapter; leave them out"
         )
-    for parameter in trained:
-        parameter.data = parameter.data.to(dtype)
+    chosen = sorted({path for paths in found.values() for path in paths}) if named else linear
+    if not chosen:
+        raise ValueError(f"the model has none of the layers that the adapter is for: {list(named)}")
+    return chosen
 
 
 @contextmanager
@@ -76,11 +95,9 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def write_adapter(folder: Path, weights: dict[str, Tensor], settings: AdapterSettings, model: str) -> None:
     """Write an adapter folder that PEFT and engines can load."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = _lora(settings)
+    config = _lora(settings, sorted({name.split(".")[-3] for name in weights}))
     config.base_model_name_or_path = model
     config.inference_mode = True
-    # Which layers these are, in names: "all linear ones" is not read by every engine.
-    config.target_modules = sorted({name.split(".")[-3] for name in weights})
     config.save_pretrained(str(folder))
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -91,13 +108,13 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def _lora(settings: AdapterSettings) -> LoraConfig:
+def _lora(settings: AdapterSettings, targets: list[str]) -> LoraConfig:
     from peft import LoraConfig  # only where there is an adapter
 
     return LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # any number will do
-        target_modules=list(settings.lora_target_modules) or ALL_LINEAR,
+        target_modules=targets,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -106,3 +106,21 @@ def test_an_exported_model_is_one_of_transformers(models, tmp_path, tied):
     assert_equal(dict(two.weights()), dict(one.weights()))
     assert ("lm_head.weight" in dict(one.weights())) is not tied
     assert (tmp_path / "export" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "mixtral"])
+def test_the_adapter_of_a_mixture_leaves_its_experts(models, tmp_path, family):
+    one = Learner(settings_of(models(family), adapter=AdapterSettings(lora_rank=4, lora_alpha=16)), CPU)
+    for _ in range(3):
+        one.learn(SAMPLES, totals_of(SAMPLES))
+    assert not any(".experts." in name for name, _ in one.adapter())
+    one.export_whole(tmp_path / "policy")
+    merged = Learner(settings_of(str(tmp_path / "policy")), CPU)
+    for here, there in zip(one.score(SAMPLES), merged.score(SAMPLES), strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-4)
+
+
+def test_routed_experts_named_for_an_adapter_are_refused(models):
+    named = AdapterSettings(lora_rank=4, lora_target_modules=("q_proj", "gate_proj", "up_proj"))
+    with pytest.raises(ValueError, match="has gate_proj, up_proj, but no linear layer"):
+        Learner(settings_of(models("qwen3_moe"), adapter=named), CPU)

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from roost.config.job import ParallelSizes, Sharding
+from roost.config.train import AdapterSettings
 from roost.engines.tiny_model import write_tiny_model
-from roost.placement.memory.model import GIB, UnknownShape, learner_memory, shape_from_config
+from roost.learner.adapter import add_adapter
+from roost.placement.memory.model import GIB, UnknownShape, adapter_parameters, learner_memory, shape_from_config
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
@@ -75,6 +78,15 @@ def test_configs_that_transformers_writes_now_are_counted(tmp_path, family):
     folder = write_tiny_model(tmp_path, family)
     shape = shape_from_config(json.loads((folder / "config.json").read_text()))
     assert shape.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "mixtral"])
+def test_parameters_of_an_adapter(tmp_path, family):
+    folder = write_tiny_model(tmp_path, family=family)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    add_adapter(model, AdapterSettings(lora_rank=4), torch.float32)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert adapter_parameters(shape_from_config(json.loads((folder / "config.json").read_text())), 4) == trained
 
 
 @pytest.mark.parametrize(("described", "published"), MODELS)

@@ -115,10 +115,16 @@ def learner_memory(
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of a LoRA adapter on the seven linear projections of every layer."""
+    """Parameters of a LoRA adapter on all linear layers but the last.
+
+    Of a mixture's layer these are the attention and the shared expert with its gate, not router and routed experts.
+    """
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
-    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.feed_forward))
+    dense = 3 * (shape.hidden + shape.feed_forward)
+    shared = 3 * (shape.hidden + shape.shared_feed_forward) + shape.hidden + 1 if shape.shared_feed_forward else 0
+    dense_layers = shape.layers - shape.expert_layers
+    return rank * (shape.layers * attention + dense_layers * dense + shape.expert_layers * shared)
 
 
 def activation_bytes(
