@@ -53,7 +53,7 @@ class WeightsRefused(UpdateFailed):
     """An engine rejected the manifest, as it would by any weight route; it keeps its old weights."""
 
 
-NO_IMAGES = "images are sent to the built-in engine alone; write engine: torch in train"
+NO_IMAGES = "this engine takes no images; write engine: torch or vllm in train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +322,7 @@ class Capabilities:
     takes_manifest: bool = False  # an update begins with a list of its tensors
     keeps_weights_asleep: bool = True  # waking needs no weight sync
     takes_tokens: bool = False  # has an enabled route for token ids alone
+    takes_images: bool = False  # beside token ids
     takes_n: bool = False  # a request may be for several completions
     model: str = ""  # model name in requests
     max_context: int | None = None  # tokens of prompt and completion; None if the server does not report it
@@ -366,6 +367,16 @@ def listed_routes(openapi: Mapping[str, Any]) -> frozenset[str]:
     ['/health', '/sleep']
     """
     return frozenset(openapi.get("paths", {}))
+
+
+def request_fields(openapi: Mapping[str, Any], name: str) -> Collection[str]:
+    """Fields of a request in a server's OpenAPI description.
+
+    >>> list(request_fields({"components": {"schemas": {"Tokens": {"properties": {"model": {}}}}}}, "Tokens"))
+    ['model']
+    """
+    schema: Mapping[str, Any] = openapi.get("components", {}).get("schemas", {}).get(name, {})
+    return frozenset(schema.get("properties", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +429,9 @@ class Engine(Protocol):
         """Sample `n` completions of one prompt, as `generate` does with the seeds `seed`, `seed + 1`, ..."""
         ...
 
-    async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+    async def score(
+        self, token_ids: Sequence[int], adapter: str | None = None, images: tuple[Image, ...] = ()
+    ) -> tuple[float, ...]:
         """Log-probs of all tokens but the first at temperature 1."""
         ...
 

@@ -40,6 +40,7 @@ from roost.engines.weights.payload import (
     SharedMemory,
     WeightPayload,
 )
+from roost.vision.image import Image
 
 Body = dict[str, Any]
 
@@ -262,7 +263,11 @@ class SglangEngine(ServerClient):
         calls = [self.generate(token_ids, sampling.nth(index), adapter=adapter) for index in range(n)]
         return tuple(await all_of(calls))
 
-    async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+    async def score(
+        self, token_ids: Sequence[int], adapter: str | None = None, images: tuple[Image, ...] = ()
+    ) -> tuple[float, ...]:
+        if images:
+            raise EngineRefused(NO_IMAGES)
         await self._admission()
         answer = await self._ask(score_request(token_ids, adapter), f"the score of {len(token_ids)} tokens")
         return prompt_logprobs(answer, token_ids)

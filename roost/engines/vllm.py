@@ -15,7 +15,6 @@ from typing import Any
 
 from roost.engines.http_calls import ServerClient, ServerFailed, all_of, finish, served_model, version_spans
 from roost.engines.protocol import (
-    NO_IMAGES,
     Capabilities,
     Completion,
     EngineError,
@@ -31,9 +30,11 @@ from roost.engines.protocol import (
     UpdateFailed,
     VersionSpan,
     listed_routes,
+    request_fields,
     unknown_logprobs,
 )
 from roost.engines.version_ledger import version_number
+from roost.engines.vllm_images import IMAGE_FIELD, IMAGES_NEED, TOKEN_REQUEST, check_prompt, with_images
 from roost.engines.weights.payload import (
     DeviceHandles,
     GroupInvitation,
@@ -44,6 +45,7 @@ from roost.engines.weights.payload import (
     announced,
 )
 from roost.net.routing import decode_routing
+from roost.vision.image import Image
 
 Body = dict[str, Any]
 
@@ -328,9 +330,12 @@ class VllmEngine(ServerClient):
                 for choice, count in zip(choices, counts, strict=True)
             )
 
-    async def score(self, token_ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+    async def score(
+        self, token_ids: Sequence[int], adapter: str | None = None, images: tuple[Image, ...] = ()
+    ) -> tuple[float, ...]:
         known = await self.capabilities()
-        answer = await self._ask(known, token_ids, Sampling(max_tokens=1), None, adapter, is_scored=True)
+        sampling = Sampling(max_tokens=1, images=images)
+        answer = await self._ask(known, token_ids, sampling, None, adapter, is_scored=True)
         return prompt_logprobs(answer, token_ids)
 
     async def _ask(
@@ -346,14 +351,16 @@ class VllmEngine(ServerClient):
         model = adapter or known.model
         if sampling.json_schema is not None and known.takes_manifest:
             raise EngineRefused(NO_GUIDANCE)
-        if sampling.images and not known.takes_manifest:
-            raise EngineRefused(NO_IMAGES)
+        if sampling.images and not known.takes_images:
+            raise EngineRefused(IMAGES_NEED)
         if known.takes_tokens:
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
             if sampling.wants_mask:
                 body["return_sampling_mask"] = True
-            if sampling.images:
+            if sampling.images and known.takes_manifest:
                 body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
+            elif sampling.images:
+                body = with_images(body, sampling.images, self._versions.version)
             if sampling.return_routed_experts and known.takes_manifest:  # an option of the server in vLLM
                 body["return_routed_experts"] = True
         else:
@@ -366,7 +373,10 @@ class VllmEngine(ServerClient):
             body = salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         with known.refusing(len(token_ids)):
-            return await self._calls.post(route, body, limit_s=self._limits.generate, is_idempotent=True, about=about)
+            answer = await self._calls.post(route, body, limit_s=self._limits.generate, is_idempotent=True, about=about)
+        if sampling.images and not known.takes_manifest:
+            check_prompt(answer.get("prompt_token_ids"), token_ids)
+        return answer
 
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         known = await self.capabilities()
@@ -534,7 +544,8 @@ class VllmEngine(ServerClient):
 
     async def _probe(self) -> Capabilities:
         limit = self._limits.answer
-        routes = listed_routes(await self._calls.get("/openapi.json", limit_s=limit))
+        openapi = await self._calls.get("/openapi.json", limit_s=limit)
+        routes = listed_routes(openapi)
         about = await self._calls.get("/version", limit_s=limit)
         model = served_model(await self._calls.get("/v1/models", limit_s=limit))
         takes_tokens = TOKEN_ROUTE in routes and await self._is_open(TOKEN_ROUTE)
@@ -550,6 +561,7 @@ class VllmEngine(ServerClient):
             takes_manifest=bool(built_in),
             takes_n=bool(built_in) or not takes_tokens or _release(about.get("version")) >= FULL_N,
             takes_tokens=takes_tokens,
+            takes_images=bool(built_in) or (takes_tokens and IMAGE_FIELD in request_fields(openapi, TOKEN_REQUEST)),
             model=model["id"],
             max_context=model.get("max_model_len"),
         )

@@ -190,7 +190,7 @@ class Learner:
         self._head = head
         self._mesh = LearnerMesh.of(settings.parallel, device)
         self._outputs = load_outputs(settings, device, head, self._mesh)
-        self._vision = Processor.of_model(settings.model, self.module.config)
+        self.vision = Processor.of_model(settings.model, self.module.config)  # None for a model of text alone
         self._learns = learns
         self._optimizer = self._new_optimizer()
         self._residence = Residence(self._outputs, self._optimizer, device)
@@ -443,8 +443,8 @@ class Learner:
         # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
         with self._precision(), shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             rows = Rows.of(packed, self._device, samples, self._mesh.context)
-            if self._vision is not None:
-                rows = rows.with_images(packed, self._vision)
+            if self.vision is not None:
+                rows = rows.with_images(packed, self.vision)
             elif packed.images:
                 raise ValueError(f"samples have images, but {self._settings.model} reads text alone")
             outputs: tuple[Tensor, ...] = self._outputs(rows)

@@ -49,9 +49,10 @@ VISION_SIZES: dict[str, Any] = {
     "initializer_range": 0.05,
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"out_hidden_size": 64, "window_size": 16, "fullatt_block_indexes": [1]},
-    "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+    "qwen2_5_vl": {"window_size": 16, "fullatt_block_indexes": [1]},
+    "qwen2_vl": {"embed_dim": 32, "mlp_ratio": 2},
 }
+WIDTH_KEY = {"qwen2_5_vl": "out_hidden_size", "qwen2_vl": "hidden_size"}  # of the vision tower's output
 
 
 def square(colour: str, seed: int, edge: int = 16) -> bytes:
@@ -84,16 +85,20 @@ def write_colour_data(path: Path | str, count: int = 64, seed: int = 0) -> Path:
     return path
 
 
-def write_colour_model(folder: Path | str, family: str = "qwen2_5_vl", seed: int = 0) -> Path:
-    """Write an untrained vision-language model, its tokenizer and its image processor; return the folder."""
+def write_colour_model(folder: Path | str, family: str = "qwen2_5_vl", seed: int = 0, **sizes: Any) -> Path:
+    """Write an untrained vision-language model, its tokenizer and its image processor; return the folder.
+
+    `sizes` replace those of the text model.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2VLImageProcessorPil
 
     folder = Path(folder)
+    text = {**TEXT_SIZES, **sizes}
     config = AutoConfig.for_model(
         family,
-        text_config=TEXT_SIZES,
-        vision_config={**VISION_SIZES, **OF_FAMILY[family]},
+        text_config=text,
+        vision_config={**VISION_SIZES, **OF_FAMILY[family], WIDTH_KEY[family]: text["hidden_size"]},
         image_token_id=VOCABULARY["<|image_pad|>"],
         video_token_id=VOCABULARY["<|video_pad|>"],
         vision_start_token_id=VOCABULARY["<|vision_start|>"],

@@ -23,7 +23,7 @@ from roost.engines.protocol import Engine, EngineError, UpdateFailed
 from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup
-from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens
+from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens, probe_with_image
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import BroadcastSender, Sent, WeightUpdate, send
 from roost.learner.corrections import correction, mean_over_units
@@ -40,6 +40,7 @@ from roost.runtime.worker import Worker, WorkerGroup
 from roost.trainer.guards import check_policy
 from roost.transport import current
 from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
+from roost.vision.image import Image
 
 
 class WeightStream(ModuleSource):
@@ -157,11 +158,15 @@ class LearnerWorker(Worker):
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    def probe(self) -> Probe:
+    def probe(self, shows_image: bool = False) -> Probe:
         """Probe of these weights: what an engine that has them must answer."""
         tokens = probe_tokens(self._learner.module.config.get_text_config().vocab_size)
-        found = self._learner.score([Sample.of_policy(np.array(tokens, np.int64))], temperature=1.0)[0]
-        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25))
+        images: tuple[Image, ...] = ()
+        if shows_image and self._learner.vision is not None:
+            tokens, images = probe_with_image(tokens, self._learner.vision)
+        sample = replace(Sample.of_policy(np.array(tokens, np.int64)), images=images)
+        [found] = self._learner.score([sample], temperature=1.0)
+        return Probe(tokens, tuple(found[1:].tolist()), TOLERANCES.get(self._settings.compute_dtype, 0.25), images)
 
     def send_weights(self, receivers: Sequence[Receiver], version: int) -> Sent:
         """Send weights to the engines assigned to this rank, route by route. All ranks take part in gathering.
@@ -336,8 +341,10 @@ class Learners:
         routes: SendingRoutes,
         receiver_at: Callable[[str], Receiver],
         adapters: Path | None = None,
+        shows_image: Callable[[], bool] = lambda: False,
     ) -> None:
         self._group = group
+        self._shows_image = shows_image  # to engines in a probe, to check their vision tower
         self._routes, self._receiver_at = routes, receiver_at
         self._adapters = adapters  # folder for adapters, if only an adapter is trained
 
@@ -401,7 +408,7 @@ class Learners:
 
     async def probe(self) -> Probe:
         """Probe of the current weights: what an engine that has them must answer."""
-        found: Probe = (await self.all("probe"))[0]
+        found: Probe = (await self.all("probe", self._shows_image()))[0]
         return found
 
     async def weight_update(self, version: int) -> WeightUpdate:

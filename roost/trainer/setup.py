@@ -177,6 +177,11 @@ def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict
     return groups
 
 
+def takes_images(fleet: Fleet) -> bool:
+    """Return True if all engines take images, as far as they have started."""
+    return all(member.abilities.takes_images for member in fleet.pool.members.values())
+
+
 def models_of(
     groups: Mapping[str, WorkerGroup],
     fleet: Fleet,
@@ -188,7 +193,8 @@ def models_of(
     """The learners of worker groups, and the engines; `routes` is read at each weight sync, as engines may join."""
     find = partial(receiver_at, fleet=fleet, routes=routes)
     folder = adapters if settings.learner.adapter is not None else None
-    learners = {name: Learners(group, routes, find, folder) for name, group in groups.items()}
+    shows_image = partial(takes_images, fleet)
+    learners = {name: Learners(group, routes, find, folder, shows_image) for name, group in groups.items()}
     sharing = tuple(learners[name] for name in setup.sharing)
     critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
     teachers = {each.name: learners[each.name] for each in settings.teachers}

@@ -53,6 +53,7 @@ class VllmStandIn:
         self.is_paused = False
         self.version = "default"
         self.most_samples = 8
+        self.placeholder, self.image_tokens = 9, 3  # of images, and how many tokens each has
 
     def bodies_of(self, path: str) -> list[Any]:
         return [asked.body for asked in self.asked if asked.path == path]
@@ -60,7 +61,9 @@ class VllmStandIn:
     def answer(self, asked: Asked) -> Any:
         """The status and the body of an answer."""
         if asked.path == "/openapi.json":
-            return 200, {"paths": {route: {} for route in self.routes}}
+            fields = {"content_parts": {}} if self.routes is NEW else {}
+            schemas = {"GenerateRequest": {"properties": {"token_ids": {}, **fields}}}
+            return 200, {"paths": {route: {} for route in self.routes}, "components": {"schemas": schemas}}
         if asked.path not in self.routes:
             return 404, {"detail": "Not Found"}
         if self.answers.get(asked.path):
@@ -92,7 +95,18 @@ class VllmStandIn:
         if asked.body["sampling_params"].get("n", 1) > self.most_samples:
             return 400, {"error": {"message": f"n must be at most {self.most_samples}"}}
         count = asked.body["sampling_params"].get("n", 1)
-        return 200, {"choices": [{**choice, "index": index, "weight_versions": spans} for index in range(count)]}
+        choices = [{**choice, "index": index, "weight_versions": spans} for index in range(count)]
+        return 200, {"choices": choices, "prompt_token_ids": self.expanded(asked.body)}
+
+    def expanded(self, body: Any) -> list[int] | None:
+        """The prompt as it is computed: of the first placeholders, each is an image."""
+        left = len(body.get("content_parts") or ())
+        found: list[int] = []
+        for token in body["token_ids"]:
+            is_image = token == self.placeholder and left > 0
+            found += [token] * (self.image_tokens if is_image else 1)
+            left -= is_image
+        return found if body.get("return_token_ids") else None
 
     def on_v1_completions(self, asked: Asked) -> Any:
         choice = {

@@ -89,8 +89,8 @@ class NoisyLearner(LearnerWorker):
     def _stream(self):
         return NoisyStream(self._learner.module)
 
-    def probe(self):
-        return replace(super().probe(), tolerance=1e9)
+    def probe(self, shows_image=False):
+        return replace(super().probe(shows_image), tolerance=1e9)
 
 
 @dataclass(frozen=True)

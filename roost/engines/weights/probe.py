@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import nn
 
 from roost.engines.protocol import Engine, UpdateFailed
+from roost.vision.image import Image, png
+from roost.vision.processor import Processor
 
 CHUNK = 1 << 22  # words at a time, to need little extra memory
 SPREAD = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits, as a signed number
@@ -111,11 +114,16 @@ TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "bfloat16": 0.25, "float16": 0.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Token ids, log-probs of all but the first, and the tolerance for engines."""
+    """Token ids with their images, log-probs of all but the first token, and the tolerance for engines."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     tolerance: float
+    images: tuple[Image, ...] = ()  # among the tokens: without one, nothing depends on a vision tower
+
+    async def answers(self, engine: Engine, adapter: str | None = None) -> tuple[float, ...]:
+        """Log-probs of an engine."""
+        return await engine.score(self.token_ids, adapter, self.images)
 
     def difference(self, logprobs: Sequence[float]) -> float:
         """Largest absolute difference from an engine's log-probs.
@@ -135,6 +143,24 @@ def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
     (1, 74, 47, 20)
     """
     return tuple((1 + place * TOKEN_STEP) % vocabulary for place in range(length))
+
+
+PROBE_EDGE = 56  # pixels; the least that the image processors of these families do not enlarge
+
+
+def probe_image() -> bytes:
+    """A fixed image, whose patches all differ."""
+    from PIL import Image as Pillow
+
+    pixels = (np.indices((PROBE_EDGE, PROBE_EDGE, 3)) * np.array([4, 3, 60])[:, None, None, None]).sum(0) % 256
+    return png(Pillow.fromarray(pixels.astype(np.uint8)))
+
+
+def probe_with_image(tokens: Sequence[int], processor: Processor) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+    """Tokens of a probe with an image after the first, and the image. Other placeholders are left out."""
+    first, *others = (token for token in tokens if token != processor.token_id)
+    ids, images = processor.expand([first, processor.token_id, *others], [probe_image()])
+    return tuple(ids), images
 
 
 @torch.no_grad()
@@ -212,7 +238,7 @@ class Expected:
 
 async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | None = None) -> None:
     """Raise NotTaken if the engine's answers to the probe do not match the new weights."""
-    wrong = judge_answers(expected, await engine.score(expected.probe.token_ids, adapter))
+    wrong = judge_answers(expected, await expected.probe.answers(engine, adapter))
     if wrong:
         raise NotLoaded(f"{engine.url} does not answer with the new weights: {wrong}")
 

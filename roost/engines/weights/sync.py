@@ -191,7 +191,7 @@ class WeightCheck:
 
 async def _answer(probe: Probe, member: Member) -> tuple[float, ...]:
     """Probe answers of a member; raises EngineLost if it has been disconnected."""
-    return await member.engine.score(probe.token_ids, member.adapter)
+    return await probe.answers(member.engine, member.adapter)
 
 
 async def outcome_of(action: Awaitable[object]) -> EngineError | None:
@@ -464,7 +464,7 @@ class WeightSync:
         member.answers_before = None
         if member.standing is not EngineState.ASLEEP and not member.abilities.undoes_updates:
             try:
-                member.answers_before = await member.engine.score(self._update.probe.token_ids, member.adapter)
+                member.answers_before = await self._update.probe.answers(member.engine, member.adapter)
             except EngineError:
                 return  # the update will show whether it is usable
 

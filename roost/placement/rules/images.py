@@ -17,9 +17,9 @@ def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at
     actor = parts.get("actor")
     config = None if actor is None else actor.model.config
     has_images = bool((settings.data or {}).get("images"))
-    if has_images and settings.engine in ("vllm", "sglang"):
-        what, why = "has images, which Roost sends to its built-in engine alone", f"engine is {settings.engine}"
-        findings.error("RST-T160", at("data"), what, why, "write engine: torch in train")
+    if has_images and settings.engine == "sglang":
+        what = "has images, which Roost sends to its built-in engine and to vLLM"
+        findings.error("RST-T160", at("data"), what, "engine is sglang", "write engine: torch or vllm in train")
     _check_critic(settings, parts, has_images, at, findings)
     check_undivided(parts, at, findings)
     if config is None:
@@ -31,6 +31,14 @@ def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at
     if "vision_config" in config and settings.learner.adapter is not None:
         what = "is not supported for a model that reads images"
         findings.error("RST-T160", at("lora_rank"), what, family, "leave it out, and train the whole model")
+
+
+def check_no_images(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """Check that data of supervised training has no columns of images."""
+    if images := (settings.data or {}).get("images"):
+        what = "has images, which supervised training does not read"
+        fix = "remove the columns of images, or train with a reward (roost train)"
+        findings.error("RST-T160", at("data"), what, f"images is {images}", fix)
 
 
 def _check_critic(

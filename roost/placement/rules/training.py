@@ -27,7 +27,7 @@ from roost.config.train import (
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import UnknownShape, shape_from_config
 from roost.placement.rules.experts import check_experts
-from roost.placement.rules.images import check_images, check_undivided
+from roost.placement.rules.images import check_images, check_no_images, check_undivided
 from roost.placement.rules.mesh import check_mesh, data_groups
 from roost.placement.rules.rewards import check_rewards
 
@@ -75,6 +75,7 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
     _check_types(settings, at, findings)
     _check_learners(settings, parts, at, findings)
     check_undivided(parts, at, findings)
+    check_no_images(settings, at, findings)
 
 
 def _check_distillation(settings: TrainSettings, parts: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
