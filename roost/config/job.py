@@ -172,13 +172,14 @@ class MeshSizes:
     shard: int = 1  # ranks with samples of their own that share one copy of the weights (FSDP)
     context: int = 1  # ranks that share the tokens of a batch, and the weights as well
     tensor: int = 1  # ranks that share every matrix product
+    expert: int = 1  # ranks among those of FSDP that share the experts of a mixture
 
     @classmethod
     def of(cls, sizes: ParallelSizes, ranks: int) -> MeshSizes:
         """The mesh of so many ranks. Raise ValueError if they cannot be divided so.
 
         >>> MeshSizes.of(ParallelSizes(tensor=2, shard=2), 8)
-        MeshSizes(replicate=2, shard=2, context=1, tensor=2)
+        MeshSizes(replicate=2, shard=2, context=1, tensor=2, expert=1)
         """
         if ranks % (sizes.context * sizes.tensor):
             raise ValueError(f"{ranks} ranks cannot be divided into {_groups_of(sizes)}")
@@ -190,12 +191,20 @@ class MeshSizes:
         if ranks % (fsdp * sizes.tensor):
             of_tensor = f" times tensor size {sizes.tensor}" if sizes.tensor > 1 else ""
             raise ValueError(f"{ranks} ranks cannot be divided into FSDP groups of {fsdp}{of_tensor}")
-        return cls(ranks // (fsdp * sizes.tensor), fsdp // sizes.context, sizes.context, sizes.tensor)
+        if fsdp % sizes.expert:
+            raise ValueError(f"FSDP over {fsdp} ranks cannot be divided into expert groups of {sizes.expert}")
+        replicate = ranks // (fsdp * sizes.tensor)
+        return cls(replicate, fsdp // sizes.context, sizes.context, sizes.tensor, sizes.expert)
 
     @property
     def fsdp(self) -> int:
         """Ranks that FSDP shards the weights of one copy over."""
         return self.shard * self.context
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that FSDP shards the same experts over."""
+        return self.fsdp // self.expert
 
     @property
     def model(self) -> int:

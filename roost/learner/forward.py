@@ -106,6 +106,7 @@ class Rows:
     history: History | None = None
     images: ImageRows | None = None
     experts: Tensor | None = None  # of each token, to be replayed
+    tokens: int | None = None  # without those that pad a context group; None: all
 
     @classmethod
     def of(
@@ -136,7 +137,8 @@ class Rows:
         segments = Segments.of(packed.borders, device, context)
         history = History.of(whole, own, device)
         rest = (teacher, teacher_ids, masks, history)
-        return cls(token_ids, positions, segments, rows, targets, *rest, experts=experts)
+        tokens = None if context is None else context.without_padding(len(whole.token_ids))
+        return cls(token_ids, positions, segments, rows, targets, *rest, experts=experts, tokens=tokens)
 
     def with_images(self, packed: Packed, processor: Processor) -> Rows:
         """The batch with its images, and with the three positions of each token, [3, tokens]."""
@@ -169,7 +171,7 @@ class Outputs(nn.Module):
     def hidden(self, batch: Rows) -> Tensor:
         """Final hidden state of each row."""
         if self.routers is not None:
-            self.routers.replay(batch.experts)
+            self.routers.replay(batch.experts, batch.tokens)
         body: Any = self._parts[0]
         if batch.positions.dim() == 1:
             shown = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}

@@ -27,7 +27,8 @@ from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals, overstepped
 from roost.learner.model import float_type, load_outputs
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
-from roost.learner.parallel.mesh import LearnerMesh
+from roost.learner.parallel.experts import average_gradients
+from roost.learner.parallel.mesh import LearnerMesh, by_mesh, total_norm
 from roost.learner.residence import MOMENTS, PARTS, Residence
 from roost.learner.routing import load_metrics
 from roost.learner.sample import Distribution, Floats, Sample
@@ -82,12 +83,12 @@ def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSetting
     So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
-    ]
+    decay = (
+        ([each for each in trained if each.dim() >= 2], settings.weight_decay),
+        ([each for each in trained if each.dim() < 2], 0.0),
+    )
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [{"params": group, "weight_decay": rate} for params, rate in decay for group in by_mesh(params)],
         lr=settings.learning_rate,
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,
@@ -379,8 +380,9 @@ class Learner:
     def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:
         """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
         settings = self._settings.optimizer
-        parameters = [each for each in self._outputs.parameters() if each.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+        parameters = by_mesh(each for each in self._outputs.parameters() if each.grad is not None)
+        average_gradients(self.module, self._mesh)
+        norm = total_norm(parameters)
         rate, size = learning_rate(settings, position), float(norm)
         is_finite = is_finite and math.isfinite(size)
         stats = {"grad/norm": size, "lr": rate, "skipped": float(not is_finite)}
@@ -389,7 +391,8 @@ class Learner:
             stats[OUTLIER] = float(is_outlier and is_wanted)
         if is_finite and is_wanted and not is_outlier:
             if settings.max_grad_norm > 0:
-                torch.nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
+                for group in parameters:
+                    torch.nn.utils.clip_grads_with_norm_(group, settings.max_grad_norm, norm)
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
             self.step += 1
@@ -404,10 +407,9 @@ class Learner:
         coefficient = self._settings.router_aux_loss_coef
         if not coefficient or self._outputs.routers is None:
             return loss, metrics
-        balance = self._outputs.routers.balance_loss() * share
-        # Each rank of a context group has a part of the tokens, and their gradients are added up.
-        own = balance / self._mesh.sizes.context
-        return loss + coefficient * own, {**metrics, "experts/balance_loss": balance.detach()}
+        context = self._mesh.context
+        own, whole = self._outputs.routers.balance_loss(None if context is None else context.group)
+        return loss + coefficient * share * own, {**metrics, "experts/balance_loss": whole * share}
 
     def _first_outputs(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""
@@ -484,8 +486,3 @@ def _numbers(metrics: Sequence[dict[str, Tensor]]) -> list[dict[str, float]]:
     tensors = [tensor.detach().float() for part in metrics for tensor in part.values()]
     numbers = iter(torch.stack(tensors).tolist() if tensors else [])
     return [{name: next(numbers) for name in part} for part in metrics]
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """The norm over all shards."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -22,6 +22,7 @@ from roost.learner.attention import NAME, register
 from roost.learner.distributed import rank, wait_for_all, world_size
 from roost.learner.forward import LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.heads import Head
+from roost.learner.parallel.experts import check_experts, divide_experts
 from roost.learner.parallel.mesh import LearnerMesh
 from roost.learner.parallel.tensor import TensorPlan
 from roost.learner.parallel.vocabulary import VocabularyShard
@@ -53,6 +54,7 @@ def shard(
             dist.broadcast(weight, 0)
         if tensor is not None:
             tensor.apply(module)
+        divide_experts(module, mesh, types)
         fully_shard(module, mesh=mesh.fsdp, mp_policy=types)
 
 
@@ -97,9 +99,10 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, me
         if reads_images(model.config):
             raise ValueError("a model that reads images is trained whole; leave out its adapter")
         add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
+    check_experts(model, mesh.sizes)
     layers = decoder_layers(model)
     # Divided layers are compiled only on request: DTensors of changing lengths are slow to trace.
-    is_worth = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == 1
+    is_worth = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == mesh.sizes.expert == 1
     compiles = is_worth if settings.compile is None else settings.compile
     for layer in layers:
         # Inside the hooks that gather sharded weights, so that these are not gathered once more.

@@ -24,6 +24,7 @@ class Routers:
     def __init__(self, routers: list[Any]) -> None:
         self.layers, self.top_k, self.experts = len(routers), int(routers[0].top_k), int(routers[0].num_experts)
         self._replayed: Tensor | None = None
+        self._tokens: int | None = None  # of the pass that count; None: all
         self._routed: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # logits, experts and own choice by layer
         for layer, router in enumerate(routers):
             router.register_forward_hook(self._routing(layer))
@@ -34,8 +35,11 @@ class Routers:
         found = [module for module in model.modules() if type(module).__name__ in SOFTMAX_ROUTERS]
         return cls(found) if found else None
 
-    def replay(self, experts: Tensor | None) -> None:
-        """Begin a pass with these experts, [tokens, layers, top_k], with a negative number where the model chooses."""
+    def replay(self, experts: Tensor | None, tokens: int | None = None) -> None:
+        """Begin a pass with these experts, [tokens, layers, top_k], with a negative number where the model chooses.
+
+        What follows the first `tokens` is padding, which is no load.
+        """
         if experts is not None and tuple(experts.shape[1:]) != (self.layers, self.top_k):
             raise ValueError(
                 f"samples have {experts.shape[2]} routed experts in each of {experts.shape[1]} layers, but the model "
@@ -43,6 +47,7 @@ class Routers:
             )
         self._routed.clear()
         self._replayed = None if experts is None else experts.long()
+        self._tokens = tokens
 
     def statistics(self) -> Tensor:
         """Sums over the last pass: tokens of each expert, then replayed choices and those that differ, by layer."""
@@ -52,24 +57,36 @@ class Routers:
             known = torch.zeros(2, device=experts.device)
             if self._replayed is not None:
                 is_own = (experts[:, :, None] == own[:, None, :]).any(-1)
-                is_known = self._replayed[:, 0] >= 0
+                is_known = self._replayed[: self._tokens, 0] >= 0
                 known = torch.stack([is_known.sum(), (~is_own & is_known).sum()])
             rows.append(torch.cat([counts.float(), known.float()]))
         return torch.stack(rows)
 
-    def balance_loss(self) -> Tensor:
-        """Load-balancing loss of the last pass (Fedus et al. 2021, "Switch Transformers"): top_k if all is even."""
+    def balance_loss(self, group: Any = None) -> tuple[Tensor, Tensor]:
+        """Load-balancing loss of the last pass (Fedus et al. 2021, "Switch Transformers"): top_k if all is even.
+
+        Of the tokens of all ranks of a context group: this rank's part, whose gradients add up, and the whole.
+        """
         logits, experts = (torch.cat(each) for each in zip(*((a, b) for a, b, _ in self._passes()), strict=True))
-        shares = torch.bincount(experts.flatten(), minlength=self.experts) / len(experts)
-        return self.experts * (shares * logits.float().softmax(-1).mean(0)).sum()
+        own = logits.float().softmax(-1).sum(0)
+        counts = torch.bincount(experts.flatten(), minlength=self.experts).float()
+        sums = torch.stack([counts, own.detach(), torch.full_like(counts, len(experts))])
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+        counts, whole, tokens = sums
+        weights = self.experts * counts / tokens**2
+        return (weights * own).sum(), (weights * whole).sum()
 
     def forget(self) -> None:
         """Let go of the last pass, whose tensors are on the device."""
         self._routed.clear()
-        self._replayed = None
+        self._replayed = self._tokens = None
 
     def _passes(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        return [self._routed[layer] for layer in range(self.layers)]
+        routed = (self._routed[layer] for layer in range(self.layers))
+        return [
+            (logits[: self._tokens], experts[: self._tokens], own[: self._tokens]) for logits, experts, own in routed
+        ]
 
     def _routing(self, layer: int) -> Callable[[Any, Any, Routed], Routed]:
         def route(router: Any, inputs: Any, output: Routed) -> Routed:

@@ -69,7 +69,8 @@ GiB per device that plans expect while the learner works: weights in bfloat16 wi
 activation checkpoints, micro-batches of {TOKENS:,} tokens. Learner and engines share H100s of {DEVICE_GIB} GB in nodes
 of {PER_NODE}, and take turns: the engines sleep while the learner works, and their KV cache gets what is left while
 they generate. "Fits" means at most {RESERVED_FRACTION:.0%} of the device. Dimensions are those of
-[Larger models](guides/larger-models.md). Tensor sizes of learners are for dense models."""
+[Larger models](guides/larger-models.md); an expert size divides the ranks of FSDP, shard and context. Tensor sizes of
+learners are for dense models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Mesh:
     tensor: int = 1
     context: int = 1
     shard: int | None = None  # all ranks
+    expert: int = 1
 
     def text(self, devices: int) -> str:
         ranks = devices // self.tensor
@@ -89,11 +91,12 @@ class Mesh:
             "context": self.context,
             "tensor": self.tensor,
         }
-        return " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
+        text = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
+        return text if self.expert == 1 else f"{text}, {self.expert} expert"
 
 
 DENSE = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(tensor=2), Mesh(tensor=4), Mesh(tensor=2, context=2))
-MIXED = (Mesh(), Mesh(context=2), Mesh(context=4))
+MIXED = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(expert=4), Mesh(expert=8), Mesh(context=4, expert=8))
 ON_NODES = (Mesh(shard=8), Mesh(shard=16))
 
 
@@ -138,7 +141,11 @@ def used_gib(config: Mapping[str, Any], devices: int) -> dict[str, float]:
 
 
 def job(model: str, devices: int, mesh: Mesh, engine_tensor: int) -> dict[str, Any]:
-    sizes = {"tensor_model_parallel_size": mesh.tensor, "context_parallel_size": mesh.context}
+    sizes = {
+        "tensor_model_parallel_size": mesh.tensor,
+        "context_parallel_size": mesh.context,
+        "expert_model_parallel_size": mesh.expert,
+    }
     return {
         "cluster": {"num_nodes": devices // PER_NODE, "component_placement": {"actor,rollout": "all"}},
         "runner": {"seq_length": TOKENS},

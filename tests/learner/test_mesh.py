@@ -1,6 +1,7 @@
 """The mesh of a learner's ranks: its sizes, and ranks that learn as one does on each mesh."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import AdapterSettings, LossSettings
+from roost.engines.protocol import InFlight
+from roost.engines.weights.checkpoint import write_checkpoint
 from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.distributed import rank as rank_of
 from roost.learner.forward import _of_logits
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
 from roost.learner.packing import PAD
+from roost.learner.parallel.experts import check_experts
 from roost.learner.parallel.tensor import _styles
 from roost.learner.parallel.vocabulary import VocabularyShard
+from roost.torch_engine.control_api import UpdateDesk
+from roost.torch_engine.engine import EngineSettings, TorchEngine
+from roost.trainer.learners import WeightStream
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import READ, on_ranks, weights
 from tests.limits import HANG_S
@@ -43,14 +51,29 @@ MESHES = {
     ],
 }
 TENSOR = [mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor > 1]
+EXPERT = [
+    MeshSizes(shard=2, expert=2),
+    MeshSizes(context=2, expert=2),
+    MeshSizes(shard=4, expert=2),
+    MeshSizes(shard=4, expert=4),
+    MeshSizes(replicate=2, shard=2, expert=2),
+    MeshSizes(shard=2, context=2, expert=2),
+    MeshSizes(shard=2, context=2, expert=4),
+]
+MIXTURE = [*(mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor == 1), *EXPERT]
+BALANCED = {"router_aux_loss_coef": 0.5, **RECOMPUTED}  # of micro-batches, which are those of one rank here
 # One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
 CASES = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, [*MESHES[2], *MESHES[4]]),
     "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
     "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
     "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
+    "mixture": ("qwen3_moe", {}, {}, POLICY, MIXTURE),
+    "balanced": ("qwen2_moe", {}, BALANCED, POLICY, [MeshSizes(context=2), MeshSizes(context=4, expert=4)]),
+    "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(shard=4, expert=2)]),
 }
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
+SENT = [("mixture", mesh) for mesh in EXPERT]
 
 
 def ranks_of(mesh):
@@ -58,7 +81,7 @@ def ranks_of(mesh):
 
 
 def sizes_of(mesh):
-    return ParallelSizes(tensor=mesh.tensor, context=mesh.context, shard=mesh.fsdp)
+    return ParallelSizes(tensor=mesh.tensor, context=mesh.context, shard=mesh.fsdp, expert=mesh.expert)
 
 
 def shares_of(name, ranks):
@@ -109,9 +132,19 @@ def learn_and_resume(rank, run, settings, folder):
     learner.wait_saved()
     learnt.append(learner.learn(shares[1][rank], TOTALS[1]))
     trained = weights(learner)
+    if run in SENT:
+        send(learner, folder / f"sent {RUNS.index(run)}")
     learner.restore(folder / f"{name} of one")
     learner.learn(shares[1][rank], TOTALS[1])
     return {"said": said, "learnt": learnt, "weights": trained, "resumed": weights(learner)}
+
+
+def send(learner, folder):
+    """Write a checkpoint for engines, as a weight sync does."""
+    stream = WeightStream(learner.module, torch.float32)
+    if rank_of() == 0:
+        write_checkpoint(stream, learner._settings.model, folder)
+    stream.finish()
 
 
 def divided_vocabulary(rank):
@@ -198,6 +231,23 @@ def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
 
 
 @pytest.mark.long
+def test_an_engine_takes_divided_experts(settings, alone, meshes, folder):
+    send(alone["mixture"]["learner"], folder / "sent by one")
+    engine = TorchEngine(EngineSettings(settings["mixture"].model, device="cpu"))
+    desk = UpdateDesk(engine)
+    engine.pause(InFlight.HOLD)
+    found = {}
+    try:
+        for name in ("by one", *(RUNS.index(run) for run in SENT)):
+            engine.between_steps(partial(desk.reload, str(folder / f"sent {name}")))
+            found[name] = {key: weight.numpy().copy() for key, weight in engine.named_weights().items()}
+    finally:
+        engine.close()
+    for weights_of_engine in found.values():
+        near(weights_of_engine, found["by one"])
+
+
+@pytest.mark.long
 def test_a_divided_vocabulary_has_the_logprobs_of_a_whole_one(meshes):
     assert max(difference for of_rank in meshes["vocabulary"] for difference in of_rank) < 1e-5
 
@@ -217,6 +267,8 @@ def near(found, expected):
         pytest.param(ParallelSizes(tensor=2, context=2), 8, MeshSizes(1, 2, 2, 2), id="context and tensor"),
         pytest.param(ParallelSizes(tensor=2, context=2, shard=4), 16, MeshSizes(2, 2, 2, 2), id="all"),
         pytest.param(ParallelSizes(tensor=2, shard=1), 4, MeshSizes(replicate=2, tensor=2), id="without fsdp"),
+        pytest.param(ParallelSizes(expert=4, shard=8), 16, MeshSizes(replicate=2, shard=8, expert=4), id="experts"),
+        pytest.param(ParallelSizes(expert=4, context=4), 4, MeshSizes(context=4, expert=4), id="experts over context"),
     ],
 )
 def test_sizes_of_a_mesh(sizes, ranks, expected):
@@ -232,12 +284,27 @@ def test_sizes_of_a_mesh(sizes, ranks, expected):
         pytest.param(ParallelSizes(context=2), 1, "1 ranks cannot be divided into context groups of 2", id="context"),
         pytest.param(ParallelSizes(context=2, tensor=2), 6, "context groups of 2 times tensor groups of 2", id="both"),
         pytest.param(ParallelSizes(shard=2, context=4), 8, "FSDP over 2 ranks cannot be", id="fsdp below context"),
+        pytest.param(ParallelSizes(expert=4, shard=2), 4, "cannot be divided into expert groups of 4", id="expert"),
         pytest.param(ParallelSizes(shard=4, tensor=4), 8, "FSDP groups of 4 times tensor size 4", id="too few"),
     ],
 )
 def test_sizes_that_cannot_be(sizes, ranks, reason):
     with pytest.raises(ValueError, match=reason):
         MeshSizes.of(sizes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "ranks", "reason"),
+    [
+        pytest.param("qwen2", ParallelSizes(expert=2), 2, "Qwen2ForCausalLM has no experts that Roost", id="dense"),
+        pytest.param("qwen3_moe", ParallelSizes(expert=3), 3, "does not divide the model's 8 experts", id="experts"),
+        pytest.param("qwen3_moe", ParallelSizes(expert=2), 6, "FSDP over 3 ranks cannot divide the 64", id="rows"),
+    ],
+)
+def test_experts_that_cannot_be_divided(models, family, sizes, ranks, reason):
+    model = AutoModelForCausalLM.from_pretrained(models(family))
+    with pytest.raises(ValueError, match=reason):
+        check_experts(model, MeshSizes.of(sizes, ranks))
 
 
 def test_an_embedding_that_does_more_than_look_up_is_not_divided():

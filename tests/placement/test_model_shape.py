@@ -134,3 +134,16 @@ def test_memory_of_a_learner_follows_its_mesh():
     assert plain.weights == tensor.weights == context.weights
     assert plain.activations > tensor.activations > context.activations
     assert learner_memory(shape, ParallelSizes(), processes=4, tokens=32768).optimizer == 2 * plain.optimizer
+
+
+def test_experts_that_ranks_divide_are_not_gathered():
+    shape = shape_from_config(MODELS[4].values[0])
+    plain, divided, whole = (
+        learner_memory(shape, ParallelSizes(expert=size), processes=8, tokens=4096) for size in (1, 2, 8)
+    )
+    assert plain.weights == divided.weights == whole.weights
+    saved = (plain.activations - whole.activations) * GIB
+    layers = 2 * 2 * shape.expert_parameters / shape.layers  # two layers of two bytes
+    exchanged = 4096 * shape.active_experts * shape.hidden * 3 * 2
+    assert saved == pytest.approx(layers * 7 / 8 - exchanged)
+    assert plain.activations > divided.activations > whole.activations

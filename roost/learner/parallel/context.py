@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from roost.learner.packing import PAD, Packed
+
+Counts: TypeAlias = list[int] | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,6 +47,15 @@ class ContextGroup:
         )
         return part, rows
 
+    def without_padding(self, count: int) -> int:
+        """This rank's tokens of a batch of so many.
+
+        >>> [ContextGroup(4, rank, None).without_padding(5) for rank in range(4)]
+        [2, 2, 1, 0]
+        """
+        share = -(-count // self.size)
+        return min(share, max(0, count - self.rank * share))
+
     def by_heads(self, states: Tensor) -> Tensor:
         """From all heads of this rank's tokens to all tokens of this rank's heads, [1, heads, tokens, head size]."""
         states = states.squeeze(0)
@@ -69,32 +80,38 @@ class ContextGroup:
         return whole
 
     def _exchanged(self, parts: Tensor) -> Tensor:
-        received: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return received
+        return exchanged(parts, self.group)
 
 
 def _padded(experts: npt.NDArray[np.int16], tokens: int) -> npt.NDArray[np.int16]:
     return np.concatenate([experts, np.full((tokens, *experts.shape[1:]), PAD, np.int16)])
 
 
+def exchanged(parts: Tensor, group: Any, sent: Counts = None, received: Counts = None) -> Tensor:
+    """Send parts of the first dimension to the ranks of the group, and return those received.
+
+    `sent` and `received` are their lengths by rank; by default all are equal.
+    """
+    found: Tensor = _Exchange.apply(parts, group, sent, received)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Exchange(torch.autograd.Function):
-    """Sends the parts of the first dimension to the ranks of the group, and stacks those received."""
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tensor:
+        ctx.way_back = group, received, sent
+        return _exchange(parts, group, sent, received)
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _exchanged(parts, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _exchanged(grads[0], ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(grads[0], *ctx.way_back), None, None, None
 
 
-def _exchanged(parts: Tensor, group: Any) -> Tensor:
+def _exchange(parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tensor:
     parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
+    found = torch.empty_like(parts) if received is None else parts.new_empty(sum(received), *parts.shape[1:])
+    dist.all_to_all_single(found, parts, received, sent, group=group)
+    return found
 
 
 class _AllRows(torch.autograd.Function):

@@ -22,6 +22,7 @@ MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
 ACTIVATION_BYTES = 34
 WHOLE_BYTES = 10  # of them, those that tensor parallelism without sequence parallelism does not divide (equation 2)
+EXCHANGED_BYTES = 3 * 2  # of each token, expert of it and hidden unit: sent, received and returned in 16 bits
 CHECKPOINT_BYTES = 2  # kept by full recomputation for each token, hidden unit and layer: the layer's input in 16 bits
 LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
 LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
@@ -81,9 +82,9 @@ def learner_memory(
     """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
     Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy, and
-    two layers at a time are gathered, as far as tensor parallelism does not divide them. Megatron with the distributed
-    optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes. With an
-    adapter (LoRA) only the adapter has gradients and optimizer state.
+    two layers at a time are gathered, as far as tensor and expert parallelism do not divide them. Megatron with the
+    distributed optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes.
+    With an adapter (LoRA) only the adapter has gradients and optimizer state.
 
     >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -97,7 +98,8 @@ def learner_memory(
     else:
         held, gradient_bytes = shape.parameters / processes, weight_bytes
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
-    layer = (shape.parameters - shape.embedding_parameters) / shape.layers
+    experts = shape.expert_parameters / (sizes.expert if sharding is Sharding.FULL else 1)
+    layer = (shape.dense_parameters + experts - shape.embedding_parameters) / shape.layers
     if sharding is Sharding.FULL and processes > 1:
         # The embedding and the last layer stay gathered from the forward pass to the end of the backward pass.
         gathered = (2 * layer + shape.embedding_parameters) * COMPUTE_BYTES / sizes.tensor
@@ -137,7 +139,8 @@ def activation_bytes(
     """Estimate activations: of all layers their inputs, or without recomputation their inside, and a chunk of logits.
 
     A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Context
-    groups share the tokens. Tensor groups share what is inside a layer; Megatron's share its inputs as well.
+    groups share the tokens. Tensor groups share what is inside a layer; Megatron's share its inputs as well. Expert
+    groups send each token to its experts and get it back.
     """
     is_megatron = sharding is Sharding.OPTIMIZER
     own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
@@ -146,6 +149,9 @@ def activation_bytes(
     kept_bytes = CHECKPOINT_BYTES if recomputes else layer_bytes
     kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / stages) * stages
     inside = own * shape.hidden * layer_bytes if recomputes else 0.0
+    if sizes.expert > 1 and not is_megatron:
+        sent = own * shape.active_experts * shape.hidden * EXCHANGED_BYTES
+        inside += sent if recomputes else sent * shape.expert_layers
     logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK) * LOGIT_BYTES
     return kept + inside + logits
 

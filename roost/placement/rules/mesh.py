@@ -29,19 +29,12 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings) -> None:
     if part.role not in (Role.LEARNER, Role.SCORER):
         return
     _check_pipeline(part.parallel, place, findings)
-    if part.parallel.expert > 1:
-        findings.warn(
-            "RST-T123",
-            place,
-            f"expert size {part.parallel.expert} is not followed",
-            "the learner shards experts over its ranks (FSDP) like other weights, and gathers one layer at a time",
-            "remove it; results are the same",
-        )
     _check_ranks(part.parallel, len(part.table.nodes), place, findings)
     shape = known_shape(part)
     if shape is not None:
         _check_context(shape, part.parallel, place, findings)
         _check_tensor(shape, part.parallel.tensor, place, findings)
+        _check_experts(shape, part, place, findings)
 
 
 def _check_pipeline(sizes: ParallelSizes, place: Where, findings: Findings) -> None:
@@ -79,6 +72,16 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findi
             f"tensor {sizes.tensor}, context {sizes.context}; context groups lie within FSDP groups",
             f"write a multiple of {sizes.context} that divides {largest}, or leave it out: {largest}",
         )
+        return
+    fsdp = min(shard, largest)
+    if fsdp % sizes.expert:
+        findings.error(
+            "RST-T123",
+            place,
+            f"FSDP over {fsdp} ranks cannot be divided into expert groups of {sizes.expert}",
+            f"{fsdp} % {sizes.expert} = {fsdp % sizes.expert}",
+            f"write an expert size that divides {fsdp}",
+        )
 
 
 def _check_context(shape: ModelShape, sizes: ParallelSizes, place: Where, findings: Findings) -> None:
@@ -111,6 +114,37 @@ def _check_tensor(shape: ModelShape, tensor: int, place: Where, findings: Findin
             f"{size} % {tensor} = {size % tensor}",
             f"write a tensor size that divides {size}",
         )
+
+
+def _check_experts(shape: ModelShape, part: ComponentPlan, place: Where, findings: Findings) -> None:
+    """Check that expert groups have whole experts, and that FSDP can shard those that a rank has."""
+    size, mesh = part.parallel.expert, mesh_of(part)
+    if size == 1 or mesh is None:
+        return
+    if not shape.experts:
+        findings.error(
+            "RST-T123",
+            place,
+            f"expert size {size}, but a model of type {shape.family} has no experts",
+            fix="write expert size 1",
+        )
+    elif shape.experts % size:
+        findings.error(
+            "RST-T123",
+            place,
+            f"expert size {size} does not divide the model's {shape.experts} experts",
+            f"{shape.experts} % {size} = {shape.experts % size}",
+            f"write an expert size that divides {shape.experts}",
+        )
+    for rows in (2 * shape.expert_feed_forward, shape.hidden):
+        if shape.experts and rows % mesh.expert_shards:
+            findings.error(
+                "RST-T123",
+                place,
+                f"FSDP over {mesh.expert_shards} ranks does not divide the {rows} rows of each expert",
+                f"FSDP over {mesh.fsdp} ranks / expert size {size} = {mesh.expert_shards}",
+                "write a larger expert size",
+            )
 
 
 def _uneven(shape: ModelShape, tensor: int) -> Iterable[tuple[str, int]]:
