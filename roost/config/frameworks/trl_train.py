@@ -22,6 +22,7 @@ from roost.config.train import (
     LossAggregation,
     LrSchedulerType,
     PolicyLoss,
+    RewardScope,
 )
 
 EPSILON, BATCH, GENERATIONS = 0.2, 8, 8
@@ -36,16 +37,18 @@ LOSSES: Mapping[str, tuple[PolicyLoss, LossAggregation]] = {
     "dr_grpo": (PolicyLoss.PPO, LossAggregation.SEQ_SUM_NORM),
     "cispo": (PolicyLoss.CISPO, LossAggregation.TOKEN_MEAN),
     "sapo": (PolicyLoss.SAPO, LossAggregation.SEQ_MEAN),
+    "luspo": (PolicyLoss.PPO, LossAggregation.SEQ_SUM),
 }
 SCALES = {
     **dict.fromkeys(("true", "group"), AdvantageEstimator.GRPO),
     **dict.fromkeys(("false", "none"), AdvantageEstimator.GROUP_MEAN),
+    "batch": AdvantageEstimator.REWARD,  # of rewards less their group's mean, divided by the batch's deviation
 }
 LEVELS = {level.value: level for level in (ImportanceSamplingLevel.TOKEN, ImportanceSamplingLevel.SEQUENCE)}
 # Defaults of GRPOConfig (the version is in trl.py).
 DEFAULTS: Mapping[str, Any] = {
     "num_generations": GENERATIONS,
-    "max_new_tokens": 256,
+    "max_new_tokens": 512,  # since 1.10; 256 before
     "max_epochs": 3,
     "learning_rate": 1e-6,
     "weight_decay": 0.0,
@@ -123,7 +126,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "lr_scheduler_type": ("lr_scheduler_type",),
     "loss_type": ("loss_type",),
     "loss_aggregation": ("loss_type",),
-    "advantage_estimator": ("scale_rewards",),
+    **dict.fromkeys(("advantage_estimator", "reward_baseline", "reward_std"), ("scale_rewards",)),
     "importance_sampling_level": ("importance_sampling_level",),
     "mask_truncated": ("mask_truncated_completions",),
     "activation_checkpointing": ("gradient_checkpointing",),
@@ -252,7 +255,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "lr_scheduler_type": keys.named("lr_scheduler_type", SCHEDULES),
         "loss_type": loss[0] if loss else None,
         "loss_aggregation": loss[1] if loss else None,
-        "advantage_estimator": _estimator(keys),
+        **_advantages(keys),
         "importance_sampling_level": keys.named("importance_sampling_level", LEVELS),
         "mask_truncated": keys.flag("mask_truncated_completions") or None,
         "activation_checkpointing": keys.flag("gradient_checkpointing", True),
@@ -355,12 +358,14 @@ def _is_async(root: Section) -> bool:
     return root.values.get("async") is True or (launch is not None and "async_grpo" in launch.program)
 
 
-def _estimator(keys: _Keys) -> AdvantageEstimator | None:
+def _advantages(keys: _Keys) -> dict[str, Any]:
     key = keys.key("scale_rewards")
     written = keys.root.values.get(key)
     if isinstance(written, bool) or (key in keys.root and written is None):  # a flag `none` is read as nothing
-        return SCALES[str(written).lower()]
-    found: AdvantageEstimator | None = keys.named("scale_rewards", SCALES)
+        return {"advantage_estimator": SCALES[str(written).lower()]}
+    found: dict[str, Any] = {"advantage_estimator": keys.named("scale_rewards", SCALES)}
+    if found["advantage_estimator"] is SCALES["batch"]:
+        found |= {"reward_baseline": RewardScope.GROUP, "reward_std": RewardScope.BATCH}
     return found
 
 
@@ -377,7 +382,11 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found["lora_alpha"] = LORA_ALPHA
     if _is_async(root):
         found |= ASYNC
-    elif not any(keys.is_written(name) for name in _IS_KEYS):
+    elif "max_new_tokens" not in values:
+        what = f"is not written; completions have up to {DEFAULTS['max_new_tokens']} tokens"
+        why = "the default of TRL since 1.10 (2026-08-13); before it was 256"
+        root.findings.note("RST-N085", keys.where("max_completion_length"), what, why, "write it")
+    if not _is_async(root) and not any(keys.is_written(name) for name in _IS_KEYS):
         found |= _correction(keys)
     if "max_steps" in values:
         del found["max_epochs"]

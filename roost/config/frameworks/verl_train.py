@@ -79,6 +79,12 @@ LOSS_MODES: Mapping[str, Mapping[str, Any]] = {
 }
 # verl's weights of a sequence are the product of those of its tokens.
 IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
+# What verl rejects by, now and before: a ratio within two bounds.
+RS_LEVELS = {
+    **dict.fromkeys(("token_k1", "token"), ImportanceSamplingLevel.TOKEN),
+    **dict.fromkeys(("seq_sum_k1", "sequence"), ImportanceSamplingLevel.TRAJECTORY),
+    **dict.fromkeys(("seq_mean_k1", "geometric"), ImportanceSamplingLevel.SEQUENCE),
+}
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "model": (f"{_MODEL}.path",),
     "lora_rank": (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank"),
@@ -118,6 +124,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "rollout_is": (f"{_CORRECTION}.rollout_is",),
     "importance_weight_cap": (f"{_CORRECTION}.rollout_is_threshold",),
     "rollout_is_batch_normalize": (f"{_CORRECTION}.rollout_is_batch_normalize",),
+    "rollout_rejection": tuple(f"{_CORRECTION}.rollout_rs{end}" for end in ("", "_threshold", "_threshold_lower")),
     "old_logprobs": (f"{_CORRECTION}.bypass_mode",),
     "overlong_buffer_tokens": _overlong("enable", "len"),
     "overlong_penalty": _overlong("penalty_factor"),
@@ -158,7 +165,6 @@ _OTHER_CLIP = Known(
     "write clip_ratio_low and clip_ratio_high",
     (None, CLIP_RATIO),
 )
-_REJECTION = Known(Effect.TRAINING, "Roost's bounds are by level", "write rollout_rejection in train", (None,))
 _SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
 _SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
 _METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
@@ -205,7 +211,6 @@ TABLE = (
         "{reward,reward_model}.{enable,enable_resource_pool,launch_reward_fn_async,reward_model.enable}",
     ),
     Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
-    Entry(_REJECTION, f"{_CORRECTION}.rollout_rs*"),
     Entry(_CHOSEN, f"{_ROLLOUT}.calculate_log_probs {_ACTOR}.use_rollout_log_probs"),
     Entry(_SAMPLED, f"{_GROUPS}.max_num_gen_batches"),
     Entry(_METRIC, f"{_GROUPS}.metric"),
@@ -361,8 +366,44 @@ def _correction(section: Section) -> dict[str, Any]:
         "rollout_is": named(section, "rollout_is", IS_LEVELS) if section.values.get("rollout_is") else None,
         "importance_weight_cap": section.number("rollout_is_threshold") if section.values.get("rollout_is") else None,
         "rollout_is_batch_normalize": section.flag("rollout_is_batch_normalize") or None,
+        "rollout_rejection": _rejection(section),
         "old_logprobs": OldLogprobs.ROLLOUT if section.flag("bypass_mode") else None,
     }
+
+
+def _rejection(section: Section) -> dict[str, Any] | None:
+    """Bounds by level: of ratios, or of k2 of a token (half the squared logarithm of its ratio), which are the same."""
+    words, limits = (
+        [part.strip() for part in str(section.values.get(key) or "").strip("'\"").split(",") if part.strip()]
+        for key in ("rollout_rs", "rollout_rs_threshold")
+    )
+    lower = section.values.get("rollout_rs_threshold_lower")
+    found: dict[str, Any] = {}
+    for index, word in enumerate(words):
+        limit = limits[min(index, len(limits) - 1)] if limits else ""
+        try:
+            bounds = [float(part) for part in limit.split("_")]
+        except ValueError:
+            bounds = []
+        is_pair = len(bounds) == 2 and word != "token_k2"
+        if word in RS_LEVELS and (is_pair or len(bounds) == 1) and bounds[-1] > 0:
+            low = bounds[0] if is_pair else float(lower) if isinstance(lower, int | float) else 1 / bounds[0]
+            _narrow(found, RS_LEVELS[word], low, bounds[-1])
+        elif word == "token_k2" and len(bounds) == 1 and bounds[0] > 0:
+            width = math.sqrt(2 * bounds[0])
+            _narrow(found, ImportanceSamplingLevel.TOKEN, math.exp(-width), math.exp(width))
+        else:
+            limit = limit or "nothing"
+            why = f"{word} with the threshold {limit} is none of Roost's bounds, which are of ratios by level"
+            fix = f"use {', '.join(list(RS_LEVELS)[::2])} or token_k2, or write rollout_rejection in train"
+            section.findings.warn("RST-T014", section.where("rollout_rs"), "is not followed", why, fix)
+    return found or None
+
+
+def _narrow(found: dict[str, Any], level: ImportanceSamplingLevel, low: float, high: float) -> None:
+    """Add bounds of a level; those of two rules of one level hold both."""
+    before = found.get(level.value, [low, high])
+    found[level.value] = [max(low, before[0]), min(high, before[1])]
 
 
 def _overlong_shaping(root: Section) -> dict[str, Any]:

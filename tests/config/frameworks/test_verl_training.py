@@ -1,6 +1,7 @@
 """Training settings of verl's scripts: each key is followed, or named at its line."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -34,9 +35,22 @@ def job_of(folder, arguments=""):
     return job, findings
 
 
+def rejection(rules, thresholds):
+    key = "algorithm.rollout_correction.rollout_rs"
+    return f"{key}=\\'{rules}\\' {key}_threshold=\\'{thresholds}\\'"
+
+
 def setting(folder, arguments, name):
     job, _ = job_of(folder, arguments)
     return job.training.minibatches if name == "minibatches" else value_of(job.training, name)
+
+
+def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
+    job, findings = job_of(tmp_path, rejection("token_k1,seq_max_k2", "0.6_1.6,2.5"))
+    assert value_of(job.training, "rollout_rejection") == {"token": [0.6, 1.6]}
+    assert [finding.why for finding in findings.warnings if "rollout_rs" in finding.where.key_path] == [
+        "seq_max_k2 with the threshold 2.5 is none of Roost's bounds, which are of ratios by level"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +96,17 @@ def setting(folder, arguments, name):
             3.0,
         ),
         ("algorithm.rollout_correction.bypass_mode=True", "old_logprobs", "rollout"),
+        (rejection("token_k1", "0.5_2.0"), "rollout_rejection", {"token": [0.5, 2.0]}),
+        (rejection("seq_sum_k1", "4.0"), "rollout_rejection", {"trajectory": [0.25, 4.0]}),
+        (rejection("seq_mean_k1", "0.99_1.01"), "rollout_rejection", {"sequence": [0.99, 1.01]}),
+        (rejection("geometric", "1.25"), "rollout_rejection", {"sequence": [0.8, 1.25]}),
+        (rejection("token_k2", "0.5"), "rollout_rejection", {"token": [math.exp(-1), math.exp(1)]}),
+        (
+            rejection("token_k1,seq_mean_k1", "0.6_1.6,0.9_1.1"),
+            "rollout_rejection",
+            {"token": [0.6, 1.6], "sequence": [0.9, 1.1]},
+        ),
+        (rejection("token_k1,token_k2", "0.1_2.0,0.5"), "rollout_rejection", {"token": [math.exp(-1), 2.0]}),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "importance_sampling_level", "sequence"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "loss_aggregation", "seq-mean-token-mean"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "dual_clip", None),
