@@ -120,7 +120,7 @@ class Chapter:
 
 
 def read_catalogue() -> tuple[Chapter, ...]:
-    written = yaml.safe_load((HERE / "catalogue.yaml").read_text(encoding="utf-8"))
+    written = yaml.load((HERE / "catalogue.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     return tuple(
         Chapter(part["chapter"], part["page"], part["about"], tuple(Example(**fields) for fields in part["examples"]))
         for part in written

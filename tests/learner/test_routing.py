@@ -157,9 +157,9 @@ def test_the_balance_loss_is_that_of_transformers(models):
 def test_the_balance_loss_evens_the_load(learner, models):
     samples = [dataclasses.replace(each, advantages=0 * each.advantages) for each in generated(models("qwen3_moe"), 8)]
     loads = {}
-    for coefficient in (0.0, 5.0):
+    for coefficient, steps in ((0.0, 2), (5.0, 10)):
         own = learner("qwen3_moe", router_aux_loss_coef=coefficient)
-        found = [own.learn(samples, totals_of(samples)) for _ in range(30)]
+        found = [own.learn(samples, totals_of(samples)) for _ in range(steps)]
         loads[coefficient] = [each["experts/load_max"] for each in found]
         assert 0 < found[-1]["experts/load_entropy"] <= 1
     assert loads[0.0][-1] == loads[0.0][0] > loads[5.0][-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,6 +36,21 @@ def scored(model: Any, token_ids: list[int]) -> list[float]:
     return logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
 
 
+@pytest.fixture(scope="module")
+def expected(reference: Any) -> Callable[[str], list[tuple[list[int], list[float]]]]:
+    """Greedy tokens of a family after each prompt, and their log-probs."""
+
+    @functools.cache
+    def of(family: str) -> list[tuple[list[int], list[float]]]:
+        model, found = reference(family), []
+        for prompt in prompts(0):
+            token_ids = generated(model, prompt, 24, eos_token_id=None)
+            found.append((token_ids, scored(model, prompt + token_ids)[len(prompt) - 1 :]))
+        return found
+
+    return of
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "limits",
@@ -43,13 +60,11 @@ def scored(model: Any, token_ids: list[int]) -> list[float]:
         pytest.param({"block_size": 4, "kv_bytes": 45 * 4 * 512}, id="few blocks"),
     ],
 )
-def test_greedy_tokens_and_logprobs(start: Any, reference: Any, family: str, limits: dict[str, int]) -> None:
-    driver, model = start(family, **limits), reference(family)
-    answers = driver.ask_all(prompts(0), Sampling(max_tokens=24, temperature=0.0, ignore_eos=True))
-    for prompt, answer in zip(prompts(0), answers, strict=True):
-        assert answer.token_ids == generated(model, prompt, 24, eos_token_id=None)
-        expected = scored(model, prompt + answer.token_ids)[len(prompt) - 1 :]
-        assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+def test_greedy_tokens_and_logprobs(start: Any, expected: Any, family: str, limits: dict[str, int]) -> None:
+    answers = start(family, **limits).ask_all(prompts(0), Sampling(max_tokens=24, temperature=0.0, ignore_eos=True))
+    for (token_ids, logprobs), answer in zip(expected(family), answers, strict=True):
+        assert answer.token_ids == token_ids
+        assert answer.logprobs == pytest.approx(logprobs, abs=1e-4)
         assert answer.finish is Finish.LENGTH
 
 
