@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from roost.net.bound_store import file_store, tcp_store
 
 LIMIT_S = 600.0  # timeout of collectives
+ALIGNMENT = 16  # bytes
+T = TypeVar("T")
 LARGEST = "max/"  # prefix of names that are reduced by maximum instead of sum
 
 
@@ -80,6 +87,48 @@ def added_up(metrics: Mapping[str, float]) -> dict[str, float]:
     of_ranks: list[Mapping[str, float]] = [{}] * world_size()
     dist.all_gather_object(of_ranks, dict(metrics))
     return together(of_ranks)
+
+
+def gathered(own: T, group: Any) -> list[T]:
+    """Objects of all ranks of a group; this rank's is the same object. Arrays are sent as they lie in memory."""
+    lengths, payload = flattened(own)
+    of_ranks: list[list[int]] = [[]] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, lengths, group=group)
+    received = torch.empty(len(of_ranks), max(_starts(each)[-1] for each in of_ranks), dtype=torch.uint8)
+    sent = torch.zeros_like(received[0])
+    sent[: len(payload)] = torch.from_numpy(payload)
+    dist.all_gather(list(received), sent, group=group)
+    found = [restored(each, row.numpy()) for each, row in zip(of_ranks, received, strict=True)]
+    return [own if each == dist.get_rank(group) else other for each, other in enumerate(found)]
+
+
+def flattened(value: Any) -> tuple[list[int], npt.NDArray[np.uint8]]:
+    """An object as bytes, and the lengths of its parts: its structure, and each of its arrays.
+
+    >>> restored(*flattened({"a": np.arange(3)}))
+    {'a': array([0, 1, 2])}
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    structure = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts = [memoryview(structure), *(each.raw() for each in buffers)]
+    lengths = [len(part) for part in parts]
+    starts = _starts(lengths)
+    payload = np.zeros(starts[-1], np.uint8)
+    for start, part in zip(starts, parts, strict=False):
+        payload[start : start + len(part)] = part
+    return lengths, payload
+
+
+def restored(lengths: Sequence[int], payload: npt.NDArray[np.uint8]) -> Any:
+    """The object of `flattened`; its arrays are parts of the payload."""
+    starts = _starts(lengths)
+    structure, *arrays = (payload[start : start + length] for start, length in zip(starts, lengths, strict=False))
+    return pickle.loads(structure.data, buffers=arrays)
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    """Where each part begins, and the end of the last; arrays begin where values of any type may."""
+    return list(accumulate((-(-length // ALIGNMENT) * ALIGNMENT for length in lengths), initial=0))
 
 
 def together(parts: list[Mapping[str, float]]) -> dict[str, float]:

@@ -115,13 +115,14 @@ class Rows:
         device: torch.device,
         samples: Sequence[Sample] = (),
         context: ContextGroup | None = None,
+        cut: tuple[Packed, slice] | None = None,
     ) -> Rows:
         """Rows of the packed samples, with the teacher's distribution if `samples` have it.
 
-        With a context group, this rank's rows.
+        With a context group, this rank's rows: `cut` is its part of the batch.
         """
         whole = packed
-        packed, own = (packed, slice(None)) if context is None else context.cut(packed)
+        packed, own = cut or (packed, slice(None))
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
         taught = [sample.distribution for sample in samples if sample.distribution is not None]

@@ -10,7 +10,7 @@ import pytest
 
 from roost.config.train import AdapterSettings, LearnerSettings
 from roost.learner.checksums import check_sums
-from roost.learner.distributed import close_distributed, init_distributed, most, together
+from roost.learner.distributed import close_distributed, flattened, init_distributed, most, restored, together
 from roost.learner.heads import POLICY, VALUE, Head
 from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
@@ -169,3 +169,20 @@ def agree_and_look(rank):
     """Agreement of the ranks, and the addresses at which this rank's process accepts connections."""
     connections = psutil.Process().net_connections("tcp")
     return most(rank), [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+
+
+def test_samples_are_sent_as_their_arrays_lie_in_memory():
+    experts = np.arange(12 * 2 * 3, dtype=np.int16).reshape(12, 2, 3)
+    odd = dataclasses.replace(random_samples(12)[0], reward=0.5, routed_experts=experts)
+    samples = [odd, *random_samples(5, 7, seed=1)]
+    lengths, payload = flattened(samples)
+    arrays = sum(len(sample._arrays()) for sample in samples)
+    assert len(lengths) == 1 + arrays - len(samples), "old log-probs are the engine's, the same array"
+    assert lengths[0] < 2_000, "the structure has no numbers of the arrays"
+    found = restored(lengths, payload)
+    for one, other in zip(found, samples, strict=True):
+        assert one.reward == other.reward
+        for here, there in zip(one._arrays(), other._arrays(), strict=True):
+            assert here.dtype == there.dtype
+            assert here.flags.aligned
+            np.testing.assert_array_equal(here, there)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from roost.config.job import MeshSizes, ParallelSizes
-from roost.learner.distributed import LIMIT_S, rank, world_size
+from roost.learner.distributed import LIMIT_S, gathered, rank, world_size
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.sample import Sample
 
@@ -93,10 +93,7 @@ class LearnerMesh:
         """Samples of all ranks that compute the same ones; this rank's are the same objects."""
         if self.same_samples is None:
             return list(samples)
-        found: list[Sequence[Sample]] = [()] * self.sizes.model
-        dist.all_gather_object(found, list(samples), group=self.same_samples)
-        found[rank() % self.sizes.model] = samples
-        return [sample for some in found for sample in some]
+        return [sample for some in gathered(samples, self.same_samples) for sample in some]
 
 
 def by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
