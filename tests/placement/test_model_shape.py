@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roost.config.job import ParallelSizes, Sharding
+from roost.config.job import MeshSizes, ParallelSizes, Sharding
 from roost.config.train import AdapterSettings
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.adapter import add_adapter
 from roost.placement.memory.model import GIB, UnknownShape, adapter_parameters, learner_memory, shape_from_config
+from roost.placement.memory.traffic import learner_traffic
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
@@ -147,3 +148,17 @@ def test_experts_that_ranks_divide_are_not_gathered():
     exchanged = 4096 * shape.active_experts * shape.hidden * 3 * 2
     assert saved == pytest.approx(layers * 7 / 8 - exchanged)
     assert plain.activations > divided.activations > whole.activations
+
+
+def test_expert_groups_exchange_tokens_and_not_experts():
+    shape = shape_from_config(MODELS[4].values[0])
+    plain, divided, whole = (
+        learner_traffic(shape, MeshSizes(shard=8, expert=size), tokens=4096, rounds=1) for size in (1, 2, 8)
+    )
+    bytes_of_experts = shape.expert_parameters * (2 + 2 + 4)
+    assert plain.expert == 0
+    assert plain.fsdp - whole.fsdp == pytest.approx(7 / 8 * bytes_of_experts)
+    assert plain.fsdp - divided.fsdp == pytest.approx((7 / 8 - 3 / 4 / 2) * bytes_of_experts)
+    # Each of 4,096 tokens goes to 8 experts and back, in 48 layers and 3 passes, 7 of 8 times to another rank.
+    assert whole.expert == pytest.approx(4096 * 8 * 2048 * 2 * 2 * 48 * 3 * 7 / 8)
+    assert whole.total == pytest.approx(whole.fsdp + whole.expert)

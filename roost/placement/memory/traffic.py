@@ -18,10 +18,11 @@ class Traffic:
     fsdp: float
     context: float
     tensor: float
+    expert: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.replicate + self.fsdp + self.context + self.tensor
+        return self.replicate + self.fsdp + self.context + self.tensor + self.expert
 
 
 def learner_traffic(
@@ -37,7 +38,8 @@ def learner_traffic(
     FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
     copies (HSDP) then sum their shards. Context groups exchange queries, keys, values and results of every layer.
     Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
-    of the last layer's input. Recomputed layers repeat what their forward pass sent.
+    of the last layer's input. Expert groups send each token to its experts and back in every pass; FSDP then gathers a
+    rank's own experts alone. Recomputed layers repeat what their forward pass sent.
 
     >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -47,19 +49,24 @@ def learner_traffic(
     [191, 37.2]
     """
     root = (shape.embedding_parameters + shape.hidden) / mesh.tensor
-    layers = shape.parameters / mesh.tensor - root
+    experts = shape.expert_parameters / mesh.expert if mesh.expert > 1 else 0.0  # of a rank, if they are divided
+    layers = (shape.parameters - experts * mesh.expert) / mesh.tensor - root
     gathered = (2 * layers + root) * compute_bytes
     reduced = (layers + root) * REDUCED_BYTES
+    summed_shard = reduced / mesh.fsdp + experts * REDUCED_BYTES / mesh.expert_shards
     own = tokens / mesh.context
     passes = 3 if recomputes else 2  # forward, recomputed, backward
     heads = 2 * (shape.heads + shape.kv_heads) * shape.head_size / mesh.tensor
     exchanged = own * heads * shape.layers * passes * compute_bytes
+    routed = own / mesh.tensor * shape.active_experts * shape.hidden * shape.expert_layers * 2 * passes * compute_bytes
     summed = own * shape.hidden * (2 * passes * shape.layers + 2) * compute_bytes
     return Traffic(
-        replicate=2 * _others(mesh.replicate) * reduced / mesh.fsdp * rounds,
-        fsdp=_others(mesh.fsdp) * (gathered + reduced) * rounds,
+        replicate=2 * _others(mesh.replicate) * summed_shard * rounds,
+        fsdp=_others(mesh.fsdp) * (gathered + reduced) * rounds
+        + _others(mesh.expert_shards) * experts * (2 * compute_bytes + REDUCED_BYTES) * rounds,
         context=_others(mesh.context) * exchanged,
         tensor=2 * _others(mesh.tensor) * summed,
+        expert=_others(mesh.expert) * routed,
     )
 
 
