@@ -1,6 +1,8 @@
 """Write the model that the example trains: a small transformer that knows nothing, with one token per word and number.
 
-python examples/math/make_model.py [FOLDER]
+python examples/math/make_model.py [FOLDER [VOCABULARY]]
+
+VOCABULARY is a number of tokens that a tensor size divides; those beyond the words stay unused.
 """
 
 import re
@@ -22,10 +24,10 @@ TEMPLATE = (
 )
 
 
-def write_model(folder: str) -> None:
+def write_model(folder: str, vocabulary: int = len(WORDS)) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(WORDS),
+        vocab_size=max(vocabulary, len(WORDS)),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -50,5 +52,5 @@ def write_model(folder: str) -> None:
 if __name__ == "__main__":
     logging.disable_progress_bar()
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs/math-model"
-    write_model(folder)
+    write_model(folder, *map(int, sys.argv[2:3]))
     print("model:", folder)

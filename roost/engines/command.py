@@ -95,6 +95,7 @@ class ServerSpec:
     args: tuple[str, ...] = ()  # passed to the server unchanged
 
 
+RETURN_EXPERTS = "--enable-return-routed-experts"  # an option of vLLM, for router replay
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the only ones vLLM supports
 CPU_CACHE_GIB = 2  # vLLM's default is nearly all memory of the machine, which the learner also needs
 QUIET = {"PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1"}  # unbuffered logs; no telemetry
@@ -159,6 +160,11 @@ def _torch(spec: ServerSpec, port: int) -> dict[str, Any]:
 
 def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
     _check_device(spec, vllm)
+    if RETURN_EXPERTS in spec.args and vllm.is_for_cpu:
+        raise EngineError(
+            f"{spec.name}: vLLM's build for CPUs does not return routed experts, for which its Model Runner V2 needs "
+            "Triton; write engine: torch, or router_replay: false"
+        )
     return {
         "--model": spec.model,
         "--host": spec.host,

@@ -21,7 +21,7 @@ from roost.config.model_files import resolve_model
 from roost.config.teacher import is_teacher
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
 from roost.config.train_read import setting_location, task_place
-from roost.engines.command import TRAITS, EngineKind, ServerSpec
+from roost.engines.command import RETURN_EXPERTS, TRAITS, EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -57,7 +57,6 @@ RUNS_MODELS = (AcceleratorType.NV_GPU, AcceleratorType.AMD_GPU)
 REPLACEMENT_LIMIT = 60.0  # seconds for a lost node to come back, or for another in its place
 
 # Runs on CPUs have more processes than cores: waiting threads must not spin.
-RETURN_EXPERTS = "--enable-return-routed-experts"  # an option of vLLM
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 

@@ -93,3 +93,11 @@ def test_the_warm_start_learns_the_form_of_answers(model, monkeypatch):
     assert all(len(sample) == 16 and sample.num_generated == 4 for sample in samples), (
         "a box, a number, its end, the end"
     )
+
+
+def test_a_vocabulary_that_a_tensor_size_divides(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    runpy.run_path(str(EXAMPLE / "make_model.py"))["write_model"](str(folder), 36)
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 36
+    assert len(AutoTokenizer.from_pretrained(folder)) == 35

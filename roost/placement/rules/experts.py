@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import Findings, Where
 from roost.config.train import TrainSettings
 from roost.placement.component_plan import ComponentPlan
@@ -28,3 +29,14 @@ def check_experts(settings: TrainSettings, parts: Mapping[str, ComponentPlan], a
         fix = "write engine: torch or vllm, or router_replay: false"
         what = "needs an engine whose routed experts Roost reads"
         findings.error("RST-T111", at("router_replay"), what, "engine is sglang", fix)
+    rollout = parts.get("rollout")
+    if settings.sampling.router_replay and settings.engine == "vllm" and rollout is not None and _is_on_cpus(rollout):
+        what = "needs routed experts, which vLLM's build for CPUs does not return"
+        why = "its Model Runner V2, which returns them, needs Triton; accelerators are simulated here"
+        findings.error("RST-T111", at("router_replay"), what, why, "write engine: torch, or router_replay: false")
+
+
+def _is_on_cpus(part: ComponentPlan) -> bool:
+    """Return True if the accelerators of a component are simulated, so that its models run on CPUs."""
+    nodes = part.table.inventory.nodes
+    return any(nodes[node].accelerator_type == AcceleratorType.SIMULATED for node in part.table.nodes)
