@@ -239,7 +239,6 @@ def _warn_same_device(
 
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
-Devices = tuple[Mapping[str, Any], ...]
 
 
 def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) -> HardwareRegistry:

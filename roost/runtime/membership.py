@@ -364,7 +364,7 @@ def report_device(rank: int, kind: str, problem: str, findings: Findings) -> Non
 class NodeReport:
     """One node as detected by a process on it, and as Ray counts it.
 
-    Roost's values (`physical_ids`, `memory_gb`) and Ray's (`ray_accelerators`, `cpus`, `ray_memory_gb`) are separate,
+    Roost's values (`physical_ids`, `memory_gb`) and Ray's (`ray_accelerators`, `cpus`) are separate,
     because they can contradict each other. An empty version is unknown.
 
     >>> NodeReport(node_id="f00d", address="10.0.0.2", hostname="beta").name
@@ -386,7 +386,6 @@ class NodeReport:
     cpus: float = 0.0
     ray_accelerators: int = 0
     ray_resource: str = "GPU"  # what Ray calls these accelerators
-    ray_memory_gb: float = 0.0
     python_version: str = ""
     ray_version: str = ""
     roost_version: str = ""

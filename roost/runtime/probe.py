@@ -55,7 +55,6 @@ def report(node_id: str, driver_node: str, counted: Mapping[str, float], environ
         cpus=counted.get("CPU", 0.0),
         ray_accelerators=int(counted.get(resource, 0)),
         ray_resource=resource,
-        ray_memory_gb=round(counted.get("memory", 0.0) / 2**30, 2),
         python_version=platform.python_version(),
         ray_version=ray.__version__,
         roost_version=roost.__version__,

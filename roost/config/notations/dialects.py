@@ -59,11 +59,6 @@ def _embodied(root: Section, values: Values) -> bool:
     return root.below("runner").values.get("task_type") == "embodied"
 
 
-def _without_environments(root: Section, values: Values) -> bool:
-    """ROLL's agentic pipeline does not read the key."""
-    return "train_env_manager" not in root
-
-
 @dataclass(frozen=True, slots=True)
 class Unlike:
     """A key that counts for nothing here; with one of the harmless values it would not matter anyway.

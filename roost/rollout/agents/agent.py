@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.episode import Task
 
 Message = Mapping[str, Any]  # with `role` and `content`, as in OpenAI's API
 
@@ -54,9 +53,3 @@ class Agent(Protocol):
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         """Act until the environment is over or `max_turns` are used."""
         ...
-
-
-class MakesAgent(Protocol):
-    """A class of agents."""
-
-    def __call__(self, *, task: Task, **keys: Any) -> Agent: ...

@@ -70,10 +70,6 @@ class Peer:
         """Address of this node on the network that leads to the other."""
         return str(self._writer.get_extra_info("sockname")[0]).removeprefix("::ffff:")
 
-    @property
-    def remote_address(self) -> str:
-        return str(self._writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
-
     def tell(self, **message: Any) -> None:
         """Send a message; a closed connection is noticed by `messages`."""
         if not self._writer.is_closing():
