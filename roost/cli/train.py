@@ -190,9 +190,9 @@ def _not_installed(error: ImportError) -> typer.Exit:
 def _step_of_resume(
     resume: bool, step: int | None, config: Path, overrides: list[str]
 ) -> tuple[Path, int | None, list[str]]:
-    """The config, the step of `--resume STEP`, and the overrides: a parser takes the step for one of the others.
+    """Config, step of `--resume STEP`, and overrides; the parser returns the step as the config or an override.
 
-    No override is a bare number, and neither is a config unless there is a file of that name.
+    A bare number is the step, unless a config file has that name.
 
     >>> _step_of_resume(True, None, Path("job.yaml"), ["4", "train.max_steps=9"])
     (PosixPath('job.yaml'), 4, ['train.max_steps=9'])

@@ -16,7 +16,7 @@ from roost.placement.plan import Plan
 from roost.runtime.checks import Demand, demands_of
 
 # CPUs
-PER_ACCELERATOR_CPUS = 4.0  # learner, engine and their data loading take turns
+PER_ACCELERATOR_CPUS = 4.0  # time-shared by learner, engine and their data loading
 PER_PROCESS_CPUS = 1.0  # of a process without an accelerator
 NODE_CPUS = 2.0  # Ray's raylet and agents, and the node daemon
 DRIVER_CPUS = 4.0  # on node 0: episodes, rewards of the driver, Ray's control service
@@ -131,7 +131,7 @@ def _cpus(demand: Demand, sizes: ProcessSizes) -> float:
     given = math.fsum(share.processes * sizes.cpus.get(share.component, 0.0) for share in demand.shares)
     others = [share for share in demand.shares if share.component not in sizes.cpus]
     without = sum(share.processes for share in others if not share.accelerators)
-    # By accelerator, not by process: components that share one take turns on it.
+    # By accelerator, not by process: components that share one time-share it.
     accelerators = demand.accelerators if any(share.accelerators for share in others) else 0
     return given + without * PER_PROCESS_CPUS + accelerators * PER_ACCELERATOR_CPUS
 

@@ -46,7 +46,7 @@ def table_width(blocks: int, block_size: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Inputs of a decode step at fixed addresses. Two copies fill them all, as each takes longer than its bytes do."""
+    """Inputs of a decode step at fixed addresses. Two copies fill them, as a copy costs more than its bytes."""
 
     longs: Tensor  # token ids, positions and slots
     ints: Tensor  # lengths and tables

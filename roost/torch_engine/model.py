@@ -19,7 +19,7 @@ from roost.vision.tower import attention_of, model_class
 
 # Extra terms that some models pass to their attention, which the engine's would silently ignore.
 UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
-ROUTER = "TopKRouter"  # how transformers' classes of routers end
+ROUTER = "TopKRouter"  # suffix of transformers' router classes
 COMPILED_SIZE = 200_000_000  # parameters from which compiling the layers is worth its time
 
 

@@ -17,7 +17,7 @@ from roost.torch_engine.text import TextCodec, TextWanted
 
 MOST_SAMPLES = 4096  # of one request, over all its prompts
 
-# They say who asks, or ask for what happens anyway: the tokens are the same with and without them.
+# Metadata, or requests for the default: the tokens are the same with and without them.
 WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "session_id"}
 )
@@ -74,7 +74,7 @@ WITHOUT_EFFECT_AT: Mapping[str, tuple[Any, ...]] = {
 
 
 class StrictBody(BaseModel):
-    """A body of which nothing is ignored in silence."""
+    """A request body that refuses unknown fields, unless they change nothing."""
 
     model_config = ConfigDict(extra="allow")
 

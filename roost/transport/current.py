@@ -1,7 +1,4 @@
-"""The current process's place in a job: its worker setup, daemon link and span recorder.
-
-A worker process has one place in a job; code that needs it gets it here.
-"""
+"""Job context of the current process: its worker setup, daemon link and span recorder."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """A process's place in a job. The driver has no setup, because it was not placed."""
+    """Job context of a process. The driver has no setup, because it was not placed."""
 
     setup: ProcessSetup | None
     connection: ProcessLink

@@ -15,7 +15,7 @@ IN_HEADER = 1024  # bytes; for less, a buffer of its own costs more than the cop
 def tensor_parts(tensor: Any, is_trained: bool | None = None) -> tuple[Any, ...] | None:
     """The arguments of `host_tensor` for a tensor on the CPU, copied if it is not contiguous; None if it is not plain.
 
-    It tries first and asks only if that fails: each question to a tensor costs a tenth of the whole.
+    Converts first and checks only if that fails: each check of a tensor takes a tenth of the conversion.
     """
     values = tensor.detach() if tensor.requires_grad else tensor
     numbers, dtype, integers = _numbers(values.dtype)

@@ -1,1 +1,1 @@
-"""Images of prompts: their bytes, what a processor makes of them, and their place among the tokens."""
+"""Images of prompts: their bytes, their patches, and their positions among the tokens."""

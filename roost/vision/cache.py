@@ -1,4 +1,4 @@
-"""`ByteCache`: values by the digest of their image, at most so many bytes of them."""
+"""`ByteCache`: an LRU cache of values by image digest, bounded by bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class ByteCache(Generic[Value]):
-    """Least recently used values go first. The newest stays, also if it alone is larger than the limit.
+    """Evicts the least recently used values. The newest is kept, even if it alone exceeds the limit.
 
     >>> cache = ByteCache[str](4, len)
     >>> [cache.get(key, lambda: value) for key, value in ((b"a", "12"), (b"b", "34"), (b"a", "-"), (b"c", "5"))]
@@ -26,7 +26,7 @@ class ByteCache(Generic[Value]):
         self.bytes = 0
 
     def get(self, key: bytes, make: Callable[[], Value]) -> Value:
-        """The value of a key, made where it is not kept."""
+        """Return the cached value of a key, or compute and cache it."""
         with self._lock:
             if key in self._kept:
                 self._kept[key] = found = self._kept.pop(key)

@@ -29,7 +29,7 @@ class Patches:
 
     @property
     def pixels(self) -> npt.NDArray[np.float32]:
-        """[patches, numbers of a patch], the very floats that the image processor gives."""
+        """[patches, numbers of a patch], equal to the floats of the image processor."""
         count, channels, _ = self.colours.shape
         found = self.values[np.arange(channels)[:, None], self.colours]
         return np.repeat(found[:, :, None], self.frames, axis=2).reshape(count, -1)

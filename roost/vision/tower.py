@@ -47,7 +47,7 @@ def image_rows(
     """Images of sequences, each with its first position in the batch and its length; None without images."""
     pixels, grids, places, kept = [], [], [], []
     done = 0
-    known: dict[bytes, int] = {}  # samples of one prompt show the same image, which the tower need see once
+    known: dict[bytes, int] = {}  # samples of one prompt share their images, and the tower computes each once
     for first, length, images in sequences:
         for image in images:
             span = processor.span(image)

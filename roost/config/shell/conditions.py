@@ -33,7 +33,7 @@ def negated(status: Status) -> Status:
 
 
 def both(one: Status, other: Status) -> Status:
-    """`and` of what may not be known."""
+    """`and` of conditions that may be unknown (None)."""
     if one is False or other is False:
         return False
     return None if one is None or other is None else True

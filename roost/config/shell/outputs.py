@@ -110,7 +110,7 @@ def is_folder_change(statement: Statement) -> tuple[Simple, Statement] | None:
 
 
 def piped(statement: Statement) -> Sequence[Statement]:
-    """The commands of a pipeline, or the one that there is."""
+    """Commands of a pipeline; a single command is a pipeline of one."""
     return statement.commands if isinstance(statement, Pipeline) and not statement.is_negated else (statement,)
 
 
