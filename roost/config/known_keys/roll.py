@@ -103,9 +103,7 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
-        use_topr_loss l2 minibatch_data_iter_num
-        teachers_kl_coef""",
+        "teachers_kl_coef",
     ),
     Entry(
         Known(Effect.FOLLOWED, "rollout_is and rollout_rejection in train"),
@@ -160,6 +158,7 @@ TABLE = (
     Entry(
         UNREAD,
         """add_len_reward use_reward_scaling use_reward_norm reward_norm reward_scale reward_shift pg_variant
+        mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type use_topr_loss l2 minibatch_data_iter_num
         ROLE.use_remove_padding validation.eval_steps {train,val}_env_manager.format_penalty
         ROLE.generating_args.{do_sample,num_beams,length_penalty,max_length,logprobs} ROLE.pg_variant
         ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache} dataset_filter.**

@@ -91,8 +91,6 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
     ),
     Notation.ROLL: (
-        Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
-        Unlike("mask_type", (None, "loss")),
         Unlike("length_loss_weight"),
         *(Unlike(f"{role}.model_update_frequency", (None, 1), _STALENESS) for role in _POLICIES),
         *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),
