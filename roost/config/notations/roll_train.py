@@ -10,7 +10,13 @@ from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
-from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
+from roost.config.notations.roll_data import (
+    PROMPT_LENGTH,
+    data_settings,
+    of_instructions,
+    of_questions,
+    supervised_data,
+)
 from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM
@@ -227,7 +233,6 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
 ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 STUDENT = "student"  # that of its distillation on given completions
-PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 500,
     "prompts_per_step": 128,
