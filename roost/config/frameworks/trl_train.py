@@ -11,9 +11,9 @@ from typing import Any
 
 from roost.config.findings import Where, shown
 from roost.config.job import Component, Job, ModelUse, Role
-from roost.config.known_keys.reasons import DATA, FILES, LOGGING, REWARD, START
+from roost.config.known_keys.reasons import DATA, FILES, LOGGING, NOT_FOLLOWED, REWARD, START
 from roost.config.known_keys.tables import OFF, Effect, Entry, Known
-from roost.config.notations.words import SCHEDULES, lora_rank, named
+from roost.config.notations.words import IS_LEVELS, SCHEDULES, lora_rank, named
 from roost.config.section import Section
 from roost.config.train import (
     AdvantageEstimator,
@@ -67,9 +67,8 @@ ASYNC: Mapping[str, Any] = {
     "max_new_tokens": 2048,
     "lr_scheduler_type": LrSchedulerType.CONSTANT,
 }
-# Levels of the correction for vLLM's log-probs: TRL's weight of a sequence is the product of those of its tokens.
+# Of the correction for vLLM's log-probs.
 IS_CAP = 3.0
-IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
 IS_MODES = {
     f"{word}_{kind}": (level, kind == "mask") for word, level in IS_LEVELS.items() for kind in ("mask", "truncate")
 }
@@ -141,7 +140,6 @@ _SPEED = Known(Effect.SPEED, "speed or memory of TRL's processes")
 _BACKEND = Known(Effect.BACKEND, "a backend of TRL's")
 _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw", "paged_adamw_32bit")
 _OPTIMIZER = Known(Effect.TRAINING, "Roost trains with AdamW", "remove it", (None, *_ADAM))
-NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 
 
 def _entry(known: Known, names: str) -> Entry:

@@ -9,12 +9,13 @@ from typing import Any
 
 from roost.config.frameworks.arguments import typed
 from roost.config.job import Job
-from roost.config.known_keys.reasons import DATA, FILES, LOGGING, REWARD, START
+from roost.config.known_keys.reasons import DATA, FILES, LOGGING, NOT_FOLLOWED, REWARD, START
 from roost.config.known_keys.tables import OFF, Effect, Entry, Known
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
     ESTIMATORS,
+    IS_LEVELS,
     SCHEDULES,
     engine_of,
     interval,
@@ -77,8 +78,6 @@ LOSS_MODES: Mapping[str, Mapping[str, Any]] = {
     "cispo": {"loss_type": PolicyLoss.CISPO},
     "sapo": {"loss_type": PolicyLoss.SAPO, "loss_aggregation": AGGREGATIONS[_OF_SEQUENCES]},
 }
-# verl's weights of a sequence are the product of those of its tokens.
-IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
 # What verl rejects by, now and before: a ratio within two bounds.
 RS_LEVELS = {
     **dict.fromkeys(("token_k1", "token"), ImportanceSamplingLevel.TOKEN),
@@ -175,7 +174,6 @@ _LOOP = Known(
     "write an agent or an environment in train.task",
     (None, "", "null", "single_turn_agent"),
 )
-NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 _OFF = replace(NOT_FOLLOWED, harmless=OFF)  # off in verl too
 TABLE = (
     Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),

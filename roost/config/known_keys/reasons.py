@@ -9,6 +9,7 @@ REWARD = Known(
     Effect.TRAINING, "train.task and train.rewards score the answers", "say it in train.task or train.rewards"
 )
 SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
+NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
 START = Known(
     Effect.TRAINING, "a run of Roost starts from the model, and goes on with roost train --resume", "remove it"

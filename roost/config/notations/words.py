@@ -9,7 +9,13 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import Component, Job
 from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, KlEstimator, LossAggregation, LrSchedulerType
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+)
 
 ESTIMATORS = {
     "grpo": AdvantageEstimator.GRPO,
@@ -30,6 +36,8 @@ DIVERGENCES = {
     "k3": KlEstimator.K3,
     "abs": KlEstimator.ABS,
 }
+# Of corrections in verl and TRL: the weight of a sequence is the product of those of its tokens.
+IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
 SCHEDULES = {
     "constant": LrSchedulerType.CONSTANT,
     "constant_with_warmup": LrSchedulerType.CONSTANT,
