@@ -32,6 +32,7 @@ class Scenario:
     train: Mapping[str, Any] = field(default_factory=dict)
     noise: float = 0.0  # of the engine's weights, relative
     should_learn: bool = True
+    more_steps: int = 1  # times the steps of other scenarios
 
 
 MODES = {
@@ -49,12 +50,13 @@ LOSSES = {
     "sapo": {"loss_type": "sapo"},
     "topr": {"loss_type": "topr"},
     "kimi k1.5": {"loss_type": "kimi15"},
-    "reinforce": {"importance_sampling_level": "none"},
     "reinforce++ with baseline": {"advantage_estimator": "reinforce++_baseline"},
     "rollout log-probs": {"old_logprobs": "rollout"},
     "decoupled": {"old_logprobs": "decoupled"},
     "top-p 0.9, replayed": {"top_p": 0.9, "sampling_mask_replay": True},
 }
+# On-policy: without a ratio a second epoch has no correction. Twice the steps are as many optimizer steps as elsewhere.
+REINFORCE = Scenario("collocated.yaml", {"importance_sampling_level": "none", "ppo_epochs": 1}, more_steps=2)
 NOISE, LAG = 0.05, 4
 STALE: dict[str, Any] = {"max_staleness": LAG, "old_logprobs": "rollout", "importance_sampling_level": "none"}
 MISMATCHES = {
@@ -63,7 +65,9 @@ MISMATCHES = {
     "stale": Scenario("rlinf.yaml", STALE, should_learn=False),
     "stale, corrected": Scenario("rlinf.yaml", {"max_staleness": LAG, "old_logprobs": "decoupled"}),
 }
-SCENARIOS = MODES | {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()} | MISMATCHES
+OF_LOSSES = {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()}
+SCENARIOS = MODES | OF_LOSSES | {"reinforce": REINFORCE} | MISMATCHES
+IN_EXAMPLES = {"advantage_estimator": "adv_type", "ppo_epochs": "update_epoch"}  # RLinf's keys of settings
 # Starts the built-in engine with noise on the weights that it samples with, other noise for each policy version. The
 # weights that it was sent stay as they are between steps and when it scores, so that checksums and probes do not see
 # the noise: Roost would start such an engine again.
@@ -151,9 +155,9 @@ def learnt(name: str, seed: int, steps: int, folder: Path, limit: float) -> Lear
     config = yaml.safe_load((EXAMPLES / scenario.example).read_text())
     config["actor"]["model"]["model_path"] = str(write_arithmetic_model(folder / f"model {seed}", seed))
     config["actor"]["seed"] = seed
-    config["runner"]["max_steps"] = steps
-    if "advantage_estimator" in scenario.train:
-        del config["algorithm"]["adv_type"]
+    config["runner"]["max_steps"] = steps * scenario.more_steps
+    for setting in IN_EXAMPLES.keys() & scenario.train.keys():
+        del config["algorithm"][IN_EXAMPLES[setting]]
     config["train"] |= scenario.train
     if scenario.noise:
         config["train"]["engine_options"]["python"] = str(noisy_engine(folder / "noisy_engine", scenario.noise))
