@@ -104,13 +104,15 @@ def test_what_groups_share_is_kept_until_the_last_is_closed(cluster):
     second.close()
 
 
-def test_a_job_that_would_wait_for_itself_is_refused(cluster):
+def test_a_job_that_would_wait_for_itself_is_refused(shared_cluster):
     half = ray.cluster_resources()["CPU"] * 0.6
-    group = launched(cluster, "greedy", cpus_per_process=half)
+    group = launched(shared_cluster, "greedy", cpus_per_process=half)
     with pytest.raises(ConfigError, match="CPU"):
-        launched(cluster, "more", cpus_per_process=half)
+        launched(shared_cluster, "more", cpus_per_process=half)
     group.close()
-    launched(cluster, "more", cpus_per_process=half).wait_ready()
+    group = launched(shared_cluster, "more", cpus_per_process=half)
+    group.wait_ready()
+    group.close()
 
 
 @pytest.mark.long
@@ -143,9 +145,9 @@ def test_a_worker_that_never_comes_to_life_is_lost_to_all(cluster):
     assert str(caught.value.first.address) == "late:0"
 
 
-def test_a_worker_that_never_came_to_life_in_a_group_closed_meanwhile_is_not_told_of(cluster):
-    cluster._never_started(Address("closed", 0), "it never started")
-    assert cluster.failures == ()
+def test_a_worker_that_never_came_to_life_in_a_group_closed_meanwhile_is_not_told_of(shared_cluster):
+    shared_cluster._never_started(Address("closed", 0), "it never started")
+    assert shared_cluster.failures == ()
 
 
 def test_the_driver_does_not_wait_for_items_of_a_failed_producer(cluster):
