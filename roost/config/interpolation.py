@@ -10,6 +10,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -251,6 +252,8 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
     """
     if not _has_interpolation(values):
         return values
+    with suppress(_NotPlain):
+        return _map_mapping(values, _Plain(values).look_up)
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -284,6 +287,66 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
             return Unresolved(text, str(error).splitlines()[0])
 
     return _map_mapping(values, look_up)
+
+
+class _NotPlain(Exception):
+    """An interpolation that OmegaConf must look at."""
+
+
+class _Plain:
+    """Values by plain references alone, as in most configs: `${a.b}`, `${.b}`, and resolvers of those and of numbers.
+
+    OmegaConf gives the same, but takes a tenth of a second to import.
+    """
+
+    REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
+    CALL = re.compile(r"\$\{(\w+):([^{}]*(?:\$\{[^{}:]*\}[^{}]*)*)\}")
+    NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?")
+    MAX_DEPTH = 20  # of references that lead to others
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self.values = values
+        self.steps_left = MAX_STEPS_OF_ONE
+
+    def look_up(self, path: tuple[Any, ...], text: str, depth: int = 0) -> Any:
+        self.steps_left -= 1
+        if depth > self.MAX_DEPTH or not self.steps_left:
+            raise _NotPlain
+        reference = self.REFERENCE.fullmatch(text)
+        if reference is not None:
+            return self._referred(path, reference, depth)
+        call = self.CALL.fullmatch(text)
+        if call is None or call[1] not in RESOLVERS:
+            raise _NotPlain
+        parts = [part.strip() for part in call[2].split(",")]
+        try:
+            return RESOLVERS[call[1]](*(self._argument(path, part, depth) for part in parts))
+        except (ArithmeticError, ValueError, TypeError) as error:
+            raise _NotPlain from error
+
+    def _argument(self, path: tuple[Any, ...], part: str, depth: int) -> Any:
+        number = self.NUMBER.fullmatch(part)
+        if number is not None:
+            return float(part) if number[1] else int(part)
+        return self.look_up(path, part, depth + 1)
+
+    def _referred(self, path: tuple[Any, ...], reference: re.Match[str], depth: int) -> Any:
+        dots = len(reference[1])
+        if dots > len(path):
+            raise _NotPlain
+        target = (*(path[: len(path) - dots] if dots else ()), *reference[2].split("."))
+        found: Any = self.values
+        for key in target:
+            if not isinstance(found, Mapping) or key not in found:
+                raise _NotPlain
+            found = found[key]
+        if isinstance(found, str):
+            if found == "???" or "\\" in found:
+                raise _NotPlain
+            return self.look_up(target, found, depth + 1) if "${" in found else found
+        if found is None or isinstance(found, bool | int | float):
+            return found
+        raise _NotPlain
 
 
 class _Kept:

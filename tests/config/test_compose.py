@@ -1,5 +1,6 @@
 """Whole configs: Hydra defaults, overrides, interpolations, and what happens where they cannot be had."""
 
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -7,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import roost
+from roost.config import interpolation
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.interpolation import resolve
@@ -364,3 +366,35 @@ def test_a_config_whose_notation_is_in_a_missing_file(tmp_path, monkeypatch):
     assert "rl/gpu_allocation/six_learn_two_infer: not there" in finding.why
     assert "hydra.searchpath needs NOWHERE_AT_ALL, which is not set" in finding.why
     assert finding.fix.startswith("set NOWHERE_AT_ALL, or")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a": {"b": 2, "c": "${a.b}", "d": "${.b}", "e": {"f": "${..b}"}}},
+        {"a": "${b}", "b": "${c}", "c": 1.5},
+        {"a": {"n": 3, "m": "${mul:${.n}, 4}"}, "x": "${div:${a.m},8}", "y": "${max:${a.n},-2}"},
+        {"a": None, "b": "${a}", "c": True, "d": "${not:${c}}"},
+        {"rows": [{"a": 1, "b": "${.a}"}, {"b": "${..rows}"}]},
+        {"a": "${b.c}", "b": {"c": "word"}, "d": "${a}"},
+        {"a": "${b}", "b": "${a}"},
+        {"a": "${nowhere}", "b": "x${c}y", "c": 2},
+        {"a": r"\${b}", "b": 1, "c": "${b}"},
+        {"a": "???", "b": "${a}"},
+        {"a": {"b": 1}, "c": "${a}"},
+    ],
+)
+def test_plain_references_are_what_omegaconf_makes_of_them(values, monkeypatch):
+    plainly = interpolation.resolve(values)
+
+    def refuse(self, path, text, depth=0):
+        raise interpolation._NotPlain
+
+    monkeypatch.setattr(interpolation._Plain, "look_up", refuse)
+    assert repr(plainly) == repr(interpolation.resolve(values))
+
+
+def test_plain_references_do_without_omegaconf(monkeypatch):
+    monkeypatch.setitem(sys.modules, "omegaconf", None)  # an import of it fails
+    values = {"policy": {"length": 512, "batch": "${mul:${.length}, 2}"}, "data": {"length": "${policy.length}"}}
+    assert interpolation.resolve(values) == {"policy": {"length": 512, "batch": 1024}, "data": {"length": 512}}

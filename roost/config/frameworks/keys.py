@@ -40,11 +40,13 @@ def framework_keys(
         reason, instead = "the plan only places", "roost check --train says what training follows"
     unread = Known(Effect.TRAINING, reason, instead)
     uses = []
+    plain = {pattern for pattern in placing if not any(sign in pattern for sign in "*?[")}
+    wild = [pattern for pattern in placing if pattern not in plain]
     for path in _leaves(root.values, ()):
         if path[0] == "train":
             continue
         written = ".".join(path)
-        places = any(fnmatchcase(written, pattern) for pattern in placing)
+        places = written in plain or any(fnmatchcase(written, pattern) for pattern in wild)
         parent, _, name = written.rpartition(".")
         siblings = [one.rpartition(".")[2] for one in placing if one.rpartition(".")[0] == parent and "*" not in one]
         hint = "" if places else did_you_mean(name, siblings, NEAR_MISS)

@@ -346,7 +346,17 @@ def _sharding(own: Section) -> Sharding:
     is_cut = first_number((own.below("model"), "tensor_model_parallel_size")) not in (None, 1)
     if backend == "megatron" or (backend is None and is_cut):
         return Sharding.OPTIMIZER
-    return Sharding.NONE if own.below("fsdp_config").values.get("sharding_strategy") == "no_shard" else Sharding.FULL
+    fsdp = own.below("fsdp_config")
+    word = fsdp.values.get("sharding_strategy")
+    if word == "hybrid_shard" and _fsdp_size(own) is None and fsdp.values.get("strategy") != "fsdp2":
+        fsdp.findings.warn(
+            "RST-N068",
+            fsdp.where("sharding_strategy"),
+            "is hybrid_shard, which needs an fsdp_size",
+            "without one RLinf makes a mesh of one dimension, and torch ends with an error; planned is full_shard",
+            "write fsdp_size with the processes that share one copy, or full_shard",
+        )
+    return Sharding.NONE if word == "no_shard" else Sharding.FULL
 
 
 def _strategy(root: Section, component: str) -> str | None:
