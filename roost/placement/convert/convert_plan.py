@@ -235,7 +235,9 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
     part = next((part for part in plan.components if part.name == change.component), None)
     program = result.notation.value
     if part is None:
-        return ""
+        is_reference = change.component == "reference" and plan.settings.get(KL_COEF) is not None
+        is_beside = is_reference and result["reference"].table == result["actor"].table
+        return f"{program} has a component reference for KL, which the job's learner computes" if is_beside else ""
     if change.subject == "process" and is_dealt(part):
         return f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
     if change.subject == "environment" and (not has_devices(part) or result.notation not in _OWN):

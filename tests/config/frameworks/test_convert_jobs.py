@@ -224,3 +224,18 @@ def test_both_lengths_go_over(target, tmp_path):
     assert "=8192" in written.text
     assert not any("sequence" in what for what in lost)
     assert not any("length" in key for key in noted)
+
+
+def test_a_reference_inside_the_learner_becomes_a_component_and_is_named(tmp_path):
+    keys = {
+        "cluster.num_nodes": 1,
+        "cluster.gpus_per_node": 4,
+        "grpo.async_grpo.enabled": False,
+        "policy.generation.vllm_cfg.tensor_parallel_size": 1,
+        "loss_fn.reference_policy_kl_penalty": 0.01,
+    }
+    findings = Findings()
+    written = convert_plan(roost.plan(file_of(tmp_path, "nemo", {"keys": keys})), Notation.VERL, findings)
+    assert "actor_rollout_ref.actor.kl_loss_coef=0.01" in written.text
+    lost = [finding.what for finding in findings.warnings]
+    assert "verl has a component reference for KL, which the job's learner computes" in lost
