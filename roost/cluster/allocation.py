@@ -19,7 +19,7 @@ NODES = "ROOST_NUM_NODES"
 HEAD = "ROOST_HEAD_ADDRESS"
 JOB = "ROOST_JOB_ID"
 CHOSEN = (RANK, "RLINF_NODE_RANK")  # written by a person for Roost or RLinf; the others come from a scheduler
-MAX_DIGITS = 9  # of a rank or count
+MAX_DIGITS = 9
 MAX_HOSTS = 1_000_000  # of a list of hosts; a range can be written that no memory holds
 
 

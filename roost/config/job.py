@@ -269,6 +269,8 @@ class ModelUse:
     sharding: Sharding = Sharding.FULL
     lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
     strategy: str | None = None  # the name of what runs it, where the notation has one
+    optimizer: str = "adamw"  # of a learner, as train.optimizer has it
+    optimizer_on_host: bool = False  # whether a learner's optimizer state stays in host memory
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped
     unused_because: str = ""  # why no phase ever uses the component, where the config says so

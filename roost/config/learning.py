@@ -18,9 +18,11 @@ from roost.config.train_choices import (
     LossAggregation,
     LrSchedulerType,
     OldLogprobs,
+    OptimizerType,
     PolicyLoss,
     RewardScope,
     Whitening,
+    WsdDecayStyle,
 )
 
 T = TypeVar("T")
@@ -387,18 +389,18 @@ def unlike_usual(rate: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW and its learning rate."""
+    """The optimizer and its learning rate."""
 
     learning_rate: float = setting(
         1e-6,
-        "Learning rate (AdamW).",
+        "Learning rate. Muon's updates are scaled to the size of AdamW's, so that both take the same.",
         rlinf="actor.optim.lr",
         roll=of_learner("training_args.learning_rate"),
         loop="rl.optimization.optimizer.lr",
     )
     weight_decay: float = setting(
         0.01,
-        "Weight decay (AdamW).",
+        "Weight decay of matrices; norms and biases have none.",
         rlinf="actor.optim.weight_decay",
         roll=of_learner("training_args.weight_decay"),
         loop="rl.optimization.optimizer.weight_decay",
@@ -424,6 +426,13 @@ class OptimizerSettings:
         roll=of_learner("training_args.adam_epsilon"),
         loop="rl.optimization.optimizer.eps",
     )
+    optimizer: OptimizerType = setting(OptimizerType.ADAMW, "Optimizer.")
+    muon_momentum: float = setting(0.95, "Momentum of Muon, with Nesterov's look-ahead.", maximum=1)
+    optimizer_cpu_offload: bool = setting(
+        False,
+        "Keep the optimizer's state in host memory; an optimizer step moves it through the device in parts.",
+        rlinf="actor.optim.optimizer_cpu_offload",
+    )
     max_grad_norm: float = setting(
         1.0, "Gradient-norm clip.", rlinf="actor.optim.clip_grad", roll="max_grad_norm", loop="rl.params.max_grad_norm"
     )
@@ -446,13 +455,26 @@ class OptimizerSettings:
         "Optimizer steps, with the warm-up, after which a schedule is at min_learning_rate. Default: those of the run.",
         minimum=1,
     )
-    min_learning_rate: float = setting(0.0, "Learning rate that linear and cosine schedules end at.")
+    min_learning_rate: float = setting(0.0, "Learning rate that linear, cosine and wsd schedules end at.")
+    wsd_decay_steps: int | None = setting(
+        None, "Optimizer steps of the decay that ends a wsd schedule. Default: a tenth of the schedule.", minimum=1
+    )
+    wsd_decay_style: WsdDecayStyle = setting(WsdDecayStyle.LINEAR, "Form of that decay.")
     total_steps: int = 0  # optimizer steps of the run
 
     @property
     def schedule_steps(self) -> int:
         """Optimizer steps after which the learning rate no longer changes."""
         return self.decay_steps or self.total_steps
+
+    @property
+    def steps_of_wsd_decay(self) -> int:
+        """Optimizer steps of the decay that ends a WSD schedule.
+
+        >>> OptimizerSettings(total_steps=30).steps_of_wsd_decay
+        3
+        """
+        return self.wsd_decay_steps or math.ceil(self.schedule_steps / 10)
 
     @property
     def steps_of_warmup(self) -> int:

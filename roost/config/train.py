@@ -34,10 +34,12 @@ from roost.config.train_choices import LossAggregation as LossAggregation
 from roost.config.train_choices import LrSchedulerType as LrSchedulerType
 from roost.config.train_choices import Objective as Objective
 from roost.config.train_choices import OldLogprobs as OldLogprobs
+from roost.config.train_choices import OptimizerType as OptimizerType
 from roost.config.train_choices import PolicyLoss as PolicyLoss
 from roost.config.train_choices import RewardScope as RewardScope
 from roost.config.train_choices import RolloutLogprobs as RolloutLogprobs
 from roost.config.train_choices import Whitening as Whitening
+from roost.config.train_choices import WsdDecayStyle as WsdDecayStyle
 
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")

@@ -126,12 +126,30 @@ class RolloutLogprobs(StrEnum):
     SOME = "some"  # those of a few groups per step, for the mismatch of engine and learner
 
 
+class OptimizerType(StrEnum):
+    """The optimizer, and the precision of its state."""
+
+    ADAMW = "adamw"
+    MUON = "muon"  # for the matrices of layers; AdamW for embeddings, the last layer, experts and vectors
+    ADAMW_8BIT = "adamw_8bit"  # AdamW whose moments have 8 bits (torchao)
+
+
 class LrSchedulerType(StrEnum):
     """Learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+    WSD = "wsd"  # warm-up, stable, decay: constant, then a decay at the end
+
+
+class WsdDecayStyle(StrEnum):
+    """Decay at the end of a WSD schedule, as Megatron names them."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    MINUS_SQRT = "minus_sqrt"  # 1 - sqrt(x)
+    EXPONENTIAL = "exponential"  # 2 * 0.5^x - 1
 
 
 _CLIPPED = "loss_type: ppo"
@@ -180,6 +198,17 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
         "kl": "k1",
         "mse": "k2",
         "low_var_kl": "k3",
+    },
+    OptimizerType: {
+        "adam": "optimizer: adamw",
+        "adamw_torch": "optimizer: adamw",
+        "adamw_torch_fused": "optimizer: adamw",
+        "adamw8bit": "optimizer: adamw_8bit",
+        "adamw_bnb_8bit": "optimizer: adamw_8bit",
+    },
+    LrSchedulerType: {
+        "warmup_stable_decay": "lr_scheduler_type: wsd",
+        "constant_with_warmup": "lr_scheduler_type: constant",
     },
 }
 

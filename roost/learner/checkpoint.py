@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,15 +19,23 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from roost.config.train import OptimizerType
 from roost.learner.checksums import sums_of, write_sums
 from roost.learner.distributed import rank, world_size
 from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk_full, put_in_place, unfinished
 
 RANDOM = "random"
 NORMS = "gradient_norms"  # present if outliers among gradients are skipped
+OPTIMIZER_TYPE = "optimizer_type_"  # begins the name of an entry; checkpoints without one are of AdamW
 
 
-def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Tensor, device: torch.device) -> State:
+def learner_state(
+    model: nn.Module,
+    moments: Callable[[nn.Parameter], State],
+    optimizer: OptimizerType,
+    progress: Tensor,
+    device: torch.device,
+) -> State:
     """The live tensors to be written or filled: weights, moments, progress and random states.
 
     Frozen weights are left out beside trained ones, as they come with the model. Of a model that only scores there are
@@ -39,7 +47,8 @@ def learner_state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: 
     written = trained or dict(model.named_parameters())
     return {
         "model": {name: weight.detach() for name, weight in written.items()} | buffers,
-        "optimizer": {name: dict(optimizer.state[weight]) for name, weight in trained.items()},
+        "optimizer": {name: moments(weight) for name, weight in trained.items()},
+        f"{OPTIMIZER_TYPE}{optimizer}": torch.ones(1),
         "progress": progress,
         RANDOM: {str(rank()): _random_states(device)},
     }
@@ -49,6 +58,7 @@ def fill(state: State, folder: Path, device: torch.device) -> None:
     """Read a checkpoint into a state, and restore the random generators."""
     check_whole(folder)
     saved = saved_names(folder)
+    _check_optimizer(state, saved, folder)
     if f"{RANDOM}.{rank()}.{device.type}" not in saved:
         del state[RANDOM]  # not saved by such a rank: keep the current random state
     if NORMS not in saved:
@@ -56,6 +66,21 @@ def fill(state: State, folder: Path, device: torch.device) -> None:
     load_state(state, folder)
     if RANDOM in state:
         _set_random_states(state[RANDOM][str(rank())], device)
+
+
+def _check_optimizer(state: State, saved: Collection[str], folder: Path) -> None:
+    """Raise ValueError for the state of another optimizer."""
+    (own,) = (name for name in state if name.startswith(OPTIMIZER_TYPE))
+    found = next((name for name in saved if name.startswith(OPTIMIZER_TYPE)), f"{OPTIMIZER_TYPE}{OptimizerType.ADAMW}")
+    if found == own:
+        if own not in saved:
+            del state[own]
+        return
+    kind = found.removeprefix(OPTIMIZER_TYPE)
+    raise ValueError(
+        f"{folder} has the state of optimizer {kind}, but the run's is {own.removeprefix(OPTIMIZER_TYPE)}; write "
+        f"optimizer: {kind} to go on, or start a new run from the exported policy"
+    )
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

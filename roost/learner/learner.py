@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings
+from roost.config.train import LearnerSettings
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, state_bytes
 from roost.learner.distributed import added_up, most, together
@@ -25,7 +25,8 @@ from roost.learner.export import export, export_whole
 from roost.learner.forward import PolicyOutputs, Rows
 from roost.learner.heads import POLICY, Head, part_of_loss
 from roost.learner.losses import Totals, overstepped
-from roost.learner.model import float_type, load_outputs
+from roost.learner.model import decoder_layers, float_type, load_outputs
+from roost.learner.optimizer import Optimizers, learning_rate, new_optimizer
 from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
 from roost.learner.parallel.experts import average_gradients
 from roost.learner.parallel.mesh import LearnerMesh, by_mesh, total_norm
@@ -75,66 +76,6 @@ def _fill(weight: Tensor, given: Tensor) -> None:
         # Every rank has the whole tensor, so no communication is needed.
         given = distribute_tensor(given, weight.device_mesh, weight.placements, src_data_rank=None)
     weight.copy_(given)
-
-
-def new_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW for trainable parameters, with its moments allocated from the start.
-
-    So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    decay = (
-        ([each for each in trained if each.dim() >= 2], settings.weight_decay),
-        ([each for each in trained if each.dim() < 2], 0.0),
-    )
-    optimizer = torch.optim.AdamW(
-        [{"params": group, "weight_decay": rate} for params, rate in decay for group in by_mesh(params)],
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        fused=True,
-    )
-    for parameter in trained:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
-    return optimizer
-
-
-def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """Learning rate of a step, counted from 0.
-
-    It grows during the warm-up, then decays to `min_learning_rate` unless the schedule is constant.
-
-    >>> linear = LrSchedulerType.LINEAR
-    >>> settings = OptimizerSettings(learning_rate=1.0, lr_scheduler_type=linear, warmup_steps=2, total_steps=6)
-    >>> [learning_rate(settings, step) for step in range(8)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    """
-    warmup, rate, least = settings.steps_of_warmup, settings.learning_rate, settings.min_learning_rate
-    if step < warmup:
-        return rate * (step + 1) / warmup
-    if settings.lr_scheduler_type is LrSchedulerType.CONSTANT:
-        return rate
-    falling = settings.schedule_steps - warmup
-    if falling < 1:
-        end = "total_steps" if settings.decay_steps is None else "decay_steps"
-        raise ValueError(
-            f"schedule {settings.lr_scheduler_type} ends after {end}, which is {settings.schedule_steps}; "
-            f"it must be more than the {warmup} steps of warm-up"
-        )
-    done = min(1.0, (step - warmup) / falling)
-    share = (
-        1.0 - done if settings.lr_scheduler_type is LrSchedulerType.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
-    )
-    return least + (rate - least) * share
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 OUTLIER = "steps/outlier"
@@ -194,7 +135,7 @@ class Learner:
         self.vision = Processor.of_model(settings.model, self.module.config)  # None for a model of text alone
         self._learns = learns
         self._optimizer = self._new_optimizer()
-        self._residence = Residence(self._outputs, self._optimizer, device)
+        self._residence = Residence(self._outputs, self._optimizer.device_tensors, device)
         self._writer = CheckpointWriter()
         self._norms = GradientNorms() if settings.optimizer.skip_outlier_gradients else None
         self.step = 0  # optimizer steps taken
@@ -354,6 +295,9 @@ class Learner:
         self._require_loaded("weight", "optimizer")
         state = self._state()
         fill(state, Path(folder), self._device)
+        for name, weight in self.module.named_parameters():
+            if name in state["optimizer"]:
+                self._optimizer.take(weight, state["optimizer"][name])
         self.step, self.skipped = (int(number) for number in state["progress"])
 
     def export(self, folder: Path | str) -> None:
@@ -366,15 +310,16 @@ class Learner:
         self._require_loaded("weight")
         export_whole(self.module, self._settings, Path(folder))
 
-    def _new_optimizer(self) -> torch.optim.Optimizer:
+    def _new_optimizer(self) -> Optimizers:
         if self._learns:
-            return new_optimizer(self._outputs.parameters(), self._settings.optimizer)
+            return new_optimizer(self._outputs, self._settings.optimizer, decoder_layers(self.module))
         self._outputs.requires_grad_(False)
-        return torch.optim.SGD(self._outputs.parameters())  # placeholder without moments that takes no step
+        return Optimizers(())
 
     def _state(self) -> State:
         progress = torch.tensor([self.step, self.skipped])
-        state = learner_state(self.module, self._optimizer, progress, self._device)
+        kind = self._settings.optimizer.optimizer
+        state = learner_state(self.module, self._optimizer.saved, kind, progress, self._device)
         return state if self._norms is None else {**state, NORMS: self._norms.state}
 
     def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:
@@ -393,7 +338,7 @@ class Learner:
             if settings.max_grad_norm > 0:
                 for group in parameters:
                     torch.nn.utils.clip_grads_with_norm_(group, settings.max_grad_norm, norm)
-            set_learning_rate(self._optimizer, rate)
+            self._optimizer.set_learning_rate(rate)
             self._optimizer.step()
             self.step += 1
             if self._norms is not None:

@@ -163,7 +163,8 @@ def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Layers to shard and recompute one by one: the modules that transformers does not split."""
     whole = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in whole]
+    # A sharded module is of a class that FSDP makes.
+    return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in whole]
 
 
 def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 MOMENTS = "optimizer"
 PARTS = ("weight", "grad", MOMENTS)
@@ -68,9 +67,9 @@ class Residence:
     remain valid.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, moments: Callable[[], Iterable[Tensor]], device: torch.device) -> None:
         self._module = module
-        self._optimizer = optimizer
+        self._moments = moments
         self._device = device
         self._away: dict[str, list[Away]] = {}
         self._arriving: torch.cuda.Event | None = None  # end of a copy of moments that may still run
@@ -175,8 +174,7 @@ class Residence:
         elif part == "grad":
             yield from (each.grad for each in self._module.parameters() if each.grad is not None)
         else:
-            for state in self._optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, Tensor))
+            yield from self._moments()
 
 
 def _known(parts: Iterable[str]) -> list[str]:
@@ -191,11 +189,21 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     """Unique storages of tensors."""
     seen: set[int] = set()
     for tensor in tensors:
-        local = tensor.detach()
-        storage = (local.to_local() if isinstance(local, DTensor) else local).untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            yield storage
+        for plain in plain_tensors(tensor.detach()):
+            storage = plain.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                yield storage
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the data of a tensor, which may be sharded (DTensor) or quantized."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from plain_tensors(getattr(tensor, name))
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -211,6 +211,8 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         weight_bytes=bytes_of(learner.weight_dtype if learner.adapter is None else learner.compute_dtype),
         tokens=learner.micro_batch_tokens,
         recomputes=learner.activation_checkpointing is not False,
+        optimizer=learner.optimizer.optimizer.value,
+        optimizer_on_host=learner.optimizer.optimizer_cpu_offload,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
-from roost.cluster.allocation import CHOSEN, MAX_DIGITS
+from roost.cluster.allocation import CHOSEN
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.cluster.inventory import NO_ACCELERATOR, Node
@@ -17,6 +17,7 @@ from roost.config.ranks import spell_ranks
 
 CLUSTER = Where("Ray cluster")
 MAX_NAMED = 16  # nodes in one message
+MAX_DIGITS = 9  # of a node rank
 RANK_RANGE = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.learner.advantages import Selection
-from roost.learner.corrections import LARGEST_LOG_RATIO
 from roost.learner.packing import predicted
 from roost.learner.sample import Floats, Ints, Sample
 from roost.rollout.episode import Episode, Group
@@ -18,6 +17,7 @@ from roost.trainer.batch import Source, staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
+LARGEST_LOG_RATIO = 20.0
 MOST = 700.0  # beyond it exp is infinite
 NO_REWARDS: Mapping[str, Any] = {}
 

@@ -104,7 +104,7 @@ def test_train_prints_what_plan_warns_of(tmp_path):
         """
         num_gpus_per_node: 2
         pretrain: some/model
-        force_disable_old_logprobs_recompute: true
+        mask_type: tokens
         is_use_additional_prompts: true
         adv_estimator: reinforce
         actor_train: {device_mapping: [0]}
@@ -115,7 +115,7 @@ def test_train_prints_what_plan_warns_of(tmp_path):
     overrides = ("+length_loss_weight=true",)
     planned = [line for line in run("plan", job, *overrides, width=300).stderr.splitlines() if "warning" in line]
     keys = [line.split(": ")[1].split()[-1] for line in planned]
-    assert keys == ["force_disable_old_logprobs_recompute", "is_use_additional_prompts", "length_loss_weight"]
+    assert keys == ["mask_type", "is_use_additional_prompts", "length_loss_weight"]
     trained = run("train", job, *overrides, "--runs", tmp_path / "runs", width=300)
     assert trained.exit_code == 1
     assert [line for line in trained.stderr.splitlines() if "warning" in line] == planned

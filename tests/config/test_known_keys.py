@@ -348,24 +348,6 @@ def test_a_key_that_switches_nothing_on_is_not_reported(value):
     assert covered(job, "is_use_additional_prompts").known.effect is Effect.NOTHING
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "mask_type",
-        "postive_loss_coef",
-        "use_topr_neg_loss_coef",
-        "use_policy_loss_type",
-        "use_topr_loss",
-        "l2",
-        "minibatch_data_iter_num",
-    ],
-)
-def test_a_key_that_roll_has_no_reader_for_changes_nothing(key):
-    job, findings = job_with(Notation.ROLL, key)
-    assert covered(job, key).known.effect is Effect.NOTHING
-    assert not [each for each in findings.found if each.severity is Severity.WARNING and key in str(each.where)]
-
-
 @pytest.mark.parametrize("notation", TRAINED)
 def test_a_config_that_only_places_gets_one_note(notation):
     keys = [key for key in REAL[notation] if key.count(".") < 2 and not key.startswith(tuple(CONFIGS[notation]))]

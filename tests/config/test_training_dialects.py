@@ -23,9 +23,11 @@ from roost.config.train import (
     LossAggregation,
     LrSchedulerType,
     OldLogprobs,
+    OptimizerType,
     PolicyLoss,
     RewardScope,
     Whitening,
+    WsdDecayStyle,
     value_of,
 )
 from tests.config.test_training_read import config_of, merged, read, whats
@@ -145,6 +147,32 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             warmup_steps=0,
             min_learning_rate=1e-7,
             id="schedule-of-megatron",
+        ),
+        case(
+            RLINF,
+            {
+                **MEGATRON_ACTOR,
+                "actor.lr_sched": {"lr_decay_style": "WSD", "lr_decay_iters": 40, "lr_wsd_decay_iters": 8},
+                "actor.optim": {"lr": 1e-6, "optimizer": "muon", "optimizer_cpu_offload": True},
+            },
+            lr_scheduler_type=LrSchedulerType.WSD,
+            wsd_decay_steps=8,
+            wsd_decay_style=WsdDecayStyle.EXPONENTIAL,
+            optimizer=OptimizerType.MUON,
+            optimizer_cpu_offload=True,
+            id="muon-and-wsd-of-megatron",
+        ),
+        case(
+            ROLL,
+            {"actor_train.training_args.optim": "adamw_bnb_8bit"},
+            optimizer=OptimizerType.ADAMW_8BIT,
+            id="8bit-adamw-of-roll",
+        ),
+        case(
+            LOOP,
+            {"rl.optimization.optimizer._target_": "torch.optim.Muon"},
+            optimizer=OptimizerType.MUON,
+            id="muon-of-ml-loop",
         ),
         case(
             RLINF,
@@ -1112,7 +1140,7 @@ def test_what_is_done_otherwise_is_said(written, count):
             LOOP,
             {"rl.optimization.optimizer._target_": "torch.optim.SGD"},
             "rl.optimization.optimizer._target_",
-            "is 'torch.optim.SGD'; the optimizer is AdamW",
+            "is 'torch.optim.SGD'; the optimizers are AdamW, Muon, AdamW8bit",
             id="optimizer",
         ),
         pytest.param(

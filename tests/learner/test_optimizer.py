@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings, TrainSettings
-from roost.learner.learner import learning_rate, new_optimizer
+from roost.config.train import LearnerSettings, LrSchedulerType, OptimizerSettings, TrainSettings, WsdDecayStyle
+from roost.learner.optimizer import learning_rate, new_optimizer
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ from roost.learner.learner import learning_rate, new_optimizer
         pytest.param(LrSchedulerType.LINEAR, 2, 4, [0.5, 1, 1, 0.5, 0, 0], id="linear after warm-up"),
         pytest.param(LrSchedulerType.COSINE, 0, 4, [1, 0.853553, 0.5, 0.146447, 0, 0], id="cosine"),
         pytest.param(LrSchedulerType.COSINE, 1, 3, [1, 1, 0.5, 0, 0, 0], id="cosine after warm-up"),
+        pytest.param(LrSchedulerType.WSD, 1, 4, [1, 1, 1, 1, 0, 0], id="wsd of one step"),
     ],
 )
 def test_learning_rate(schedule, warmup, total, rates):
@@ -51,6 +52,29 @@ def test_a_schedule_ends_at_its_floor_before_the_run(style, warmup):
     assert rates[20:] == pytest.approx([1e-4] * 10)
 
 
+@pytest.mark.parametrize(
+    ("form", "falling"),
+    [
+        ("linear", [1, 0.75, 0.5, 0.25]),
+        ("cosine", [1, 0.853553, 0.5, 0.146447]),
+        ("minus_sqrt", [1, 0.5, 0.292893, 0.133975]),
+        ("exponential", [1, 0.681793, 0.414214, 0.189207]),
+    ],
+)
+def test_wsd_is_stable_until_its_decay(form, falling):
+    settings = OptimizerSettings(
+        2.0,
+        lr_scheduler_type=LrSchedulerType.WSD,
+        warmup_steps=2,
+        wsd_decay_steps=4,
+        wsd_decay_style=WsdDecayStyle(form),
+        min_learning_rate=1.0,
+        total_steps=8,
+    )
+    shares = [learning_rate(settings, step) - 1 for step in range(10)]
+    assert shares == pytest.approx([0, 1, 1, 1, *falling, 0, 0], abs=1e-6)
+
+
 @pytest.mark.parametrize("total", [0, 5], ids=["no end", "ends in warm-up"])
 def test_a_schedule_that_falls_must_know_its_end(total):
     settings = OptimizerSettings(lr_scheduler_type=LrSchedulerType.LINEAR, warmup_steps=5, total_steps=total)
@@ -61,7 +85,7 @@ def test_a_schedule_that_falls_must_know_its_end(total):
 def test_only_matrices_decay():
     layer = nn.Linear(2, 2)
     before = {name: weight.detach().clone() for name, weight in layer.named_parameters()}
-    optimizer = new_optimizer(layer.parameters(), OptimizerSettings(learning_rate=0.1, weight_decay=0.5))
+    optimizer = new_optimizer(layer, OptimizerSettings(learning_rate=0.1, weight_decay=0.5))
     for weight in layer.parameters():
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
@@ -73,7 +97,7 @@ def test_moments_in_place_from_the_start_change_nothing():
     ours, theirs = nn.Linear(3, 3), nn.Linear(3, 3)
     theirs.load_state_dict(ours.state_dict())
     optimizers = (
-        new_optimizer(ours.parameters(), OptimizerSettings(weight_decay=0.0)),
+        new_optimizer(ours, OptimizerSettings(weight_decay=0.0)),
         torch.optim.AdamW(theirs.parameters(), lr=1e-6, weight_decay=0.0, fused=True),
     )
     for _ in range(3):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import roost
@@ -179,6 +180,26 @@ class TestComputed:
         learner = next(share for share in held.phases[Phase.GENERATE] if share.component == "actor")
         assert learner.state is State.OFFLOADED
         assert learner.host_gib == pytest.approx(7_615_616_512 * (2 + 12) / 8 / 2**30), "gradients are freed, not moved"
+
+    def test_the_state_of_each_optimizer_is_counted(self, model):
+        count, embeddings = 7_615_616_512, 2 * 152_064 * 3_584
+
+        def actor_of(**train):
+            train = {"task": {"_target_": "a.Task"}, "weight_dtype": "float32", "micro_batch_tokens": 1024, **train}
+            config = rlinf({"actor": "0-7", "rollout": "8-15"}, {"model": {"model_path": model}})
+            config["cluster"]["num_nodes"] = 2
+            plan = roost.plan({**config, "train": train}, machines(80, nodes=2))
+            held = next(each for each in plan.residency.classes if "actor" in each.device_class.components)
+            return held.phases[Phase.LEARN][0]
+
+        exact = actor_of()
+        saved = count * 8 / 8 / 2**30 - np.array(
+            [exact.device_gib - actor_of(optimizer=kind).device_gib for kind in ("muon", "adamw_8bit")]
+        )
+        assert saved * 2**30 == pytest.approx([(count + embeddings) * 4 / 8, count * 2 * (1 + 1 / 64) / 8])
+        offloaded = actor_of(optimizer_cpu_offload=True)
+        assert (exact.host_gib, offloaded.host_gib) == (0.0, pytest.approx(count * 8 / 8 / 2**30))
+        assert exact.device_gib - offloaded.device_gib == pytest.approx(count * 8 / 8 / 2**30)
 
     def test_host_memory(self, model):
         actor = {"model": {"model_path": model}, "enable_offload": True}

@@ -140,6 +140,11 @@ BROKEN = {
         "train.in_flight",
         "is hold, but an adapter is trained",
     ),
+    "wsd-that-decays-from-its-warm-up": (
+        rlinf(lr_scheduler_type="wsd", wsd_decay_steps=95, warmup_steps=10, max_steps=100),
+        "train.wsd_decay_steps",
+        "is 95 optimizer steps, but 90 follow the warm-up",
+    ),
     "critic-that-learns-nothing": (
         rlinf(WITH_CRITIC, advantage_estimator="gae", critic_learning_rate=0),
         "train.critic_learning_rate",
@@ -275,6 +280,8 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
             "does not mean the same to SGLang and to the learner",
         ),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
+        (rlinf(muon_momentum=0.9), "muon_momentum", "has no effect"),
+        (rlinf(lr_scheduler_type="cosine", wsd_decay_steps=5), "wsd_decay_steps", "has no effect"),
         (
             rlinf(warmup_steps=200, max_steps=100),
             "warmup_steps",

@@ -10,9 +10,8 @@ from pathlib import Path
 from roost.config.findings import Findings, Where, counted, shown
 from roost.config.frameworks.arguments import Arguments, Start, how_to_give
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
-from roost.config.job import COMMAND_LINE
 from roost.config.shell.reading import Command, Reading
-from roost.config.shell.script import read_script
+from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.values import Value
 from roost.config.source import Launch, Source
 

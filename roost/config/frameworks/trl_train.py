@@ -21,6 +21,7 @@ from roost.config.train import (
     KlEstimator,
     LossAggregation,
     LrSchedulerType,
+    OptimizerType,
     PolicyLoss,
     RewardScope,
 )
@@ -122,6 +123,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "rollout_is": _IS_KEYS,
     "importance_weight_cap": _IS_KEYS,
     "rollout_rejection": _IS_KEYS,
+    "optimizer": ("optim",),
     "lr_scheduler_type": ("lr_scheduler_type",),
     "loss_type": ("loss_type",),
     "loss_aggregation": ("loss_type",),
@@ -139,7 +141,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 _SPEED = Known(Effect.SPEED, "speed or memory of TRL's processes")
 _BACKEND = Known(Effect.BACKEND, "a backend of TRL's")
 _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw", "paged_adamw_32bit")
-_OPTIMIZER = Known(Effect.TRAINING, "Roost trains with AdamW", "remove it", (None, *_ADAM))
+_OPTIMIZERS = {
+    **dict.fromkeys(_ADAM, OptimizerType.ADAMW),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), OptimizerType.ADAMW_8BIT),
+}
 
 
 def _entry(known: Known, names: str) -> Entry:
@@ -152,7 +157,6 @@ TABLE = (
     _entry(START, "resume_from_checkpoint"),
     _entry(_SPEED, "{bf16,tf32,dtype,torch_dtype,attn_implementation,dataloader_*,per_device_eval_batch_size}"),
     _entry(_SPEED, "{gradient_checkpointing_kwargs,use_liger_kernel,torch_compile,ddp_*,ds3_*,vllm_max_*}"),
-    _entry(_OPTIMIZER, "optim"),
     _entry(_BACKEND, "{vllm_server_*,vllm_group_port,vllm_model_impl,trust_remote_code,main_process_port,rdzv_*}"),
     _entry(_BACKEND, "{compute_environment,debug,downcast_bf16,main_training_function,mixed_precision,rdzv_backend}"),
     _entry(_BACKEND, "{same_network,tpu_*,use_cpu,remove_unused_columns,deepspeed,machine_rank}"),
@@ -250,6 +254,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "max_epochs": None if steps else _epochs(keys),
         "reference_sync_steps": _reference_sync(keys, per_step),
         **(_correction(keys) if any(keys.is_written(name) for name in _IS_KEYS) else {}),
+        "optimizer": _optimizer(keys),
         "lr_scheduler_type": keys.named("lr_scheduler_type", SCHEDULES),
         "loss_type": loss[0] if loss else None,
         "loss_aggregation": loss[1] if loss else None,
@@ -261,6 +266,16 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "eval_every": _interval(keys, "eval", per_step),
         "checkpoint_every": _interval(keys, "save", per_step),
     }
+
+
+def _optimizer(keys: _Keys) -> OptimizerType | None:
+    """The optimizer; one that Roost does not have is named, and AdamW takes its place."""
+    key = keys.key("optim")
+    word = keys.root.text(key) if key in keys.root else None
+    if word is not None and word not in _OPTIMIZERS:
+        what, why = f"{word} is not followed", "Roost trains with AdamW, 8-bit AdamW or Muon"
+        keys.root.findings.warn("RST-T014", keys.root.where(key), what, why, "write optimizer in train, or remove it")
+    return _OPTIMIZERS.get(word or "")
 
 
 def _cispo_range(keys: _Keys) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ EVALUATION = Known(
 )
 OPTIMIZER = Known(
     Effect.TRAINING,
-    "Roost's optimizer is AdamW, with a constant, linear or cosine schedule over the run",
+    "Roost's schedules are constant, linear, cosine or wsd, over the run",
     "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
 UNREAD = Known(Effect.TRAINING, "ml-loop reads it in rl.params alone", "write it in rl.params")
@@ -40,7 +40,6 @@ TABLE = (
     Entry(ADAPTER, "llm.{lora_dropout,lora_bias} llm.lora.**"),
     Entry(START, "llm.adapter_path"),
     Entry(EVALUATION, "rl.eval.{script,overrides.**,summaries.**,scenario_sampler.**,n_iterations}"),
-    Entry(Known(Effect.FOLLOWED, "Roost's optimizer is AdamW"), "rl.optimization.optimizer._target_"),
     Entry(OPTIMIZER, "rl.optimization.optimizer.{amsgrad,maximize} rl.optimization.lr_scheduler.**"),
     Entry(LOGGING, "wandb.** dry_run wandb_project log_dir"),
     Entry(FILES, "rl.cloud_path llm.parameter_count"),

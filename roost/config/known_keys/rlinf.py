@@ -32,7 +32,7 @@ FORMAT = Known(
 )
 SCHEDULE = Known(
     Effect.TRAINING,
-    "Roost's schedules are constant, linear or cosine after a warm-up from 0, and weight decay is constant",
+    "Roost's schedules are constant, linear, cosine or wsd after a warm-up from 0, and weight decay is constant",
     "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
 CYCLES = replace(SCHEDULE, harmless=(None, 0.5))
@@ -110,9 +110,8 @@ TABLE = (
     Entry(FORMAT, "algorithm.down_sampling.down_sampling_config.roc_answer_format"),
     Entry(
         SCHEDULE,
-        """actor.optim.{warmup_style,lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps,optimizer}
-        actor.lr_sched.{lr_warmup_init,start_weight_decay,end_weight_decay,weight_decay_incr_style}
-        actor.lr_sched.{lr_wsd_decay_iters,lr_wsd_decay_style}""",
+        """actor.optim.{warmup_style,lr_warmup_fraction,lr_decay_steps,value_lr,critic_warmup_steps}
+        actor.lr_sched.{lr_warmup_init,start_weight_decay,end_weight_decay,weight_decay_incr_style}""",
     ),
     Entry(CYCLES, "{actor,critic}.optim.num_cycles"),
     Entry(PEAK, "{actor,critic}.lr_sched.max_lr"),
@@ -185,7 +184,8 @@ TABLE = (
         {actor,critic,inference,reference}.{model_type,use_checkpoint} {critic,inference,reference}.checkpoint_load_path
         {actor,critic}.optim.{bf16,fp16,loss_scale,loss_scale_window,initial_loss_scale,min_loss_scale,hysteresis}
         {actor,critic}.optim.{overlap_grad_reduce,overlap_param_gather,overlap_param_gather_with_optimizer_step}
-        {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer,optimizer_cpu_offload}
+        {actor,critic}.optim.{use_distributed_optimizer,use_precision_aware_optimizer}
+        critic.optim.optimizer_cpu_offload
         {actor,critic}.optim.{optimizer_enable_pin,optimizer_offload_fraction,align_param_gather,fused,foreach}""",
     ),
     Entry(MODEL, "{actor,critic,inference,reference,rollout}.model.**"),

@@ -20,7 +20,7 @@ JUDGE_TEMPLATE = Known(Effect.BACKEND, "a reward's engine applies its model's ow
 WORKERS = Known(Effect.BACKEND, "a class of ROLL's workers; Roost has its own")
 SCHEDULE = Known(
     Effect.TRAINING,
-    "Roost's optimizer is AdamW, with a constant, linear or cosine schedule",
+    "Roost's schedules are constant, linear, cosine or wsd",
     "write lr_scheduler_type, warmup_steps and min_learning_rate in train",
 )
 MODEL_CONFIG = Known(
@@ -103,7 +103,9 @@ TABLE = (
     ),
     Entry(
         LOSS,
-        "teachers_kl_coef",
+        """mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type
+        use_topr_loss l2 minibatch_data_iter_num
+        teachers_kl_coef""",
     ),
     Entry(
         Known(Effect.FOLLOWED, "rollout_is and rollout_rejection in train"),
@@ -134,7 +136,7 @@ TABLE = (
     ),
     Entry(WORKERS, "ROLE.worker_cls ROLE.name"),
     Entry(START, "resume_from_checkpoint"),
-    Entry(SCHEDULE, f"{LEARNERS}.training_args.{{optim,lr_scheduler_kwargs.**}}"),
+    Entry(SCHEDULE, f"{LEARNERS}.training_args.lr_scheduler_kwargs.**"),
     Entry(MODEL_CONFIG, f"{LEARNERS}.model_args.model_config_kwargs.**"),
     Entry(LOGGING, "track_with tracker_kwargs.** logging_dir logging_steps report_length_and_rewards"),
     Entry(
@@ -158,7 +160,6 @@ TABLE = (
     Entry(
         UNREAD,
         """add_len_reward use_reward_scaling use_reward_norm reward_norm reward_scale reward_shift pg_variant
-        mask_type postive_loss_coef use_topr_neg_loss_coef use_policy_loss_type use_topr_loss l2 minibatch_data_iter_num
         ROLE.use_remove_padding validation.eval_steps {train,val}_env_manager.format_penalty
         ROLE.generating_args.{do_sample,num_beams,length_penalty,max_length,logprobs} ROLE.pg_variant
         ROLE.data_args.{dataset_dir,interleave_probs,overwrite_cache} dataset_filter.**

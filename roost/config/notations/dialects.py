@@ -86,11 +86,12 @@ UNLIKE: Mapping[Notation, tuple[Unlike, ...]] = {
         ),
         Unlike("algorithm.max_num_gen_batches", (None, 0, 1)),
         Unlike("runner.weight_sync_interval", (None, 1), _STALENESS),
-        Unlike("actor.optim.optimizer", (None, "adam", "adamw"), "remove it; Roost's optimizer is AdamW"),
         Unlike("actor.lr_sched.weight_decay_incr_style", (None, "constant"), "remove it"),
         Unlike("algorithm.sampling_params.do_sample", (None, True)),
     ),
     Notation.ROLL: (
+        Unlike("use_policy_loss_type", (None, "PPO"), "write importance_sampling_level: none in train"),
+        Unlike("mask_type", (None, "loss")),
         Unlike("length_loss_weight"),
         *(Unlike(f"{role}.model_update_frequency", (None, 1), _STALENESS) for role in _POLICIES),
         *(Unlike(f"{role}.apply_loss_scale", (None, True)) for role in _POLICIES),

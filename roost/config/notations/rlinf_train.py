@@ -14,8 +14,10 @@ from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS
 from roost.config.notations.rlinf_agents import tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
+    DECAY_STYLES,
     DIVERGENCES,
     ESTIMATORS,
+    OPTIMIZERS,
     SCHEDULES,
     clip_ranges,
     compute_dtype,
@@ -38,6 +40,7 @@ from roost.config.train import (
     OldLogprobs,
     RolloutSettings,
     Whitening,
+    WsdDecayStyle,
 )
 
 ADV_TYPES = {
@@ -93,7 +96,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "rollout_rejection": ("algorithm.behave_weight_threshold",),
     "kl_estimator": ("algorithm.kl_penalty_type",),
     "entropy_coef": ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
+    "optimizer": ("actor.optim.optimizer",),
     "lr_scheduler_type": ("actor.optim.lr_scheduler", "actor.lr_sched.lr_decay_style"),
+    "wsd_decay_steps": ("actor.lr_sched.lr_wsd_decay_iters",),
+    "wsd_decay_style": ("actor.lr_sched.lr_wsd_decay_style",),
     "warmup_steps": ("actor.optim.lr_warmup_steps", "actor.lr_sched.lr_warmup_iters"),
     "warmup_ratio": ("actor.optim.lr_warmup_steps_ratio", "actor.lr_sched.lr_warmup_fraction"),
     "decay_steps": ("actor.optim.total_training_steps", "actor.lr_sched.lr_decay_iters"),
@@ -156,6 +162,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_old_logprobs(algorithm),
         "kl_estimator": _kl_estimator(algorithm, actor),
         "entropy_coef": _entropy(algorithm),
+        "optimizer": named(actor.below("optim"), "optimizer", OPTIMIZERS),
         **_schedule(actor, _steps_per_step(root, count)),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
@@ -431,19 +438,22 @@ def _of_optim(optim: Section, optimizer_steps: int) -> dict[str, Any]:
 
 def _of_lr_sched(sched: Section) -> dict[str, Any]:
     """The Megatron actor's schedule; a fraction goes before a number of iterations."""
-    fraction = _fraction(sched, "lr_warmup_fraction")
+    fraction, form = _fraction(sched, "lr_warmup_fraction"), named(sched, "lr_decay_style", SCHEDULES)
+    usual = WsdDecayStyle.EXPONENTIAL if form is LrSchedulerType.WSD else None  # Megatron's
     return {
-        "lr_scheduler_type": named(sched, "lr_decay_style", SCHEDULES),
+        "lr_scheduler_type": form,
         "warmup_steps": whole_number(sched, "lr_warmup_iters", 0) if fraction is None else None,
         "warmup_ratio": fraction,
         "decay_steps": whole_number(sched, "lr_decay_iters", 1),
+        "wsd_decay_steps": whole_number(sched, "lr_wsd_decay_iters", 1),
+        "wsd_decay_style": named(sched, "lr_wsd_decay_style", DECAY_STYLES) or usual,
         "min_learning_rate": sched.number("min_lr"),
     }
 
 
 def _warn_unread(optim: Section, sched: Section, backend: Any) -> None:
     """A schedule that falls, written for the other backend."""
-    falls = ("linear", "cosine", TORCH_COSINE)
+    falls = ("linear", "cosine", TORCH_COSINE, "WSD")
     for section, key, reader, instead in (
         (optim, "lr_scheduler", MEGATRON, "actor.lr_sched.lr_decay_style"),
         (sched, "lr_decay_style", FSDP, "actor.optim.lr_scheduler"),

@@ -10,13 +10,7 @@ from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
-from roost.config.notations.roll_data import (
-    PROMPT_LENGTH,
-    data_settings,
-    of_instructions,
-    of_questions,
-    supervised_data,
-)
+from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
 from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
 from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM
@@ -24,6 +18,7 @@ from roost.config.notations.roll_loss import loss_settings
 from roost.config.notations.words import (
     DIVERGENCES,
     ESTIMATORS,
+    OPTIMIZERS,
     SCHEDULES,
     compute_dtype,
     engine_of,
@@ -233,6 +228,7 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
 ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 STUDENT = "student"  # that of its distillation on given completions
+PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 500,
     "prompts_per_step": 128,
@@ -342,6 +338,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "cispo_mask": of_policy("cispo_use_unified_mask"),
     "kimi15_tau": of_policy("kimi15_tau"),
     "importance_sampling_level": (*of_policy("pg_variant"), "importance_sampling", "ratio_type"),
+    "optimizer": of_learner("training_args.optim"),
     "lr_scheduler_type": of_learner("training_args.lr_scheduler_type"),
     "min_learning_rate": (
         *of_learner("training_args.lr_scheduler_kwargs.min_lr"),
@@ -388,6 +385,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
         **loss_settings(root, learner),
+        "optimizer": named(learner.below("training_args"), "optim", OPTIMIZERS),
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
         "min_learning_rate": _least_rate(learner.below("training_args")),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,

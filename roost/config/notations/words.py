@@ -15,6 +15,8 @@ from roost.config.train import (
     KlEstimator,
     LossAggregation,
     LrSchedulerType,
+    OptimizerType,
+    WsdDecayStyle,
 )
 
 ESTIMATORS = {
@@ -38,6 +40,18 @@ DIVERGENCES = {
 }
 # Of corrections in verl and TRL: the weight of a sequence is the product of those of its tokens.
 IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
+OPTIMIZERS = {
+    "adam": OptimizerType.ADAMW,
+    "adamw": OptimizerType.ADAMW,
+    "muon": OptimizerType.MUON,
+    "adamw8bit": OptimizerType.ADAMW_8BIT,
+    "adamw_8bit": OptimizerType.ADAMW_8BIT,
+    "adamw_bnb_8bit": OptimizerType.ADAMW_8BIT,
+    "adamw_torch": OptimizerType.ADAMW,
+    "adamw_torch_fused": OptimizerType.ADAMW,
+    "adamw_torch_8bit": OptimizerType.ADAMW_8BIT,
+}
+DECAY_STYLES = {each.value: each for each in WsdDecayStyle}
 SCHEDULES = {
     "constant": LrSchedulerType.CONSTANT,
     "constant_with_warmup": LrSchedulerType.CONSTANT,
@@ -45,6 +59,7 @@ SCHEDULES = {
     "linear": LrSchedulerType.LINEAR,
     "cosine": LrSchedulerType.COSINE,
     "cosine_with_min_lr": LrSchedulerType.COSINE,
+    "WSD": LrSchedulerType.WSD,
 }
 # float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roost.config.findings import Findings
-from roost.config.job import COMMAND_LINE
 from roost.config.shell.interpreter import Interpreter
 from roost.config.shell.reading import Reading
 from roost.config.shell.state import initial_state
 from roost.config.shell.values import Value
 from roost.config.source import read_text
 
+COMMAND_LINE = "command line"
 MAX_SCRIPT_BYTES = 1 << 18
 
 

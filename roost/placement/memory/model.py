@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from roost.placement.component_plan import ComponentPlan
 GIB = 1024**3
 
 # Bytes that training keeps for each parameter: mixed precision with Adam (Rajbhandari et al. 2020, "ZeRO", 3.1).
-OPTIMIZER_BYTES = 12  # 32-bit master weight, first moment, second moment
+MASTER_BYTES = 4  # 32-bit master weight, beside weights of 16 bits
+MOMENT_BYTES = 4  # of AdamW's first and second moment each, and of Muon's momentum
+MOMENT_BYTES_8BIT = 1 + 4 / 256  # a code, and a scale for each block of 256
 MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # Bytes of activations for each token and hidden unit inside one layer without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
@@ -34,6 +36,7 @@ ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine bes
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
 COMPUTE_BYTES = 2  # per weight, in passes with mixed precision
 SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
+STREAMED_GIB = 1.0  # optimizer state on the device at the same time, if the host keeps it
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
 
 
@@ -78,6 +81,7 @@ def learner_memory(
     sharding: Sharding = Sharding.FULL,
     lora_rank: int | None = None,
     recomputes: bool = True,
+    optimizer: str = "adamw",
 ) -> LearnerMemory:
     """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
@@ -107,13 +111,32 @@ def learner_memory(
         gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
     else:
         gathered = 0.0
-    moments = OPTIMIZER_BYTES if weight_bytes < 4 else OPTIMIZER_BYTES - 4  # 32-bit weights are their own master copy
+    moments = moment_bytes(shape, optimizer, lora_rank)
+    moments += MASTER_BYTES if weight_bytes < MASTER_BYTES else 0  # 32-bit weights are their own master copy
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
         gradients=held * trained / shape.parameters * gradient_bytes / GIB,
         optimizer=trained * moments / processes / GIB,
         activations=(activation_bytes(shape, sizes, tokens, sharding, recomputes) + gathered) / GIB,
     )
+
+
+def moment_bytes(shape: ModelShape, optimizer: str = "adamw", lora_rank: int | None = None) -> float:
+    """Bytes of an optimizer's moments for each trained parameter.
+
+    Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two.
+
+    >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+    ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
+    >>> [round(moment_bytes(shape, kind), 2) for kind in ("adamw", "muon", "adamw_8bit")]
+    [8, 4.57, 2.03]
+    """
+    if optimizer == "adamw_8bit":
+        return 2 * MOMENT_BYTES_8BIT
+    if optimizer != "muon":
+        return 2 * MOMENT_BYTES
+    others = shape.embedding_parameters + shape.expert_parameters if lora_rank is None else 0
+    return MOMENT_BYTES * (1 + others / shape.parameters)
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
@@ -356,10 +379,11 @@ class Footprint:
     resident: float | None  # idle on the device; working memory is freed
     idle: float | None  # on the device while it sleeps or is offloaded
     host: float | None  # in host memory while it sleeps or is offloaded
+    kept: float | None = 0.0  # always in host memory: an optimizer's state that is kept there
 
     def times(self, count: int) -> Footprint:
         """Return the footprint of `count` processes on one device."""
-        sizes = (self.active, self.scoring, self.syncing, self.resident, self.idle, self.host)
+        sizes = (self.active, self.scoring, self.syncing, self.resident, self.idle, self.host, self.kept)
         return Footprint(*(None if size is None else size * count for size in sizes))
 
 
@@ -432,7 +456,11 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         sharding,
         component.model.lora_rank,
         component.model.recomputes,
+        component.model.optimizer,
     )
+    on_host = memory.optimizer if component.model.optimizer_on_host else 0.0
+    if on_host:
+        memory = replace(memory, optimizer=0.0, activations=max(memory.activations, STREAMED_GIB))
     kept, moved = _split_by_offload(memory, component.model.offloads)
     # Between phases a learner keeps what it does not offload. To score it has loaded everything, as it learns next; to
     # send it needs its weights.
@@ -443,7 +471,8 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         syncing=kept + weights + CONTEXT_GIB,
         resident=memory.total - memory.activations + CONTEXT_GIB,
         idle=kept + CONTEXT_GIB,
-        host=moved,
+        host=moved + on_host,
+        kept=on_host,
     )
 
 

@@ -218,9 +218,12 @@ class ClassResidency:
         pairs = zip(self.phases[Phase.GENERATE], self.phases[Phase.SYNC], strict=True)
         leaving = [(away, left) for away, left in pairs if away.state is not State.RUNS and left.state is State.RUNS]
         whole = _known_sum([size for away, _ in leaving for size in (away.device_gib, away.host_gib)])
+        stays = _known_sum([left.host_gib for _, left in leaving])  # state that the host keeps does not leave
         weights = _known_sum([left.device_gib for _, left in leaving])
         used = self.used_gib(Phase.SYNC)
-        return None if whole is None or weights is None or used is None else used + whole - weights
+        if whole is None or stays is None or weights is None or used is None:
+            return None
+        return used + whole - stays - weights
 
     @property
     def overlaps_sync(self) -> bool:
@@ -372,7 +375,13 @@ def _size(
         active = figure if is_learner or size.active is None or fraction is None else size.active
         left = CONTEXT_GIB if is_learner else SLEEPING_ENGINE_GIB
         size = Footprint(
-            active, active, size.syncing if decision is not Decision.KEEP else active, active, left, size.host
+            active,
+            active,
+            size.syncing if decision is not Decision.KEEP else active,
+            active,
+            left,
+            size.host,
+            size.kept,
         )
     return size.times(device_class.processes[device_class.components.index(part.name)])
 
@@ -462,14 +471,14 @@ def _share(
 ) -> Share:
     state = _state(part, phase, decision, names, is_async)
     if state is State.STAYS:
-        return Share(part.name, state, size.resident, 0.0)
+        return Share(part.name, state, size.resident, size.kept)
     if state in (State.STOPPED, State.UNUSED):
         return Share(part.name, state, 0.0, 0.0)
     if state is not State.RUNS:
         return Share(part.name, state, size.idle, size.host)
     takes_turns = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
     between = size.idle if takes_turns and phase is not Phase.SYNC else None
-    return Share(part.name, state, _working_size(part, phase, decision, size), 0.0, between)
+    return Share(part.name, state, _working_size(part, phase, decision, size), size.kept, between)
 
 
 def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: Footprint) -> float | None:

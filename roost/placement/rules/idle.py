@@ -1,4 +1,4 @@
-"""Settings of the loss and of advantages that another setting leaves without effect."""
+"""Settings of the loss, of advantages and of the optimizer that another setting leaves without effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from roost.config.train import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
     LossAggregation,
+    LrSchedulerType,
     OldLogprobs,
+    OptimizerType,
     PolicyLoss,
     TrainSettings,
 )
@@ -91,6 +93,18 @@ IDLE = (
         lambda settings: settings.advantage.kl_penalty_coef == 0,
         "kl_penalty_coef is 0: there is no KL penalty",
         "write kl_penalty_coef, or remove it",
+    ),
+    Idle(
+        ("muon_momentum",),
+        lambda settings: settings.learner.optimizer.optimizer is not OptimizerType.MUON,
+        "optimizer is not muon",
+        "write optimizer: muon, or remove it",
+    ),
+    Idle(
+        ("wsd_decay_steps", "wsd_decay_style"),
+        lambda settings: settings.learner.optimizer.lr_scheduler_type is not LrSchedulerType.WSD,
+        "lr_scheduler_type is not wsd",
+        "write lr_scheduler_type: wsd, or remove it",
     ),
     Idle(
         ("value_huber_delta",),

@@ -498,13 +498,19 @@ def _check_constant(settings: OptimizerSettings, at: At, findings: Findings) -> 
         if is_idle:
             report = findings.warn if at(key).path[:1] == ("train",) else findings.note
             why = f"lr_scheduler_type is constant: the learning rate stays at {settings.learning_rate:g}"
-            report("RST-T084", at(key), "has no effect", why, "write lr_scheduler_type: cosine or linear, or remove it")
+            report(
+                "RST-T084",
+                at(key),
+                "has no effect",
+                why,
+                "write lr_scheduler_type: cosine, linear or wsd, or remove it",
+            )
 
 
 def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, at: At, findings: Findings) -> None:
     """Report a schedule that would rise, or that warms up beyond its end. `of_rate` and `of_warmup` are its keys."""
     rate, least, warmup = settings.learning_rate, settings.min_learning_rate, settings.steps_of_warmup
-    falls = settings.lr_scheduler_type is not LrSchedulerType.CONSTANT
+    falls, end = settings.lr_scheduler_type is not LrSchedulerType.CONSTANT, settings.schedule_steps
     if falls and least > rate:
         what = f"is {least:g}, but {of_rate} is {rate:g}"
         findings.error("RST-T077", at("min_learning_rate"), what, "the schedule would rise to it", "lower it")
@@ -515,6 +521,14 @@ def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, a
             f"is {settings.decay_steps} optimizer steps, of which the first {warmup} are warm-up",
             f"{of_warmup} leaves the learning rate no step to fall in",
             f"write more than {warmup}, or a shorter warm-up",
+        )
+    elif settings.lr_scheduler_type is LrSchedulerType.WSD and settings.steps_of_wsd_decay > end - warmup > 0:
+        findings.error(
+            "RST-T077",
+            at("wsd_decay_steps"),
+            f"is {settings.steps_of_wsd_decay} optimizer steps, but {end - warmup} follow the warm-up",
+            f"{end} steps of the schedule - {warmup} of warm-up = {end - warmup}",
+            f"write at most {end - warmup}",
         )
     elif warmup >= settings.total_steps > 0 and warmup > 1:  # one step of warm-up has the full learning rate
         findings.warn(
