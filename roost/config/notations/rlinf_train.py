@@ -181,7 +181,9 @@ def is_fsdp(actor: Section) -> bool:
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """RLinf's defaults, where Roost's differ."""
     found = engine_of(root.below("rollout"), "rollout_backend")
-    data = _data(root.below("data"), root.below("rollout").text("custom_chat_template"))
+    own = root.below("train").values
+    has_own = bool(own.get("data") or own.get("task"))
+    data = _data(root.below("data"), root.below("rollout").text("custom_chat_template"), has_own)
     found |= tool_task(root)
     if data:
         found["data"] = data
@@ -194,12 +196,15 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _data(section: Section, own_template: str | None) -> dict[str, Any]:
-    """The keys of RLinf's text data sets: files one after the other, the first `data_size` rows of all."""
+def _data(section: Section, own_template: str | None, has_own: bool) -> dict[str, Any]:
+    """The keys of RLinf's data sets: files one after the other, the first `data_size` rows of all.
+
+    `has_own`: the section train has data or a task, so that nothing needs to be read here.
+    """
     kind = section.values.get("type") or TEXT_DATA[0]
     if not section.values.get("train_data_paths") or kind not in (*TEXT_DATA, IMAGE_DATA):
         return {}
-    rows = _image_rows(section) if kind == IMAGE_DATA else {}
+    rows = _image_rows(section, has_own) if kind == IMAGE_DATA else {}
     if rows is None:
         return {}
     longest = section.whole_number("max_prompt_length", 1)
@@ -223,11 +228,16 @@ def _data(section: Section, own_template: str | None) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _image_rows(section: Section) -> dict[str, Any] | None:
+def _image_rows(section: Section, has_own: bool) -> dict[str, Any] | None:
     """Columns and prompts of RLinf's data with images; None for a data set of another purpose."""
     name = (section.text("dataset_name") or "").lower()
-    if name not in (CHOICES, PLAIN):
+    if name not in (CHOICES, PLAIN) and has_own:
         return None
+    if name not in (CHOICES, PLAIN):
+        what = f"is {shown(name)}: images or videos that Roost does not read"
+        why = f"of RLinf's data with images it reads {CHOICES} and {PLAIN}, which are for reinforcement learning"
+        section.error("RST-T160", "dataset_name", what, why, f"write dataset_name: {CHOICES}, or data in train")
+        return {}
     found: dict[str, Any] = {"images": section.get("image_keys"), "chat_template": True}
     if name == CHOICES:  # its columns have fixed names, and its system prompt cannot be changed in RLinf
         return {
