@@ -1,9 +1,12 @@
 """Learners on a GPU: flash attention, memory that is really free, copies beside the computing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from roost.config.train import OptimizerSettings, OptimizerType
 from roost.learner.attention import Segments, _by_length, _can_flash, _flash
 from roost.learner.learner import Learner
 from tests.learner.random_samples import assert_equal, random_samples, settings_of, totals_of, trained
@@ -67,3 +70,31 @@ def test_offloading_frees_the_device_and_changes_nothing(models, device, tmp_pat
     two = Learner(settings, device)
     two.restore(tmp_path / "step")
     assert_equal(trained(two, *BATCHES[1:])[0], expected, 1e-4)
+
+
+@pytest.mark.parametrize("kind", list(OptimizerType))
+def test_state_on_the_host_frees_the_device_and_changes_nothing(models, device, kind, tmp_path):
+    if kind is OptimizerType.ADAMW_8BIT:
+        pytest.importorskip("torchao")
+    optimizer = OptimizerSettings(learning_rate=1e-3, optimizer=kind)
+    settings = settings_of(models(hidden_size=512, intermediate_size=2048), optimizer=optimizer)
+    on_host = dataclasses.replace(settings, optimizer=dataclasses.replace(optimizer, optimizer_cpu_offload=True))
+    found, held = [], []
+    for each in (settings, on_host):
+        before = torch.cuda.memory_allocated(device)
+        one = Learner(each, device)
+        held.append(torch.cuda.memory_allocated(device) - before)
+        weights, _ = trained(one, *BATCHES)
+        found.append({name: weight.cpu() for name, weight in weights.items()})
+        one.save(tmp_path / str(len(found)))
+        one.wait_saved()
+        one.restore(tmp_path / str(len(found)))
+        states = one._optimizer.state.values()
+        assert all(state.device.type == ("cpu" if each is on_host else "cuda") for state in _moments(states))
+        del one, weights
+    assert held[1] < held[0]
+    assert_equal(found[1], found[0], 1e-4)
+
+
+def _moments(states):
+    return [tensor for state in states for tensor in state.values() if tensor.dim()]
