@@ -172,7 +172,7 @@ class MeshSizes:
     shard: int = 1  # ranks with samples of their own that share one copy of the weights (FSDP)
     context: int = 1  # ranks that share the tokens of a batch, and the weights as well
     tensor: int = 1  # ranks that share every matrix product
-    expert: int = 1  # ranks among those of FSDP that share the experts of a mixture
+    expert: int = 1  # ranks among those of FSDP and tensor that share the experts of a mixture
 
     @classmethod
     def of(cls, sizes: ParallelSizes, ranks: int) -> MeshSizes:
@@ -191,8 +191,10 @@ class MeshSizes:
         if ranks % (fsdp * sizes.tensor):
             of_tensor = f" times tensor size {sizes.tensor}" if sizes.tensor > 1 else ""
             raise ValueError(f"{ranks} ranks cannot be divided into FSDP groups of {fsdp}{of_tensor}")
-        if fsdp % sizes.expert:
-            raise ValueError(f"FSDP over {fsdp} ranks cannot be divided into expert groups of {sizes.expert}")
+        if fsdp * sizes.tensor % sizes.expert:
+            raise ValueError(
+                f"copies of {fsdp * sizes.tensor} ranks cannot be divided into expert groups of {sizes.expert}"
+            )
         replicate = ranks // (fsdp * sizes.tensor)
         return cls(replicate, fsdp // sizes.context, sizes.context, sizes.tensor, sizes.expert)
 
@@ -204,7 +206,7 @@ class MeshSizes:
     @property
     def expert_shards(self) -> int:
         """Ranks that FSDP shards the same experts over."""
-        return self.fsdp // self.expert
+        return self.fsdp * self.tensor // self.expert
 
     @property
     def model(self) -> int:

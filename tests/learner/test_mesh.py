@@ -59,8 +59,15 @@ EXPERT = [
     MeshSizes(replicate=2, shard=2, expert=2),
     MeshSizes(shard=2, context=2, expert=2),
     MeshSizes(shard=2, context=2, expert=4),
+    MeshSizes(tensor=2, expert=2),
+    MeshSizes(tensor=4, expert=4),
+    MeshSizes(shard=2, tensor=2, expert=2),
+    MeshSizes(shard=2, tensor=2, expert=4),
+    MeshSizes(replicate=2, tensor=2, expert=2),
+    MeshSizes(context=2, tensor=2, expert=4),
 ]
 MIXTURE = [*(mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor == 1), *EXPERT]
+OF_ONE_BATCH = [MeshSizes(context=2), MeshSizes(context=4, expert=4), MeshSizes(context=2, tensor=2, expert=2)]
 BALANCED = {"router_aux_loss_coef": 0.5, **RECOMPUTED}  # of micro-batches, which are those of one rank here
 # One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
 CASES = {
@@ -69,7 +76,7 @@ CASES = {
     "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
     "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
     "mixture": ("qwen3_moe", {}, {}, POLICY, MIXTURE),
-    "balanced": ("qwen2_moe", {}, BALANCED, POLICY, [MeshSizes(context=2), MeshSizes(context=4, expert=4)]),
+    "balanced": ("qwen2_moe", {}, BALANCED, POLICY, OF_ONE_BATCH),
     "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(shard=4, expert=2)]),
 }
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
@@ -284,7 +291,12 @@ def test_sizes_of_a_mesh(sizes, ranks, expected):
         pytest.param(ParallelSizes(context=2), 1, "1 ranks cannot be divided into context groups of 2", id="context"),
         pytest.param(ParallelSizes(context=2, tensor=2), 6, "context groups of 2 times tensor groups of 2", id="both"),
         pytest.param(ParallelSizes(shard=2, context=4), 8, "FSDP over 2 ranks cannot be", id="fsdp below context"),
-        pytest.param(ParallelSizes(expert=4, shard=2), 4, "cannot be divided into expert groups of 4", id="expert"),
+        pytest.param(
+            ParallelSizes(expert=4, shard=2),
+            4,
+            "copies of 2 ranks cannot be divided into expert groups of 4",
+            id="expert",
+        ),
         pytest.param(ParallelSizes(shard=4, tensor=4), 8, "FSDP groups of 4 times tensor size 4", id="too few"),
     ],
 )
@@ -297,6 +309,7 @@ def test_sizes_that_cannot_be(sizes, ranks, reason):
     ("family", "sizes", "ranks", "reason"),
     [
         pytest.param("qwen2", ParallelSizes(expert=2), 2, "Qwen2ForCausalLM has no experts that Roost", id="dense"),
+        pytest.param("qwen3_moe", ParallelSizes(tensor=2), 2, "write an expert size that is a multiple", id="tensor"),
         pytest.param("qwen3_moe", ParallelSizes(expert=3), 3, "does not divide the model's 8 experts", id="experts"),
         pytest.param("qwen3_moe", ParallelSizes(expert=2), 6, "FSDP over 3 ranks cannot divide the 64", id="rows"),
     ],

@@ -148,6 +148,10 @@ def test_experts_that_ranks_divide_are_not_gathered():
     exchanged = 4096 * shape.active_experts * shape.hidden * 3 * 2
     assert saved == pytest.approx(layers * 7 / 8 - exchanged)
     assert plain.activations > divided.activations > whole.activations
+    both, dense = (
+        learner_memory(shape, ParallelSizes(tensor=2, expert=size), processes=8, tokens=4096) for size in (2, 10**9)
+    )
+    assert (both.activations - dense.activations) * GIB == pytest.approx(layers / 2)  # experts are not cut by tensor
 
 
 def test_expert_groups_exchange_tokens_and_not_experts():

@@ -76,8 +76,7 @@ class ContextGroup:
 
         Every rank computes the loss of the whole batch, so each has the whole gradient of its own rows.
         """
-        whole: Tensor = _AllRows.apply(own, rows, count, self.group)  # type: ignore[no-untyped-call]
-        return whole
+        return all_rows(own, rows, count, self.group)
 
     def _exchanged(self, parts: Tensor) -> Tensor:
         return exchanged(parts, self.group)
@@ -114,16 +113,43 @@ def _exchange(parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tens
     return found
 
 
+def all_rows(own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
+    """All rows, from those of each rank of a group. Their gradient is the same on all ranks."""
+    whole: Tensor = _AllRows.apply(own, rows, count, group)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def own_rows(whole: Tensor, rows: slice, group: Any) -> Tensor:
+    """This rank's rows of what all ranks of a group have. The gradient has the rows of all."""
+    own: Tensor = _OwnRows.apply(whole, rows, group)  # type: ignore[no-untyped-call]
+    return own
+
+
 class _AllRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
         ctx.rows = rows
-        # A buffer of all rows, of which each rank fills its own: ranks have different numbers of rows.
-        whole = own.new_zeros(count, *own.shape[1:])
-        whole[rows] = own
-        dist.all_reduce(whole, group=group)
-        return whole
+        return _joined(own, rows, count, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return grads[0][ctx.rows], None, None, None
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, rows: slice, group: Any) -> Tensor:
+        ctx.way_back = rows, len(whole), group
+        return whole[rows].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _joined(grads[0], *ctx.way_back), None, None
+
+
+def _joined(own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
+    # A buffer of all rows, of which each rank fills its own: ranks have different numbers of rows.
+    whole = own.new_zeros(count, *own.shape[1:])
+    whole[rows] = own
+    dist.all_reduce(whole, group=group)
+    return whole

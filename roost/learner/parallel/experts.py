@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from roost.config.job import MeshSizes
-from roost.learner.parallel.context import exchanged
+from roost.learner.parallel.context import all_rows, exchanged, own_rows
 from roost.learner.parallel.mesh import EXPERT, LearnerMesh
 
 BY_EXPERT, BY_ROW = 0, 1  # dimensions of experts' weights: expert groups divide the first, FSDP the second
@@ -31,9 +31,13 @@ def expert_modules(model: nn.Module) -> Iterator[Any]:
 def check_experts(model: nn.Module, mesh: MeshSizes) -> None:
     """Raise ValueError if the model has no experts, or experts that cannot be divided over the mesh."""
     size = mesh.expert
+    modules = list(expert_modules(model))
+    if modules and size % mesh.tensor:
+        raise ValueError(
+            f"experts are not divided by tensor size {mesh.tensor}; write an expert size that is a multiple of it"
+        )
     if size == 1:
         return
-    modules = list(expert_modules(model))
     if not modules:
         raise ValueError(f"{type(model).__name__} has no experts that Roost divides; write expert size 1")
     for experts in modules:
@@ -60,12 +64,13 @@ def divide_experts(module: nn.Module, mesh: LearnerMesh, types: MixedPrecisionPo
             own = distribute_tensor(weight.data, group, [Shard(BY_EXPERT)], src_data_rank=None)
             experts.register_parameter(name, nn.Parameter(own, weight.requires_grad))
         experts.num_experts //= group.size()
-        experts.forward = partial(_on_their_ranks, experts, group)
+        dispatch = partial(_on_their_ranks, experts, group)
+        experts.forward = dispatch if mesh.tensor is None else partial(_of_shares, dispatch, mesh.tensor)
         fully_shard(experts, mesh=mesh.expert_fsdp, mp_policy=types, shard_placement_fn=lambda _: Shard(BY_ROW))
 
 
-class _Own:
-    """Experts of this rank: the module, with plain tensors for its weights."""
+class Local:
+    """A module with this rank's tensors for its weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -73,6 +78,16 @@ class _Own:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
         return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _of_shares(
+    dispatch: Callable[..., Tensor], mesh: DeviceMesh, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Outputs for tokens that all ranks of a tensor group have: each sends a share of them to their experts."""
+    group, count, ranks, place = mesh.get_group(), len(hidden_states), mesh.size(), mesh.get_local_rank()
+    rows = slice(count * place // ranks, count * (place + 1) // ranks)
+    states, weights = (own_rows(each, rows, group) for each in (hidden_states, top_k_weights))
+    return all_rows(dispatch(states, top_k_index[rows], weights), rows, count, group)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # lengths that only the device knows
@@ -93,9 +108,9 @@ def _on_their_ranks(
     own = torch.arange(module.num_experts, device=tokens.device).repeat(ranks)
     own = own.repeat_interleave(coming, output_size=sum(received))
     # Grouped products, even of no tokens: their outputs have a gradient on every rank.
-    computed = grouped_mm_experts_forward(_Own(module), tokens, own[:, None], tokens.new_ones(len(tokens), 1))
+    computed = grouped_mm_experts_forward(Local(module), tokens, own[:, None], tokens.new_ones(len(tokens), 1))
     returned = exchanged(computed, group, received, sent)[order.argsort()]
-    weighted = returned.view(len(hidden_states), top_k, -1) * top_k_weights[..., None]
+    weighted = returned.view(-1, top_k, hidden_states.shape[-1]) * top_k_weights[..., None]
     outputs: Tensor = weighted.sum(1).to(hidden_states.dtype)
     return outputs
 
@@ -104,9 +119,10 @@ def average_gradients(model: nn.Module, mesh: LearnerMesh) -> None:
     """Make the gradients of experts averages over all ranks, as others are; call it once after the backward passes.
 
     FSDP averages them over the ranks that have the same experts, to which the expert group has sent all its tokens.
+    Ranks of a tensor group have the same tokens, and send each once.
     """
     if mesh.experts is not None:
         for experts in expert_modules(model):
             for weight in experts.parameters():
                 if weight.grad is not None:
-                    weight.grad.div_(mesh.sizes.expert)
+                    weight.grad.div_(mesh.sizes.expert // mesh.sizes.tensor)

@@ -19,10 +19,14 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
+from roost.learner.parallel.experts import Local, expert_modules
 from roost.learner.parallel.vocabulary import VocabularyShard
+from roost.learner.routing import SOFTMAX_ROUTERS
 
 COLUMNS, ROWS, HEADS = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
 VOCABULARY, WHOLE = "vocabulary", "replicated"  # the embedding and the last layer; layers that are not divided
+ROUTER = "router"  # a whole layer with several outputs
+OF_EXPERTS = (".experts", ".experts.gate_up_proj", ".experts.down_proj")  # divided by expert, not by transformers' plan
 HEAD_DIMENSION = 2  # of what the norms of queries and keys get: [1, tokens, heads, head size]
 
 
@@ -46,6 +50,9 @@ class TensorPlan:
                 continue
             if style == VOCABULARY:
                 self._divide_vocabulary(owner)
+            elif style == ROUTER:
+                _replicate(owner, self._mesh)
+                owner.forward = partial(type(owner).forward, Local(owner))
             else:
                 parallelize_module(owner, self._mesh, _style(style), src_data_rank=None)
         for parent in module.modules():
@@ -70,6 +77,8 @@ def _styles(model: PreTrainedModel) -> Iterator[tuple[int, str]]:
         raise ValueError(
             f"transformers has no tensor-parallel plan for {type(model).__name__}; leave out its tensor size"
         )
+    experts = {id(module) for module in expert_modules(model)}
+    plan = {pattern: style for pattern, style in plan.items() if not pattern.endswith(OF_EXPERTS)}
     unknown = sorted(set(plan.values()) - {COLUMNS, ROWS, HEADS})
     if unknown:
         raise ValueError(f"layers of {type(model).__name__} are divided by {unknown}, which is not supported")
@@ -85,8 +94,9 @@ def _styles(model: PreTrainedModel) -> Iterator[tuple[int, str]]:
         if hasattr(layer, "base_layer"):
             yield from _adapter_styles(path, layer, style)
             inside |= {id(part) for part in layer.modules()}
-        elif id(layer) not in inside and any(True for _ in layer.parameters(recurse=False)):
-            yield id(layer), VOCABULARY if id(layer) in vocabulary else style
+        elif id(layer) not in inside | experts and any(True for _ in layer.parameters(recurse=False)):
+            is_router = type(layer).__name__ in SOFTMAX_ROUTERS
+            yield id(layer), VOCABULARY if id(layer) in vocabulary else ROUTER if is_router else style
 
 
 def _adapter_styles(path: str, layer: Any, style: str) -> Iterator[tuple[int, str]]:
@@ -123,12 +133,16 @@ class Replicated(ParallelStyle):
     """Weights that all ranks have, of a layer that computes the same on each."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, weight in list(module.named_parameters(recurse=False)):
-            copy = distribute_tensor(weight.data, device_mesh, [Replicate()], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(copy, weight.requires_grad))
+        _replicate(module, device_mesh)
         module.register_forward_pre_hook(lambda _, inputs: (_as_replicated(inputs[0], device_mesh), *inputs[1:]))
         module.register_forward_hook(lambda *call: call[-1].to_local())
         return module
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    for name, weight in list(module.named_parameters(recurse=False)):
+        copy = distribute_tensor(weight.data, mesh, [Replicate()], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(copy, weight.requires_grad))
 
 
 def _share_input(

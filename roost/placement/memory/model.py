@@ -103,10 +103,11 @@ def learner_memory(
         held, gradient_bytes = shape.parameters / processes, weight_bytes
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     experts = shape.expert_parameters / (sizes.expert if sharding is Sharding.FULL else 1)
-    layer = (shape.dense_parameters + experts - shape.embedding_parameters) / shape.layers
+    layer = (shape.dense_parameters - shape.embedding_parameters) / shape.layers
     if sharding is Sharding.FULL and processes > 1:
         # The embedding and the last layer stay gathered from the forward pass to the end of the backward pass.
-        gathered = (2 * layer + shape.embedding_parameters) * COMPUTE_BYTES / sizes.tensor
+        dense = (2 * layer + shape.embedding_parameters) / sizes.tensor
+        gathered = (dense + 2 * experts / shape.layers) * COMPUTE_BYTES
     elif sharding is not Sharding.OPTIMIZER and weight_bytes > COMPUTE_BYTES:
         gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
     else:

@@ -33,7 +33,7 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings) -> None:
     shape = known_shape(part)
     if shape is not None:
         _check_context(shape, part.parallel, place, findings)
-        _check_tensor(shape, part.parallel.tensor, place, findings)
+        _check_tensor(shape, part.parallel, place, findings)
         _check_experts(shape, part, place, findings)
 
 
@@ -73,14 +73,14 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findi
             f"write a multiple of {sizes.context} that divides {largest}, or leave it out: {largest}",
         )
         return
-    fsdp = min(shard, largest)
-    if fsdp % sizes.expert:
+    copy = min(shard, largest) * sizes.tensor
+    if copy % sizes.expert:
         findings.error(
             "RST-T123",
             place,
-            f"FSDP over {fsdp} ranks cannot be divided into expert groups of {sizes.expert}",
-            f"{fsdp} % {sizes.expert} = {fsdp % sizes.expert}",
-            f"write an expert size that divides {fsdp}",
+            f"copies of {copy} ranks cannot be divided into expert groups of {sizes.expert}",
+            f"{copy} % {sizes.expert} = {copy % sizes.expert}",
+            f"write an expert size that divides {copy}",
         )
 
 
@@ -97,13 +97,15 @@ def _check_context(shape: ModelShape, sizes: ParallelSizes, place: Where, findin
         )
 
 
-def _check_tensor(shape: ModelShape, tensor: int, place: Where, findings: Findings) -> None:
-    if tensor > 1 and shape.family in EXPERT_FAMILIES:
+def _check_tensor(shape: ModelShape, sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+    tensor = sizes.tensor
+    if shape.family in EXPERT_FAMILIES and sizes.expert % tensor:
         findings.error(
             "RST-T122",
             place,
             f"experts of {shape.family} cannot be divided by tensor size {tensor}",
-            fix="write tensor size 1; FSDP shards the experts",
+            "ranks of a tensor group have whole experts",
+            f"write an expert size that is a multiple of {tensor}, or tensor size 1",
         )
         return
     for name, size in _uneven(shape, tensor):
@@ -142,7 +144,7 @@ def _check_experts(shape: ModelShape, part: ComponentPlan, place: Where, finding
                 "RST-T123",
                 place,
                 f"FSDP over {mesh.expert_shards} ranks does not divide the {rows} rows of each expert",
-                f"FSDP over {mesh.fsdp} ranks / expert size {size} = {mesh.expert_shards}",
+                f"copies of {mesh.fsdp * mesh.tensor} ranks / expert size {size} = {mesh.expert_shards}",
                 "write a larger expert size",
             )
 
