@@ -83,7 +83,7 @@ def test_rlinf_cuts_prompts_that_it_does_not_filter():
     settings, _ = training({**RLINF, "data": data}, rewards=REWARDS)
     assert settings.data["overlong"] == "truncate" and "limit" not in settings.data
     settings, findings = training({**RLINF, "data": {**data, "type": "vlm"}}, rewards=REWARDS)
-    assert not settings.data and "RST-T003" in codes(findings)
+    assert "RST-T160" in codes(findings) and "RST-T003" not in codes(findings)
 
 
 def test_rlinf_data_with_images():
