@@ -264,7 +264,7 @@ class ModelUse:
     config: Mapping[str, Any] | None = None  # the model's config.json, where its folder is on this machine
     weight_bytes: int = 2
     memory_fraction: float | None = None  # of each device, for an engine
-    kv_tokens: int | None = None  # at most in the KV caches of all engines at once
+    kv_sequences: tuple[int, int] | None = None  # at most in all KV caches at once, and the tokens of each
     tokens: int | None = None  # that a learner works on at a time
     recomputes: bool = True  # activations of a learner, which then keeps the inputs of its layers only
     sequence: int | None = None  # tokens of the longest sequence

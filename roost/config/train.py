@@ -363,19 +363,21 @@ class TrainSettings:
         return self.rollout.prompts_per_step * self.rollout.num_generations
 
     @property
-    def kv_tokens(self) -> int | None:
-        """Tokens that a step's samples can have in KV caches at once; None if their number or length is not bounded.
+    def kv_sequences(self) -> tuple[int, int] | None:
+        """Sequences that can be in the KV caches at once, and their length; None if either has no bound.
 
-        >>> rollout = RolloutSettings(prompts_per_step=4, num_generations=8)
-        >>> TrainSettings(LearnerSettings("m"), rollout=rollout, engine_options={"max_context": 100}).kv_tokens
-        3200
+        >>> rollout = RolloutSettings(prompts_per_step=10, num_generations=8)
+        >>> TrainSettings(LearnerSettings("m"), rollout=rollout, engine_options={"max_context": 100}).kv_sequences
+        (80, 100)
         """
         context: Any = self.engine_options.get("max_context")
-        rollout = self.rollout
+        rollout, evaluation = self.rollout, self.evaluation
         if not is_count(context) or rollout.dynamic_sampling or self.max_staleness:
             return None
-        samples = rollout.prompts_per_step * (rollout.num_generations + rollout.extra_generations)
-        return int(context) * min(samples, rollout.max_concurrent_episodes or samples)
+        most = rollout.concurrency(is_single_turn=True)
+        sampled = rollout.prompts_per_step * (rollout.num_generations + rollout.extra_generations)
+        evaluated = evaluation.eval_tasks * evaluation.eval_samples or most  # 0 tasks: all
+        return min(max(sampled, evaluated), most), int(context)
 
     @property
     def minibatch_size(self) -> int:

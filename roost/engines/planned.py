@@ -64,8 +64,9 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineK
     defaults = replace(defaults, kind=kind or engine_kind(part.model.strategy, defaults.kind))
     takes_packed = TRAITS[defaults.kind].takes_packed
     routes = server_routes(plan.components, part, takes_packed, on_gpu=defaults.device != "cpu")
+    fractions = _fractions(part, residencies, defaults)
     servers = tuple(
-        _server(part, rank, defaults, residencies, decision, routes[rank] if routes else None)
+        _server(part, rank, defaults, fractions[rank], decision, routes[rank] if routes else None)
         for rank in range(part.world_size)
     )
     return EnginePlan(component, servers, decision, routes, decisions)
@@ -89,7 +90,7 @@ def _server(
     part: ComponentPlan,
     rank: int,
     defaults: ServerSpec,
-    residencies: tuple[ClassResidency, ...],
+    fraction: float | None,
     decision: Decision,
     route: ServerRoute | None,
 ) -> ServerSpec:
@@ -102,7 +103,7 @@ def _server(
         device=device,
         tensor=part.parallel.tensor,
         pipeline=part.parallel.pipeline,
-        memory_fraction=_fraction(part, residencies, defaults),
+        memory_fraction=fraction,
         sleeps=decision is Decision.SLEEP,
         weight_transfer=backend or defaults.weight_transfer,
     )
@@ -115,18 +116,30 @@ def _strictest(decisions: Iterable[Decision]) -> Decision:
 
 def _decisions(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> tuple[Decision, ...]:
     """Residency decision of each server for its shared devices."""
-    by_device = {int(device): one.decision for one in residencies for device in one.device_class.devices}
-    held: list[list[Decision]] = [[] for _ in range(part.world_size)]
+    held = _residencies(part, residencies)
+    return tuple(_strictest(one.decision for one in own) for own in held)
+
+
+def _fractions(
+    part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec
+) -> tuple[float | None, ...]:
+    """Memory fraction of each server: the smallest that the plan chose for its devices, else the config's."""
+    usual = part.model.memory_fraction or defaults.memory_fraction
+    found = []
+    for own in _residencies(part, residencies):
+        shares = (one.sharing.inference_fraction for one in own if one.sharing is not None)
+        found.append(min((share for share in shares if share is not None), default=usual))
+    return tuple(found)
+
+
+def _residencies(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> list[set[ClassResidency]]:
+    """Classes of devices that each server holds."""
+    by_device = {int(device): one for one in residencies for device in one.device_class.devices}
+    held: list[set[ClassResidency]] = [set() for _ in range(part.world_size)]
     for device, owner in zip(part.table.device_numbers.tolist(), part.table.owners.tolist(), strict=True):
-        held[owner].append(by_device.get(device, Decision.KEEP))
-    return tuple(_strictest(decisions) for decisions in held)
-
-
-def _fraction(part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec) -> float | None:
-    """Smallest memory fraction over its shared devices; the config's value if it shares none."""
-    shares = [one.sharing.inference_fraction for one in residencies if one.sharing is not None]
-    decided = [share for share in shares if share is not None]
-    return min(decided) if decided else part.model.memory_fraction or defaults.memory_fraction
+        if device in by_device:
+            held[owner].add(by_device[device])
+    return held
 
 
 def _engines(plan: Plan) -> str:

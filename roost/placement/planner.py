@@ -19,6 +19,7 @@ from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
+from roost.placement.memory.phases import takes_policy
 from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
@@ -201,7 +202,8 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     learner = training.learner
     if component.role is Role.ENGINE:
         fraction = training.engine_options.get("memory_fraction", model.memory_fraction)
-        return replace(model, memory_fraction=fraction, kv_tokens=training.kv_tokens)
+        sequences = training.kv_sequences if takes_policy(component.name, component.role) else None
+        return replace(model, memory_fraction=fraction, kv_sequences=sequences)
     if component.role is Role.SCORER:
         return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
     if component.role is not Role.LEARNER:

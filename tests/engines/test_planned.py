@@ -1,5 +1,6 @@
 """From a plan to what servers are started with."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -155,3 +156,15 @@ def test_a_component_that_is_no_engine():
 def test_servers_that_read_weights_from_disk_are_named_with_the_reason(placement, kind, why):
     note = plan_engines(rlinf(placement), "rollout", DEFAULTS, kind).reload_note
     assert note.partition("; ")[0] == (f"new weights go to rollout-0 by disk: {why}" if why else "")
+
+
+def test_engines_on_devices_of_their_own_keep_the_default_fraction(tmp_path):
+    model = {"model_type": "qwen2", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
+    model |= {"intermediate_size": 4096, "vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    used = {"model": {"model_path": str(tmp_path)}}
+    offloads = dict.fromkeys(("offload_weight", "offload_grad", "offload_optimizer"), True)
+    train = {"task": {"_target_": "a.B"}, "engine_options": {"max_context": 1024}}
+    plan = rlinf({"actor": "0-1", "rollout": "0-3"}, actor={**used, **offloads}, rollout=used, train=train)
+    fractions = [server.memory_fraction for server in plan_engines(plan, "rollout", DEFAULTS).servers]
+    assert fractions == [0.2, 0.2, None, None]

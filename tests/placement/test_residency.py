@@ -470,6 +470,10 @@ def test_an_engine_that_sleeps_takes_what_its_sequences_need(model):
     assert fraction() == 0.23
     assert fraction(engine_options={"max_context": 8192}) == 0.9  # 112 GiB
     assert fraction(max_concurrent_episodes=256) == 0.2
+    assert fraction(eval_tasks=1024) == fraction(eval_tasks=0) == 0.33  # twice as many sequences
+    # An engine has whole sequences: two of three, of 7 GiB each.
+    few = {"prompts_per_step": 1, "num_generations": 3, "eval_tasks": 1}
+    assert fraction(engine_options={"max_context": 131072}, **few) == 0.23
     assert fraction(engine_options={"max_context": 1024, "memory_fraction": 0.5}) is None
     assert fraction(engine_options={}) is None  # the length of sequences is not known
     assert fraction(dynamic_sampling=True) is None

@@ -197,12 +197,13 @@ def needed_fraction(component: ComponentPlan, device_gib: float | None) -> float
 
     An engine that sleeps takes longer to wake up the larger its KV cache is.
     """
-    shape, tokens = known_shape(component), component.model.kv_tokens
-    if device_gib is None or shape is None or tokens is None:
+    shape, sequences = known_shape(component), component.model.kv_sequences
+    if device_gib is None or shape is None or sequences is None:
         return None
     sizes = engine_sizes(component)
     weights = engine_memory(shape, sizes, device_gib, None, component.model.weight_bytes).weights
-    own = math.ceil(tokens / component.world_size)
+    count, tokens = sequences
+    own = math.ceil(count / component.world_size) * max(tokens, component.model.sequence or 0)
     cache = own * kv_bytes(shape, sizes) / GIB
     # Twice the overhead: the profiling run of a large vocabulary takes as much again.
     fraction = math.ceil((weights + cache + 2 * ENGINE_OVERHEAD_GIB) / device_gib * 100) / 100
