@@ -13,7 +13,7 @@ import yaml
 
 from roost.config.findings import Finding, Findings, Where
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import CARRIED, ESTIMATOR, KL_COEF, KL_IN
+from roost.config.notations.algorithm import CARRIED, KL_COEF
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
@@ -64,7 +64,6 @@ _SET_AGAIN = "set it again where the job is trained"
 # Settings that are compared in another form: as one staleness, as residency, or as the learner's offloading.
 _ASYNC = ("async_rollouts", "async_generation_ratio")
 _DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer", *CARRIED)
-_SAY_PENALTY = (Notation.VERL, Notation.SLIME, Notation.NEMO, Notation.OPENRLHF, Notation.SKYRL, Notation.AREAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +214,13 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
 
 
 def _compare_algorithms(plan: Plan, result: Plan, findings: Findings) -> None:
-    """Name an estimator or a KL that the job says and the result has otherwise; settings of training stay behind."""
-    for key in (ESTIMATOR, KL_COEF, KL_IN):
+    """Name all that the job says of its algorithm and the result does not; a value that is added has a note."""
+    for key in CARRIED:
         before, after = plan.settings.get(key), result.settings.get(key)
-        is_lost = after is None and key == KL_COEF and result.notation in _SAY_PENALTY
-        if before is not None and before != after and (after is not None or is_lost):
-            what = f"{result.notation.value} does not say this: {key}: {before} -> {NOTHING if is_lost else after}"
+        if before is not None and before != after:
+            what = (
+                f"{result.notation.value} does not say this: {key}: {before} -> {NOTHING if after is None else after}"
+            )
             findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
 
 

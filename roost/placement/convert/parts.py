@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation, ParallelSizes
+from roost.config.job import Notation, ParallelSizes, Role
 from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, has_devices, refuse_without, size_of_all
@@ -34,7 +34,7 @@ class Parts:
         cls, plan: Plan, program: str, findings: Findings, needs: Sequence[str] = ("actor",), splits: bool = False
     ) -> Parts | None:
         """None, with a finding, where a component lacks; `splits`: the program has engines for prefill and decode."""
-        by_name = {part.name: part for part in plan.components if has_devices(part)}
+        by_name = {part.name: part for part in with_reference(plan) if has_devices(part)}
         if PREFILL in by_name and DECODE in by_name:
             if not splits:
                 where, what = Where(path=(PREFILL,)), f"{program} has no engines for prefill and decode here"
@@ -132,12 +132,12 @@ class Parts:
 
     def estimator(self, notation: Notation, key: str) -> str:
         """The program's word for the job's advantage estimator."""
-        words, said = ESTIMATORS[notation], self.plan.settings.get(ESTIMATOR)
-        if isinstance(said, str) and said in words:
-            return words[said]
+        words, word = ESTIMATORS[notation], estimator_word(self.plan, notation)
+        if word is not None:
+            return word
         if "critic" in self:
             return words["gae"]
-        if said is not None or not self.engines:
+        if ESTIMATOR in self.plan.settings or not self.engines:
             return words["grpo"]  # named where both plans are compared
         return str(self.assume(key, words["grpo"], f"{self.program} needs an estimator that does without a critic"))
 
@@ -159,10 +159,31 @@ class Parts:
         sequence, said = self.actor.model.sequence, self.plan.settings.get(PROMPT)
         if not sequence or sequence < 2:
             return None
-        if said is None or said >= sequence:
+        half = min(usual, sequence // 2)
+        if said is None:
             why = f"{self.program} has two lengths, and the job says their sum alone: {sequence}"
-            said = self.assume(prompt_key, min(usual, sequence // 2), why)
-        return int(said), sequence - int(said)
+            said = self.assume(prompt_key, half, why)
+        prompt = int(said) if said < sequence else half  # named where both plans are compared
+        return prompt, sequence - prompt
+
+
+def estimator_word(plan: Plan, notation: Notation) -> str | None:
+    """The notation's word for the job's advantage estimator; None where the job says none, or one it lacks."""
+    said = plan.settings.get(ESTIMATOR)
+    if not isinstance(said, str):
+        return None
+    return ESTIMATORS[notation].get(said, said if plan.notation is notation else None)
+
+
+def with_reference(plan: Plan) -> list[ComponentPlan]:
+    """The components, and a reference beside the actor where the job's learner computes KL by itself."""
+    parts = list(plan.components)
+    names = {part.name: part for part in parts}
+    if KL_COEF not in plan.settings or "reference" in names or "actor" not in names:
+        return parts
+    actor = names["actor"]
+    frozen = replace(actor.model, lora_rank=None, offloads=(), tokens=None, memory_fraction=None)
+    return [*parts, replace(actor, name="reference", written_name="reference", role=Role.SCORER, model=frozen)]
 
 
 def above_one(**sizes: int) -> dict[str, Any]:

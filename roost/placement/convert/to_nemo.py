@@ -7,6 +7,7 @@ from typing import Any
 
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation
+from roost.config.notations.algorithm import PROMPT
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import learner_backend, uses_model
@@ -38,12 +39,13 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
         values["loss_fn"] = {"reference_policy_kl_penalty": parts.penalty(key, USUAL_PENALTY)}
     else:
         values["sft"] = {}
+    values |= given(data=given(max_input_seq_length=plan.settings.get(PROMPT)))
     if "critic" in parts:
         values["value"] = _model(parts["critic"])
     if "reward" in parts and uses_model(parts["reward"]):
         nodes, gpus = parts.pool("reward")
         resources = {"num_nodes": nodes, "gpus_per_node": gpus}
-        values |= {"data": {"default": {"env_name": "reward_model"}}}
+        values["data"] = values.get("data", {}) | {"default": {"env_name": "reward_model"}}
         values["env"] = {"reward_model": _model(parts["reward"]) | {"resources": resources}}
     findings.note(
         "RST-N084", Where(path=("defaults",)), f"not in the source; put this over {_base(values)}", _WHY_BASE, _FIX_BASE

@@ -10,11 +10,13 @@ import numpy as np
 
 from roost.cluster.inventory import Group, Inventory
 from roost.config.findings import Findings, Where
-from roost.config.job import ParallelSizes, Role, Sharding
+from roost.config.job import Notation, ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
+from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, has_devices, learner_backend, precision, uses_model
+from roost.placement.convert.parts import estimator_word, given
 from roost.placement.plan import Plan
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "huggingface"}
@@ -106,7 +108,19 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
         sections["runner"] = {"seq_length": sequence}
     if any(part.name == "inference" and part.strategy == PACKED for part in parts):
         sections["algorithm"] = {"recompute_logprobs": True}  # what the component is for
-    return sections
+    algorithm = _algorithm(plan)
+    if algorithm:
+        sections["algorithm"] = sections.get("algorithm", {}) | algorithm
+    prompt = plan.settings.get(PROMPT)
+    return sections | given(data=given(max_prompt_length=prompt))
+
+
+def _algorithm(plan: Plan) -> dict[str, Any]:
+    """Advantage estimator and KL; RLinf has a KL in the rewards for REINFORCE++ only."""
+    word, coefficient = estimator_word(plan, Notation.RLINF), plan.settings.get(KL_COEF)
+    is_in_reward = plan.settings.get(KL_IN) == "reward" and word == "reinpp"
+    key = "reinpp_kl_beta" if is_in_reward else "kl_beta"
+    return given(adv_type=word, **{key: coefficient})
 
 
 def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str, Any]:

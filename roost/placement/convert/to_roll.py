@@ -9,9 +9,11 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
+from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, precision, uses_model
+from roost.placement.convert.parts import estimator_word, given, with_reference
 from roost.placement.plan import Plan
 
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
@@ -30,13 +32,25 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
     sequence = next((part.model.sequence for part in plan.components if part.model.sequence), None)
     if sequence is not None:
         config["sequence_length"] = sequence
-    for part in plan.components:
+    config |= _algorithm(plan)
+    for part in with_reference(plan):
         role = _role(part, plan.notation, findings)
         if part.name.startswith("reward."):
             config.setdefault("rewards", {})[part.name.removeprefix("reward.")] = role
         else:
             config[ROLES.get(part.name, part.name)] = role
     return config
+
+
+def _algorithm(plan: Plan) -> dict[str, Any]:
+    """Advantage estimator, longest prompt, and KL in the loss or in the rewards."""
+    coefficient = plan.settings.get(KL_COEF)
+    section = given(adv_estimator=estimator_word(plan, Notation.ROLL), prompt_length=plan.settings.get(PROMPT))
+    if coefficient is None:
+        return section
+    if plan.settings.get(KL_IN) == "reward":
+        return section | {"add_token_level_kl": True, "init_kl_coef": coefficient}
+    return section | {"use_kl_loss": True, "kl_loss_coef": coefficient}
 
 
 def _role(part: ComponentPlan, notation: Notation, findings: Findings) -> dict[str, Any]:

@@ -179,6 +179,9 @@ def test_a_value_that_only_lets_the_job_start_is_a_note(command, target, key, va
         ("reinforce_plus_plus", "slime", "--advantage-estimator reinforce_plus_plus"),
         ("rloo", "skyrl", "trainer.algorithm.advantage_estimator=rloo"),
         ("remax", "verl", "algorithm.adv_estimator=remax"),
+        ("grpo", "roll", "adv_estimator: grpo"),
+        ("grpo", "rlinf", "adv_type: grpo"),
+        ("reinforce_plus_plus", "rlinf", "adv_type: reinpp"),
     ],
 )
 def test_the_estimator_of_the_source_is_written(estimator, target, flag, tmp_path):
@@ -187,9 +190,17 @@ def test_the_estimator_of_the_source_is_written(estimator, target, flag, tmp_pat
     assert not any("estimator" in name for name in (*noted, *lost))
 
 
-def test_an_estimator_that_the_other_program_lacks_is_named(tmp_path):
-    _, _, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator=rloo", "slime")
-    assert "slime does not say this: advantage_estimator: rloo -> grpo" in lost
+@pytest.mark.parametrize(("target", "word"), [("slime", "grpo"), ("areal", "nothing"), ("roll", "nothing")])
+def test_an_estimator_that_the_other_program_lacks_is_named(target, word, tmp_path):
+    _, _, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator=rloo", target)
+    assert f"{target} does not say this: advantage_estimator: rloo -> {word}" in lost
+
+
+def test_a_kl_that_the_other_program_lacks_is_named(tmp_path):
+    separate = "python3 train_async.py --actor-num-nodes 1 --rollout-num-gpus 8 --use-kl-loss --kl-loss-coef 0.05"
+    _, _, lost = converted(tmp_path, separate, "prime")
+    assert "prime does not say this: kl_coef: 0.05 -> nothing" in lost
+    assert "prime does not say this: kl_in: loss -> nothing" in lost
 
 
 KL_IN_LOSS = f"{VERL} algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_kl_loss=True"
@@ -206,6 +217,10 @@ KL_IN_REWARD = f"{VERL} algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=
         (KL_IN_REWARD, "slime", "--kl-coef 0.02", None),
         (KL_IN_REWARD, "skyrl", "trainer.algorithm.use_kl_in_reward=True", None),
         (KL_IN_REWARD, "areal", "kl_ctl: 0.02", None),
+        (KL_IN_LOSS, "roll", "use_kl_loss: true\nkl_loss_coef: 0.001", None),
+        (KL_IN_REWARD, "roll", "add_token_level_kl: true\ninit_kl_coef: 0.02", None),
+        (KL_IN_LOSS, "rlinf", "kl_beta: 0.001", None),
+        (KL_IN_REWARD, "rlinf", "kl_beta: 0.02", "rlinf does not say this: kl_in: reward -> loss"),
         (KL_IN_REWARD, "nemo", "reference_policy_kl_penalty: 0.02", "nemo does not say this: kl_in: reward -> loss"),
     ],
 )
@@ -226,16 +241,41 @@ def test_both_lengths_go_over(target, tmp_path):
     assert not any("length" in key for key in noted)
 
 
-def test_a_reference_inside_the_learner_becomes_a_component_and_is_named(tmp_path):
-    keys = {
-        "cluster.num_nodes": 1,
-        "cluster.gpus_per_node": 4,
-        "grpo.async_grpo.enabled": False,
-        "policy.generation.vllm_cfg.tensor_parallel_size": 1,
-        "loss_fn.reference_policy_kl_penalty": 0.01,
-    }
+INSIDE = {
+    "cluster.num_nodes": 1,
+    "cluster.gpus_per_node": 4,
+    "grpo.async_grpo.enabled": False,
+    "policy.generation.vllm_cfg.tensor_parallel_size": 1,
+    "policy.max_total_sequence_length": 4096,
+    "data.max_input_seq_length": 1024,
+    "loss_fn.reference_policy_kl_penalty": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("verl", "actor_rollout_ref.actor.kl_loss_coef=0.01"),
+        ("skyrl", "trainer.algorithm.kl_loss_coef=0.01"),
+        ("openrlhf", "--algo.kl.init_coef 0.01"),
+        ("areal", "kl_ctl: 0.01"),
+        ("roll", "kl_loss_coef: 0.01"),
+    ],
+)
+def test_a_reference_inside_the_learner_becomes_a_component_and_is_named(target, words, tmp_path):
     findings = Findings()
-    written = convert_plan(roost.plan(file_of(tmp_path, "nemo", {"keys": keys})), Notation.VERL, findings)
-    assert "actor_rollout_ref.actor.kl_loss_coef=0.01" in written.text
+    written = convert_plan(roost.plan(file_of(tmp_path, "nemo", {"keys": INSIDE})), Notation(target), findings)
+    assert words in written.text
     lost = [finding.what for finding in findings.warnings]
-    assert "verl has a component reference for KL, which the job's learner computes" in lost
+    assert f"{target} has a component reference for KL, which the job's learner computes" in lost
+    assert not any("kl_coef" in what for what in lost)
+
+
+def test_the_longest_prompt_of_nemo_goes_back_and_is_never_called_missing(tmp_path):
+    plan = roost.plan(file_of(tmp_path, "nemo", {"keys": INSIDE}))
+    assert "max_input_seq_length: 1024" in convert_plan(plan, Notation.NEMO, Findings()).text
+    longest = INSIDE | {"data.max_input_seq_length": 4096}  # as long as all of a sequence
+    findings = Findings()
+    convert_plan(roost.plan(file_of(tmp_path, "nemo", {"keys": longest})), Notation.SKYRL, findings)
+    assert "skyrl does not say this: max_prompt_length: 4096 -> 512" in [finding.what for finding in findings.warnings]
+    assert not findings.notes
