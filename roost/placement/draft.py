@@ -13,6 +13,7 @@ from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
 from roost.config.job import Role
 from roost.placement.component_plan import ComponentPlan, PlacementTable
 from roost.placement.plan import Plan
+from roost.placement.rules.mesh import most_ranks
 
 MAX_UNITS = 64  # that a search places; more are placed first fit
 MAX_VISITS = 20_000  # states of the search; beyond, the best one found is taken
@@ -394,12 +395,12 @@ class Draft:
         return freed, chosen
 
     def drop_uneven(self) -> None:
-        """Remove processes of learners and scorers that do not fill a copy of a model cut by parallel sizes."""
+        """Remove processes of learners and scorers that their model cannot be divided over."""
         for part in (part for part in self.plan.components if part.role in GROUPED):
             assignments = self.assignments[part.name]
             left = [slot for slot, assignment in enumerate(assignments) if assignment is not None]
             if len(left) < part.world_size:
-                for slot in left[len(left) - len(left) % part.parallel.model :]:
+                for slot in left[most_ranks(part, len(left)) :]:
                     assignments[slot] = None
 
     def component(self, part: ComponentPlan) -> ComponentPlan:

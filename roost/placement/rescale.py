@@ -19,6 +19,7 @@ from roost.placement.draft import GROUPED, Draft, ProcessId, Unit, assignments_o
 from roost.placement.memory.residency import ResidencySettings, find_residency
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
+from roost.placement.rules.mesh import check_mesh, has_mesh
 
 # Who makes room for a component that would have no process, and how many of each component stay where they are.
 WAYS = (((), 1), ((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 1), ((Role.ENGINE, *GROUPED), 0))
@@ -175,7 +176,7 @@ def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
 
     Processes on other nodes keep their devices. Learners and scorers keep their number of processes: on free
     accelerators, else on those of engines, which leave, as few as possible. Only where that is not enough they get
-    fewer processes, a multiple of the model's parallel sizes. Then engines and other workers get what is free and are
+    fewer processes, as many as their parallel sizes divide. Then engines and other workers get what is free and are
     dropped otherwise, as long as each component has a process. One on a declared device such as a robot cannot move.
     Raise ConfigError if the plan does not fit.
 
@@ -197,6 +198,7 @@ def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
     nodes = f"{'node' if len(lost) == 1 else 'nodes'} {spell_ranks(lost)}"
     left = Draft(plan, machines)
     left.take_lost(apart=True)
+    left.drop_uneven()
     free = sum(map(len, left.free().values()))
     gone = [f"{name} ({_processes(plan[name].world_size)})" for name in left.missing()]
     findings.error(
@@ -261,6 +263,9 @@ def _finished(draft: Draft) -> Rescale:
     settings = ResidencySettings.of(before.notation, before.settings)
     residency = find_residency(components, draft.inventory, settings, {}, findings)
     check_rules(components, residency, draft.inventory, before.notation, {}, findings)
+    for part in components:
+        if has_mesh(part, before[part.name].world_size):
+            check_mesh(part, Where(path=(part.name,)), findings)
     findings.raise_errors()
     known = {(warning.code, warning.what) for warning in before.warnings}
     new = tuple(found for found in findings.warnings if (found.code, found.what) not in known)

@@ -1,5 +1,6 @@
 """Plans that change while their job runs: engines join and leave, and nodes are lost."""
 
+import json
 import random
 from itertools import combinations
 
@@ -7,8 +8,9 @@ import pytest
 
 import roost
 from roost.placement.diff import diff_plans
+from roost.placement.draft import Draft
 from roost.placement.plan import Plan
-from roost.placement.rescale import scaled, without_nodes
+from roost.placement.rescale import _finished, scaled, without_nodes
 
 
 def plan_of(placement, nodes=2, accelerators=4, groups=(), **more):
@@ -131,6 +133,39 @@ def test_learners_get_fewer_processes_if_nothing_else_helps():
     assert places(change.plan, "actor") == [(1, (3,)), (1, (0,)), (1, (1,))]
     assert places(change.plan, "rollout") == [(1, (2,))]
     assert change.plan["actor"].world_size == 3
+
+
+def mixture(expert, folder=None):
+    """A learner of 16 processes, of a mixture whose experts are divided over so many."""
+    model = {"expert_model_parallel_size": expert}
+    if folder is not None:
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 64}
+        config = {"model_type": "qwen3_moe", "vocab_size": 128, "head_dim": 16, **sizes, **experts}
+        (folder / "config.json").write_text(json.dumps(config))
+        model["model_path"] = str(folder)
+    return plan_of({"actor,rollout": "0-15"}, nodes=4, actor={"model": model}, runner={"task_type": "reasoning"})
+
+
+def test_learners_get_as_many_processes_as_expert_groups_divide():
+    before = mixture(8)
+    assert before["actor"].parallel.expert == 8
+    assert without_nodes(before, [3]).plan["actor"].world_size == 8  # not 12
+    assert without_nodes(mixture(4), [3]).plan["actor"].world_size == 12
+    with pytest.raises(roost.ConfigError, match=r"nothing is left of actor \(16 processes\)"):
+        without_nodes(before, [1, 2, 3])
+
+
+def test_learners_get_as_many_processes_as_divide_the_rows_of_experts(tmp_path):
+    """12 processes would shard the 64 rows of an expert over 3."""
+    assert without_nodes(mixture(4, tmp_path), [3]).plan["actor"].world_size == 8
+
+
+def test_a_change_to_processes_without_a_mesh_is_refused():
+    draft = Draft(mixture(8), mixture(8).inventory)
+    draft.remove([("actor", rank) for rank in range(12, 16)])
+    with pytest.raises(roost.ConfigError, match="copies of 12 ranks cannot be divided into expert groups of 8"):
+        _finished(draft)
 
 
 def test_workers_without_devices_move_to_the_other_nodes():

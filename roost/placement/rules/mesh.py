@@ -10,31 +10,51 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import EXPERT_FAMILIES, ModelShape, known_shape
 
 
-def mesh_of(part: ComponentPlan) -> MeshSizes | None:
+def mesh_of(sizes: ParallelSizes, ranks: int) -> MeshSizes | None:
     """The device mesh of a learner or scorer; None if its ranks cannot be divided so."""
     try:
-        return MeshSizes.of(part.parallel, len(part.table.nodes))
+        return MeshSizes.of(sizes, ranks)
     except ValueError:
         return None
 
 
 def data_groups(learner: ComponentPlan) -> int:
     """Groups of a learner's ranks that have samples of their own."""
-    mesh = mesh_of(learner)
+    mesh = mesh_of(learner.parallel, learner.world_size)
     return max(1, learner.world_size) if mesh is None else mesh.data
 
 
-def check_mesh(part: ComponentPlan, place: Where, findings: Findings) -> None:
-    """Check that the ranks and the model of a learner or scorer can be divided by its parallel sizes."""
+def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int | None = None) -> None:
+    """Check that the ranks (without `ranks`, those it has) and the model of a learner or scorer can be divided."""
     if part.role not in (Role.LEARNER, Role.SCORER):
         return
+    ranks = part.world_size if ranks is None else ranks
     _check_pipeline(part.parallel, place, findings)
-    _check_ranks(part.parallel, len(part.table.nodes), place, findings)
+    _check_ranks(part.parallel, ranks, place, findings)
     shape = known_shape(part)
     if shape is not None:
         _check_context(shape, part.parallel, place, findings)
         _check_tensor(shape, part.parallel, place, findings)
-        _check_experts(shape, part, place, findings)
+        _check_experts(shape, part.parallel, ranks, place, findings)
+
+
+def has_mesh(part: ComponentPlan, ranks: int) -> bool:
+    """Return True if Roost's learner can divide its model over so many ranks."""
+    findings = Findings()
+    check_mesh(part, Where(), findings, ranks)
+    return not findings.errors
+
+
+def most_ranks(part: ComponentPlan, ranks: int) -> int:
+    """The most of these ranks that its model can be divided over.
+
+    A plan for another program may have sizes that Roost's learner has not: then it is a multiple of their product.
+    """
+    size = part.parallel.model
+    most = ranks - ranks % size
+    if not has_mesh(part, part.world_size):
+        return most
+    return next((count for count in range(most, 0, -size) if has_mesh(part, count)), 0)
 
 
 def _check_pipeline(sizes: ParallelSizes, place: Where, findings: Findings) -> None:
@@ -118,9 +138,9 @@ def _check_tensor(shape: ModelShape, sizes: ParallelSizes, place: Where, finding
         )
 
 
-def _check_experts(shape: ModelShape, part: ComponentPlan, place: Where, findings: Findings) -> None:
+def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, place: Where, findings: Findings) -> None:
     """Check that expert groups have whole experts, and that FSDP can shard those that a rank has."""
-    size, mesh = part.parallel.expert, mesh_of(part)
+    size, mesh = sizes.expert, mesh_of(sizes, ranks)
     if size == 1 or mesh is None:
         return
     if not shape.experts:
