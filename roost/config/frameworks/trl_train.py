@@ -244,6 +244,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     found = {name: keys.number(key) for name, key in _NUMBERS.items()}
     if loss and loss[0] is PolicyLoss.CISPO:
         found |= _cispo_range(keys)
+    _check_luspo(keys)
     found |= {name: keys.count(key, 0 if name in _FROM_ZERO else 1) for name, key in _COUNTS.items()}
     found |= {"warmup_ratio": warmup} if is_share else {"warmup_steps": keys.count("warmup_steps", 0)}
     return found | {
@@ -288,6 +289,26 @@ def _cispo_range(keys: _Keys) -> dict[str, float | None]:
         fix = "write epsilon_high as the cap, such as 5.0"
         keys.root.findings.warn("RST-T014", keys.where(name), what, why, fix)
     return {"clip_range": 1.0, "clip_range_high": max(cap, 1.0) - 1.0}
+
+
+def _check_luspo(keys: _Keys) -> None:
+    """TRL's luspo is a sum of token losses only where a sequence has one loss; else it divides by padding too."""
+    if keys.text("loss_type") != "luspo":
+        return
+    is_by_sequence = keys.text("importance_sampling_level") == ImportanceSamplingLevel.SEQUENCE.value
+    if is_by_sequence and not keys.number("beta"):
+        return
+    name, what, fix = (
+        ("beta", "is not followed exactly with loss_type luspo", "write beta 0")
+        if is_by_sequence
+        else (
+            "loss_type",
+            "luspo is not followed exactly with importance_sampling_level token",
+            "write importance_sampling_level sequence, as TRL advises too",
+        )
+    )
+    why = "TRL averages token losses over the padding of a batch as well; Roost sums those of each sequence"
+    keys.root.findings.warn("RST-T014", keys.where(name), what, why, fix)
 
 
 def _batches(keys: _Keys, job: Job) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def job_of(file):
         ("--scale_rewards batch", "advantage_estimator", "reward"),
         ("--scale_rewards batch", "reward_baseline", "group"),
         ("--scale_rewards batch", "reward_std", "batch"),
-        ("--loss_type luspo", "loss_aggregation", "seq-mean-token-sum"),
+        ("--loss_type luspo --importance_sampling_level sequence", "loss_aggregation", "seq-mean-token-sum"),
         ("", "max_new_tokens", 512),
         ("--importance_sampling_level sequence", "importance_sampling_level", "sequence"),
         ("--mask_truncated_completions", "mask_truncated", True),
@@ -179,11 +179,19 @@ def test_a_cap_of_cispo_below_1_is_a_warning(arguments, key, tmp_path):
         ("--beta 0.04 --sync_ref_model --ref_model_mixup_alpha 0.5", "--ref_model_mixup_alpha"),
         ("--save_strategy epoch", "--save_strategy"),
         ("--eval_strategy epoch", "--eval_strategy"),
+        ("--loss_type luspo", "--loss_type"),
+        ("--loss_type luspo --importance_sampling_level token", "--loss_type"),
+        ("--loss_type luspo --importance_sampling_level sequence --beta 0.04", "--beta"),
     ],
 )
 def test_what_is_followed_in_part_is_a_warning(arguments, key, tmp_path):
     _, findings = job_of(script(tmp_path, arguments))
     assert [one.where.key_path for one in findings.warnings if one.code == "RST-T014"] == [key]
+
+
+def test_luspo_by_sequence_is_followed(tmp_path):
+    _, findings = job_of(script(tmp_path, "--loss_type luspo --importance_sampling_level sequence --beta 0.0"))
+    assert not [one for one in findings.warnings if one.code == "RST-T014"]
 
 
 @grid(
