@@ -130,7 +130,7 @@ class OptimizerType(StrEnum):
     """The optimizer, and the precision of its state."""
 
     ADAMW = "adamw"
-    MUON = "muon"  # for the matrices of layers; AdamW for embeddings, the last layer, experts and vectors
+    MUON = "muon"  # for the matrices of layers; AdamW for embeddings, last layer, experts, routers and vectors
     ADAMW_8BIT = "adamw_8bit"  # AdamW whose moments have 8 bits (torchao)
 
 

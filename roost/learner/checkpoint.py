@@ -31,7 +31,7 @@ OPTIMIZER_TYPE = "optimizer_type_"  # begins the name of an entry; checkpoints w
 
 def learner_state(
     model: nn.Module,
-    moments: Callable[[nn.Parameter], State],
+    moments: Mapping[Tensor, State],
     optimizer: OptimizerType,
     progress: Tensor,
     device: torch.device,
@@ -45,13 +45,13 @@ def learner_state(
     is_partial = bool(trained) and any(not weight.requires_grad for weight in model.parameters())
     buffers = {} if is_partial else _persistent_buffers(model)
     written = trained or dict(model.named_parameters())
-    return {
+    state: State = {
         "model": {name: weight.detach() for name, weight in written.items()} | buffers,
-        "optimizer": {name: moments(weight) for name, weight in trained.items()},
-        f"{OPTIMIZER_TYPE}{optimizer}": torch.ones(1),
+        "optimizer": {name: moments[weight] for name, weight in trained.items()},
         "progress": progress,
         RANDOM: {str(rank()): _random_states(device)},
     }
+    return state | {f"{OPTIMIZER_TYPE}{optimizer}": torch.ones(1)} if trained else state
 
 
 def fill(state: State, folder: Path, device: torch.device) -> None:
@@ -69,7 +69,9 @@ def fill(state: State, folder: Path, device: torch.device) -> None:
 
 
 def _check_optimizer(state: State, saved: Collection[str], folder: Path) -> None:
-    """Raise ValueError for the state of another optimizer."""
+    """Raise ValueError for the state of another optimizer, if the model learns."""
+    if not state["optimizer"]:
+        return
     (own,) = (name for name in state if name.startswith(OPTIMIZER_TYPE))
     found = next((name for name in saved if name.startswith(OPTIMIZER_TYPE)), f"{OPTIMIZER_TYPE}{OptimizerType.ADAMW}")
     if found == own:

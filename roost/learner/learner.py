@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import repeat
@@ -276,7 +276,7 @@ class Learner:
     def save(self, folder: Path | str) -> None:
         """Save a checkpoint in the background; see `wait_saved`."""
         self._require_loaded("weight", "optimizer")
-        self._writer.save(self._state(), Path(folder))
+        self._writer.save(self._state(self._optimizer.saved()), Path(folder))
 
     def wait_saved(self) -> None:
         """Wait until the last checkpoint is written under its final name; raise if that failed."""
@@ -288,16 +288,15 @@ class Learner:
 
     def checkpoint_bytes(self) -> int:
         """Approximate size of this rank's part of a checkpoint."""
-        return state_bytes(self._state())
+        return state_bytes(self._state(self._optimizer.saved_shapes()))
 
     def restore(self, folder: Path | str) -> None:
         """Restore a checkpoint, possibly of a different number of ranks."""
         self._require_loaded("weight", "optimizer")
-        state = self._state()
+        moments = self._optimizer.saved()
+        state = self._state(moments)
         fill(state, Path(folder), self._device)
-        for name, weight in self.module.named_parameters():
-            if name in state["optimizer"]:
-                self._optimizer.take(weight, state["optimizer"][name])
+        self._optimizer.take(moments)
         self.step, self.skipped = (int(number) for number in state["progress"])
 
     def export(self, folder: Path | str) -> None:
@@ -316,10 +315,10 @@ class Learner:
         self._outputs.requires_grad_(False)
         return Optimizers(())
 
-    def _state(self) -> State:
+    def _state(self, moments: Mapping[Tensor, State]) -> State:
         progress = torch.tensor([self.step, self.skipped])
         kind = self._settings.optimizer.optimizer
-        state = learner_state(self.module, self._optimizer.saved, kind, progress, self._device)
+        state = learner_state(self.module, moments, kind, progress, self._device)
         return state if self._norms is None else {**state, NORMS: self._norms.state}
 
     def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +18,7 @@ from roost.learner.residence import HostBuffer, plain_tensors
 STREAMED_BYTES = 1 << 28  # of weights whose state is on the device at the same time, if the host keeps it
 UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, in learning rates
 TINY = 1e-7
+GATES = ("gate", "router", "shared_expert_gate")  # modules of transformers' mixtures that weigh experts
 
 State = dict[str, Tensor]
 New = Callable[[list[nn.Parameter], OptimizerSettings], torch.optim.Optimizer]
@@ -69,15 +70,26 @@ class Optimizers:
         if self._on_host and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # checkpoints read what was copied to the host
 
-    def saved(self, weight: Tensor) -> State:
-        """State of a parameter for a checkpoint; 8-bit moments as numbers, as other meshes have other blocks."""
-        return {name: _dequantized(each) for name, each in self.state[weight].items()}
+    def saved(self) -> dict[Tensor, State]:
+        """State of each parameter for a checkpoint.
 
-    def take(self, weight: Tensor, saved: State) -> None:
+        8-bit moments are numbers in host memory: other meshes have other blocks, and the device has no room for them.
+        """
+        return {
+            weight: {name: _dequantized(each) for name, each in state.items()} for weight, state in self.state.items()
+        }
+
+    def saved_shapes(self) -> dict[Tensor, State]:
+        """State of each parameter as `saved` has it, to count its bytes; what is quantized is without its numbers."""
+        return {weight: {name: _shape(each) for name, each in state.items()} for weight, state in self.state.items()}
+
+    def take(self, saved: Mapping[Tensor, State]) -> None:
         """Take what a checkpoint has put into the tensors that `saved` gave."""
-        for name, own in self.state[weight].items():
-            if own is not saved[name]:
-                _local(own).copy_(_local(saved[name]))
+        for weight, state in self.state.items():
+            for name, own in state.items():
+                if own is not saved[weight][name]:
+                    local = _local(own)
+                    local.copy_(_local(saved[weight][name]).to(local.device))
 
     def _step_with_host(self, part: torch.optim.Optimizer) -> None:
         kept: dict[Tensor, State] = dict(part.state)
@@ -119,26 +131,37 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _dequantized(tensor: Tensor) -> Tensor:
+def _is_quantized(local: Tensor) -> bool:
+    return hasattr(local, "__tensor_flatten__")
+
+
+def _shape(tensor: Tensor) -> Tensor:
     local = _local(tensor)
-    if not hasattr(local, "__tensor_flatten__"):
+    return torch.empty(local.shape, dtype=torch.float32, device="meta") if _is_quantized(local) else tensor
+
+
+def _dequantized(tensor: Tensor) -> Tensor:
+    """Quantized numbers as a tensor in host memory; any other tensor as it is."""
+    local = _local(tensor)
+    if not _is_quantized(local):
         return tensor
     whole = local.dequantize()
     if not isinstance(tensor, DTensor):
-        return whole
+        return whole.cpu()
     mesh, placements = tensor.device_mesh, tensor.placements
-    return DTensor.from_local(whole, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    sharded = DTensor.from_local(whole, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    return sharded.cpu()
 
 
 def new_optimizer(module: nn.Module, settings: OptimizerSettings, layers: Iterable[nn.Module] = ()) -> Optimizers:
     """The optimizer of a model's trainable parameters, with its state allocated from the start.
 
     So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
-    Muon is for the matrices of `layers`.
+    Muon is for the matrices of `layers`, but not for routers and gates, whose rows are experts.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     is_muon = settings.optimizer is OptimizerType.MUON
-    matrices = {each for layer in layers for each in layer.parameters() if is_muon and each.dim() == 2}
+    matrices = {each for layer in layers for each in _matrices(layer)} if is_muon else set()
     other = _adamw_8bit if settings.optimizer is OptimizerType.ADAMW_8BIT else _adamw
     chosen: list[tuple[New, list[nn.Parameter]]] = [
         (_muon, [each for each in trained if each in matrices]),
@@ -147,6 +170,11 @@ def new_optimizer(module: nn.Module, settings: OptimizerSettings, layers: Iterab
     on_host = settings.optimizer_cpu_offload
     parts = ((new, part) for new, some in chosen for part in (_in_parts(some) if on_host else [some]) if part)
     return Optimizers((new(part, settings) for new, part in parts), on_host)
+
+
+def _matrices(layer: nn.Module) -> Iterator[nn.Parameter]:
+    named = layer.named_parameters()
+    return (each for name, each in named if each.dim() == 2 and not any(part in GATES for part in name.split(".")))
 
 
 def _in_parts(parameters: Iterable[nn.Parameter], size: int = STREAMED_BYTES) -> Iterator[list[nn.Parameter]]:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from roost.config.job import ParallelSizes
-from roost.config.train import OptimizerSettings, OptimizerType
+from roost.config.train import AdapterSettings, OptimizerSettings, OptimizerType
+from roost.learner.checkpoint import state_bytes
 from roost.learner.learner import Learner
-from roost.learner.optimizer import new_optimizer
+from roost.learner.optimizer import Optimizers, new_optimizer
 from roost.learner.residence import plain_tensors
 from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of, trained
 from tests.learner.ranks import moments, on_ranks, weights
@@ -80,6 +81,74 @@ def test_8bit_without_its_package_names_it(monkeypatch):
         new_optimizer(nn.Linear(2, 2), OptimizerSettings(optimizer=OptimizerType.ADAMW_8BIT))
 
 
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=1)])
+def test_muon_leaves_routers_gates_and_experts_to_adamw(learner, adapter):
+    one = learner("qwen2_moe", optimizer=optimizer_of(OptimizerType.MUON), adapter=adapter)
+    names = {weight: name for name, weight in one.module.named_parameters()}
+    of_muon = {names[weight] for weight, state in one._optimizer.state.items() if "momentum_buffer" in state}
+    assert any("q_proj" in name for name in of_muon)
+    assert any("shared_expert.gate_proj" in name for name in of_muon)
+    for other in (".gate.", "shared_expert_gate", ".experts.", "embed_tokens", "lm_head", "norm"):
+        assert not any(other in name for name in of_muon)
+    if adapter is None:
+        assert any("mlp.gate.weight" in name for name in names.values())
+        assert any("shared_expert_gate" in name for name in names.values())
+
+
+class Blocks:
+    """Stands in for 8-bit moments of a GPU: its numbers are on a device until they are moved to the host."""
+
+    def __init__(self, log):
+        self.shape, self.device, self._log = torch.Size((4, 5)), torch.device("cpu"), log
+
+    def __tensor_flatten__(self):
+        return [], None
+
+    def dequantize(self):
+        self._log.append("device")
+        return self
+
+    def cpu(self):
+        self._log.append("host")
+        return torch.ones(self.shape)
+
+    def copy_(self, numbers):
+        self._log.append(numbers)
+
+
+def test_8bit_moments_are_saved_one_by_one_in_host_memory_and_counted_without_their_numbers():
+    log, weights_of = [], [nn.Parameter(torch.zeros(4, 5)) for _ in range(3)]
+    part = torch.optim.SGD(weights_of, lr=1.0)
+    for weight in weights_of:
+        part.state[weight] = {"exp_avg": Blocks(log)}
+    optimizers = Optimizers([part])
+    assert sum(state_bytes(each) for each in optimizers.saved_shapes().values()) == 3 * 4 * 5 * 4
+    assert not log
+    saved = optimizers.saved()
+    assert log == ["device", "host"] * 3
+    optimizers.take(saved)
+    assert all(one is saved[weight]["exp_avg"] for one, weight in zip(log[6:], weights_of, strict=True))
+
+
+def test_a_checkpoint_of_8bit_moments_has_the_bytes_that_were_counted(learner):
+    one = learner(optimizer=optimizer_of(OptimizerType.ADAMW_8BIT), family="llama")
+    counted = one.checkpoint_bytes()
+    assert counted == state_bytes(one._state(one._optimizer.saved()))
+    one.offload()
+    assert one.checkpoint_bytes() == counted
+
+
+def test_a_checkpoint_looks_at_the_state_of_all_weights_once(learner, monkeypatch, tmp_path):
+    one, looked = learner(), []
+    state = Optimizers.state.fget
+    monkeypatch.setattr(Optimizers, "state", property(lambda self: looked.append(1) or state(self)))
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    assert len(looked) == 1
+    one.restore(tmp_path / "step")
+    assert len(looked) == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_on_the_host_changes_nothing(learner, kind, monkeypatch):
     monkeypatch.setattr("roost.learner.optimizer._in_parts", lambda some: [[each] for each in some])
@@ -137,6 +206,23 @@ def test_a_run_resumes_with_its_optimizer_and_with_no_other(learner, kind, tmp_p
     stranger = learner(optimizer=optimizer_of(other))
     with pytest.raises(ValueError, match=f"state of optimizer {kind}, but the run's is {other}"):
         stranger.restore(tmp_path / "step")
+
+
+def test_a_model_that_only_scores_takes_a_checkpoint_of_any_optimizer(learner, models, tmp_path):
+    policy = learner(optimizer=optimizer_of(OptimizerType.MUON))
+    expected, _ = trained(policy, BATCHES[0])
+    policy.save(tmp_path / "policy")
+    policy.wait_saved()
+    first, second = (
+        Learner(settings_of(models(), optimizer=optimizer_of(kind)), CPU, learns=False)
+        for kind in (OptimizerType.MUON, OptimizerType.ADAMW)
+    )
+    first.restore(tmp_path / "policy")
+    first.save(tmp_path / "reference")
+    first.wait_saved()
+    second.restore(tmp_path / "policy")
+    second.restore(tmp_path / "reference")
+    assert_equal(dict(second.weights()), expected)
 
 
 def test_offloading_frees_8bit_moments(learner):
