@@ -16,7 +16,7 @@ from roost.config.frameworks.pools import Reader, check_divides, engines_on, meg
 from roost.config.frameworks.registry import Framework
 from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
 from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import algorithm_of
+from roost.config.notations.algorithm import RESPONSE, algorithm_of
 from roost.config.section import Section
 from roost.config.shell.values import Value
 from roost.config.source import read_yaml
@@ -50,6 +50,7 @@ PLACING = (
     ),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
+    *("--rollout-max-prompt-len", "--rollout-max-response-len", "--rollout-max-context-len"),
 )
 
 
@@ -138,8 +139,15 @@ class _Slime(Reader):
             settings["async_rollouts"] = True
         values = self.root.values
         in_loss = values.get("--kl-loss-coef") if self.root.flag("--use-kl-loss") else None
-        prompt = first_number((self.root, "--rollout-max-prompt-len"))
+        prompt, response, sequence = self._lengths()
+        settings |= {RESPONSE: int(response)} if response and not sequence else {}
         return settings | algorithm_of(self.notation, self._estimator(), in_loss, values.get("--kl-coef"), prompt)
+
+    def _lengths(self) -> tuple[float | None, float | None, float | None]:
+        """Most tokens of a prompt, of a completion, and of both; None where it is not written."""
+        names = ("prompt", "response", "context")
+        prompt, response, both = (first_number((self.root, f"--rollout-max-{name}-len")) for name in names)
+        return prompt, response, both or (prompt + response if prompt and response else None)
 
     def _estimator(self) -> str:
         return self.root.text("--advantage-estimator") or str(DEFAULTS["--advantage-estimator"])
@@ -153,6 +161,7 @@ class _Slime(Reader):
             offloads = False
         tokens, rank = first_number((self.root, "--max-tokens-per-gpu")), first_number((self.root, "--lora-rank"))
         backend = self.root.text("--train-backend") or "megatron"
+        sequence = self._lengths()[2]
         return ModelUse(
             path,
             read_model_config(path),
@@ -161,6 +170,7 @@ class _Slime(Reader):
             offloads=OFFLOADED_PARTS if offloads else (),
             tokens=int(tokens) if tokens else None,
             lora_rank=int(rank) if rank else None,
+            sequence=int(sequence) if sequence else None,
         )
 
     def _learner(self, count: int) -> None:

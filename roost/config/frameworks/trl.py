@@ -34,7 +34,7 @@ from roost.config.model_files import (
     fraction_of_device,
     read_model_config,
 )
-from roost.config.notations.algorithm import algorithm_of
+from roost.config.notations.algorithm import RESPONSE, algorithm_of
 from roost.config.section import Section, Unresolved
 from roost.config.shell.reading import Command, Reading
 from roost.config.shell.values import Value
@@ -300,7 +300,9 @@ class _TRL(Reader):
         if self._is_async():
             settings["async_rollouts"] = True
         estimator = "rloo" if "rloo" in self.program else "grpo"
-        beta, prompt = (first_number((self.root, self._key(name))) for name in ("beta", "max_prompt_length"))
+        names = ("beta", "max_prompt_length", "max_completion_length")
+        beta, prompt, response = (first_number((self.root, self._key(name))) for name in names)
+        settings |= {RESPONSE: int(response)} if response and not prompt else {}
         settings |= algorithm_of(self.notation, estimator, beta, None, prompt)
         return self.as_job(max(machines, last // width + 1), width, settings)
 

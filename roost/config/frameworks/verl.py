@@ -75,7 +75,7 @@ PLACING = tuple(
         actor_rollout_ref.actor.fsdp_config.{fsdp_size,*_offload}
         algorithm.{adv_estimator,use_kl_in_reward} critic.enable critic.model.path
         reward.reward_model.* reward_model.{enable,enable_resource_pool,nnodes,n_gpus_per_node,rollout.*,model.path}
-        distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate}""",
+        distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate,staleness_threshold}""",
     ).patterns()
 )
 ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
@@ -209,6 +209,8 @@ class _Verl(Reader):
         }
         if mode in ASYNCHRONOUS:
             settings["async_rollouts"] = True
+            ahead = first_number((self.root.below("async_training"), "staleness_threshold"))
+            settings |= {"async_generation_ratio": ahead} if mode == "fully_async" and ahead else {}
         in_loss, in_reward = (
             self._coefficient(key) if self._flag(switch) else None
             for switch, key in (

@@ -277,8 +277,16 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "eval_top_k": whole_number(val, "top_k", 0),
         "checkpoint_every": interval(trainer, "save_freq"),
         "keep_checkpoints": whole_number(trainer, "max_actor_ckpt_to_keep", 1),
-        "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
+        "max_staleness": _staleness(job),
     }
+
+
+def _staleness(job: Job) -> int | None:
+    """Whole steps that samples may be behind; `staleness_threshold` is a part of one, or more."""
+    if job.settings.get("async_rollouts") is not True:
+        return None
+    ahead = job.settings.get("async_generation_ratio")
+    return max(math.ceil(ahead), 1) if isinstance(ahead, int | float) else 1
 
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ ESTIMATOR = "advantage_estimator"
 KL_COEF = "kl_coef"
 KL_IN = "kl_in"  # loss or reward
 PROMPT = "max_prompt_length"
+RESPONSE = "max_response_length"  # of a job that does not say how long sequences are in all
 REWARD = "reward_function"  # a URL, or a file with Python
 AGENT = "agent_function"
 JOB_NAME = "job_name"
 WEIGHT_UPDATE = "weight_update_mode"
-CARRIED = (ESTIMATOR, KL_COEF, KL_IN, PROMPT, REWARD, AGENT, JOB_NAME, WEIGHT_UPDATE)
+CARRIED = (ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, REWARD, AGENT, JOB_NAME, WEIGHT_UPDATE)
 # The word of each program for an estimator; the words of verl are those that all share.
 ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
     Notation.VERL: {

@@ -13,7 +13,7 @@ import yaml
 
 from roost.config.findings import Finding, Findings, Where
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import CARRIED, KL_COEF
+from roost.config.notations.algorithm import CARRIED, KL_COEF, PROMPT, RESPONSE
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
@@ -217,11 +217,20 @@ def _compare_algorithms(plan: Plan, result: Plan, findings: Findings) -> None:
     """Name all that the job says of its algorithm and the result does not; a value that is added has a note."""
     for key in CARRIED:
         before, after = plan.settings.get(key), result.settings.get(key)
+        if key == RESPONSE and after is None:
+            after = _longest_completion(result)
         if before is not None and before != after:
             what = (
                 f"{result.notation.value} does not say this: {key}: {before} -> {NOTHING if after is None else after}"
             )
             findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
+
+
+def _longest_completion(plan: Plan) -> int | None:
+    """Tokens that a longest prompt leaves of a sequence."""
+    sequences = [part.model.sequence for part in plan.components if part.role is Role.LEARNER and part.model.sequence]
+    prompt = plan.settings.get(PROMPT)
+    return sequences[0] - int(prompt) if sequences and prompt else None
 
 
 def _staleness(plan: Plan) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, ParallelSizes, Role
-from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT
+from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, backend, has_devices, refuse_without, size_of_all
 from roost.placement.plan import Plan
@@ -157,6 +157,10 @@ class Parts:
     def lengths(self, prompt_key: str, usual: int) -> tuple[int, int] | None:
         """Longest prompt and completion; None where the job does not say how long sequences are."""
         sequence, said = self.actor.model.sequence, self.plan.settings.get(PROMPT)
+        response = self.plan.settings.get(RESPONSE)
+        if response and not sequence:
+            why = f"{self.program} has two lengths, and the job says that of a completion alone"
+            return int(self.assume(prompt_key, usual, why)), int(response)
         if not sequence or sequence < 2:
             return None
         half = min(usual, sequence // 2)

@@ -9,6 +9,7 @@ from roost.config.findings import Findings
 from roost.config.frameworks.slime import DEFAULTS
 from roost.config.job import Notation
 from roost.config.model_files import OFFLOADED_PARTS
+from roost.config.notations.algorithm import PROMPT, RESPONSE
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
@@ -39,6 +40,7 @@ def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
     values |= _learner(actor, "--colocate" in values)
     if parts.path:
         values["--hf-checkpoint"] = parts.path
+    values |= _lengths(plan, actor.model.sequence)
     estimator = parts.estimator(Notation.SLIME, "--advantage-estimator")
     if estimator != DEFAULTS["--advantage-estimator"]:
         values["--advantage-estimator"] = estimator
@@ -48,6 +50,17 @@ def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
     elif coefficient:
         values |= {"--use-kl-loss": True, "--kl-loss-coef": coefficient}
     return values
+
+
+def _lengths(plan: Plan, sequence: int | None) -> dict[str, Any]:
+    """Lengths of prompt and completion, or of both together where the job says no more."""
+    prompt, response = plan.settings.get(PROMPT), plan.settings.get(RESPONSE)
+    values = {"--rollout-max-prompt-len": prompt} if prompt else {}
+    if prompt and sequence and prompt < sequence:
+        return values | {"--rollout-max-response-len": sequence - prompt}
+    if sequence:
+        return values | {"--rollout-max-context-len": sequence}
+    return values | ({"--rollout-max-response-len": response} if response else {})
 
 
 def _engines(parts: Parts) -> dict[str, Any]:

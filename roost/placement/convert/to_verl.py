@@ -107,7 +107,8 @@ def _own_engines(values: dict[str, Any], parts: Parts) -> None:
         values["actor_rollout_ref"]["rollout"] |= pool
     else:
         values["rollout"] = pool
-        values["async_training"] = {"use_dynamic_resource_scheduling": False}
+        ahead = parts.plan.settings.get("async_generation_ratio") or None
+        values["async_training"] = {"use_dynamic_resource_scheduling": False} | given(staleness_threshold=ahead)
 
 
 def _reward(parts: Parts) -> dict[str, Any]:

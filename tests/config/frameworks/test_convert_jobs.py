@@ -120,7 +120,7 @@ def test_a_value_that_the_job_does_not_say_is_named_as_one(tmp_path):
         ("nemo", "max_trajectory_age_steps: 3"),
         ("skyrl", "trainer.fully_async.max_staleness_steps=3"),
         ("roll", "async_generation_ratio: 3"),
-        ("verl", None),
+        ("verl", "async_training.staleness_threshold=3"),
         ("slime", None),
     ],
 )
@@ -231,12 +231,56 @@ def test_the_kl_of_the_source_is_written(command, target, words, loss, tmp_path)
     assert [what for what in lost if "kl" in what] == ([loss] if loss else [])
 
 
-@pytest.mark.parametrize("target", ["verl", "skyrl"])
+FULLY_ASYNC = (
+    "python3 -m verl.experimental.fully_async_policy.fully_async_main trainer.n_gpus_per_node=4 rollout.nnodes=1 "
+    "rollout.n_gpus_per_node=4 actor_rollout_ref.rollout.name=vllm algorithm.adv_estimator=grpo "
+    "async_training.staleness_threshold=0.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "is_rounded"),
+    [
+        ("verl", "async_training.staleness_threshold=0.5", False),
+        ("roll", "async_generation_ratio: 0.5", False),
+        ("skyrl", "max_staleness_steps=1", True),
+        ("areal", "max_head_offpolicyness: 1", True),
+        ("prime", "max_off_policy_steps = 1", True),
+        ("nemo", "max_trajectory_age_steps: 1", True),
+    ],
+)
+def test_a_staleness_of_verl_is_written_or_its_rounding_is_named(target, words, is_rounded, tmp_path):
+    written, _, lost = converted(tmp_path, FULLY_ASYNC, target)
+    assert words in written.text
+    loss = f"{target} does not say this: iterations that rollouts are ahead: 0.5 -> 1"
+    assert (loss in lost) == is_rounded
+
+
+SLIME = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate"
+
+
+@pytest.mark.parametrize("command", [f"{SLIME} --rollout-max-response-len 4096", f"{TRL} --max_completion_length 4096"])
+def test_a_length_of_completions_alone_goes_over(command, tmp_path):
+    written, noted, lost = converted(tmp_path, command, "skyrl")
+    assert "max_generate_length=4096" in written.text
+    assert noted["trainer.max_prompt_length"] == "not in the source; set to 512"
+    assert not any("response" in what for what in lost)
+    assert "--rollout-max-response-len 4096" in converted(tmp_path, command, "slime")[0].text
+    assert "nemo does not say this: max_response_length: 4096 -> nothing" in converted(tmp_path, command, "nemo")[2]
+
+
+def test_slime_takes_one_length_where_the_job_says_one(tmp_path):
+    written, _, lost = converted(tmp_path, f"{OPENRLHF} --train.colocate_all --data.max_len 3072", "slime")
+    assert "--rollout-max-context-len 3072" in written.text
+    assert not any("sequence" in what for what in lost)
+
+
+@pytest.mark.parametrize("target", ["verl", "skyrl", "slime"])
 def test_both_lengths_go_over(target, tmp_path):
     lengths = "data.max_prompt_length=2048 data.max_response_length=8192"
     written, noted, lost = converted(tmp_path, f"{VERL} algorithm.adv_estimator=grpo {lengths}", target)
-    assert "max_prompt_length=2048" in written.text
-    assert "=8192" in written.text
+    words = {"slime": ("--rollout-max-prompt-len 2048", "--rollout-max-response-len 8192")}
+    assert all(each in written.text for each in words.get(target, ("max_prompt_length=2048", "=8192")))
     assert not any("sequence" in what for what in lost)
     assert not any("length" in key for key in noted)
 
