@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 BASE, ADAPTER_PART = ".base_layer.", ".lora_"  # in the names of the weights of a layer that PEFT has wrapped
+# PEFT takes these names for the experts of such a mixture, also in its dense layers, and reads the adapter wrongly.
+CONVERTED_BY_PEFT = ("qwen3_moe",)
+DENSE_PARTS = (".mlp.gate_proj", ".mlp.up_proj", ".mlp.down_proj")
 HOLDER = "holder"  # of the model, while PEFT adds an adapter
 
 
@@ -43,12 +46,14 @@ def adapted_layers(model: PreTrainedModel, named: Sequence[str] = ()) -> list[st
     """
     last = model.get_output_embeddings()
     linear = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not last]
+    if model.config.model_type in CONVERTED_BY_PEFT:
+        linear = [path for path in linear if not path.endswith(DENSE_PARTS)]
     found = {name: [path for path in linear if f".{path}".endswith(f".{name}")] for name in named}
     missing = sorted(name for name, paths in found.items() if not paths)
     if missing and any(".experts." in name for name, _ in model.named_parameters()):
         raise ValueError(
-            f"lora_target_modules has {', '.join(missing)}, but no linear layer of the model is called so, and routed "
-            "experts get no adapter; leave them out"
+            f"lora_target_modules has {', '.join(missing)}, but no linear layer of the model is called so, and "
+            "experts, and dense layers beside them, get no adapter; leave them out"
         )
     chosen = sorted({path for paths in found.values() for path in paths}) if named else linear
     if not chosen:

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from roost.config.train import AdapterSettings
+from roost.engines.tiny_model import write_tiny_model
 from roost.learner.export import whole_bytes
 from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of
@@ -118,6 +119,21 @@ def test_the_adapter_of_a_mixture_leaves_its_experts(models, tmp_path, family):
     merged = Learner(settings_of(str(tmp_path / "policy")), CPU)
     for here, there in zip(one.score(SAMPLES), merged.score(SAMPLES), strict=True):
         np.testing.assert_allclose(here, there, atol=1e-4)
+
+
+def test_peft_reads_the_adapter_of_a_mixture_with_dense_layers(tmp_path):
+    path = str(write_tiny_model(tmp_path / "model", "qwen3_moe", mlp_only_layers=[0]))
+    one = Learner(settings_of(path, adapter=AdapterSettings(lora_rank=4, lora_alpha=16)), CPU)
+    for _ in range(3):
+        one.learn(SAMPLES, totals_of(SAMPLES))
+    one.export(tmp_path / "adapter")
+    read = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), tmp_path / "adapter"
+    )
+    ids = torch.from_numpy(SAMPLES[0].token_ids)
+    logprobs = read(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach().numpy()
+    made = SAMPLES[0].is_generated[1:]
+    np.testing.assert_allclose(logprobs[made], one.score(SAMPLES)[0][1:][made], atol=1e-4)
 
 
 def test_routed_experts_named_for_an_adapter_are_refused(models):
