@@ -20,7 +20,7 @@ from roost.learner.forward import _of_logits
 from roost.learner.heads import POLICY, VALUE
 from roost.learner.learner import Learner
 from roost.learner.packing import PAD
-from roost.learner.parallel.experts import check_experts
+from roost.learner.parallel.experts import check_experts, expert_modules
 from roost.learner.parallel.tensor import _styles
 from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.torch_engine.control_api import UpdateDesk
@@ -318,6 +318,16 @@ def test_experts_that_cannot_be_divided(models, family, sizes, ranks, reason):
     model = AutoModelForCausalLM.from_pretrained(models(family))
     with pytest.raises(ValueError, match=reason):
         check_experts(model, MeshSizes.of(sizes, ranks))
+
+
+def test_experts_of_other_families_are_not_divided():
+    """They may hold their weights alike, but weigh or call them otherwise."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
+    config = AutoConfig.for_model("olmoe", num_hidden_layers=1, num_experts=4, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    assert list(expert_modules(model))
+    with pytest.raises(ValueError, match=r"OlmoeForCausalLM has no experts that Roost divides \(mixtral, "):
+        check_experts(model, MeshSizes.of(ParallelSizes(expert=2), 2))
 
 
 def test_an_embedding_that_does_more_than_look_up_is_not_divided():

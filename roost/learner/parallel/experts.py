@@ -17,6 +17,7 @@ from transformers.integrations.moe import grouped_mm_experts_forward
 from roost.config.job import MeshSizes
 from roost.learner.parallel.context import all_rows, exchanged, own_rows
 from roost.learner.parallel.mesh import EXPERT, LearnerMesh
+from roost.placement.memory.model import EXPERT_FAMILIES
 
 BY_EXPERT, BY_ROW = 0, 1  # dimensions of experts' weights: expert groups divide the first, FSDP the second
 
@@ -38,8 +39,11 @@ def check_experts(model: nn.Module, mesh: MeshSizes) -> None:
         )
     if size == 1:
         return
-    if not modules:
-        raise ValueError(f"{type(model).__name__} has no experts that Roost divides; write expert size 1")
+    if not modules or getattr(getattr(model, "config", None), "model_type", "") not in EXPERT_FAMILIES:
+        raise ValueError(
+            f"{type(model).__name__} has no experts that Roost divides ({', '.join(EXPERT_FAMILIES)}); "
+            "write expert size 1"
+        )
     for experts in modules:
         if experts.num_experts % size:
             raise ValueError(f"expert size {size} does not divide the model's {experts.num_experts} experts")
