@@ -32,6 +32,7 @@ class VersionLedger:
 
     def __init__(self) -> None:
         self.version = 0
+        self.changes = 0  # of the weights, those to the same version too
         self._is_paused = False
         self._open: set[Ticket] = set()
 
@@ -62,6 +63,7 @@ class VersionLedger:
 
     def moved_to(self, version: int) -> None:
         """The weights are those of this version now."""
+        self.changes += 1
         if version == self.version:
             return
         self.version = version

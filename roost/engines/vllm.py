@@ -360,7 +360,7 @@ class VllmEngine(ServerClient):
             if sampling.images and known.takes_manifest:
                 body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
             elif sampling.images:
-                body = with_images(body, sampling.images, self._versions.version)
+                body = with_images(body, sampling.images, f"{self._versions.version}-{self._versions.changes}")
             if sampling.return_routed_experts and known.takes_manifest:  # an option of the server in vLLM
                 body["return_routed_experts"] = True
         else:

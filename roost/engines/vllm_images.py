@@ -15,14 +15,15 @@ IMAGES_NEED = (
 )
 
 
-def with_images(body: dict[str, Any], images: Sequence[Image], version: int) -> dict[str, Any]:
+def with_images(body: dict[str, Any], images: Sequence[Image], weights: str) -> dict[str, Any]:
     """A request for tokens with the images of its prompt.
 
-    The server keeps what its vision tower made of an image by the image's name, so that the name has the version of
-    the weights. It returns the prompt that it computed, for `check_prompt`.
+    The server keeps what its vision tower made of an image by the image's name, so that the name has `weights`: a word
+    for the weights, another one after each load, even of the same version. It returns the prompt that it computed, for
+    `check_prompt`.
     """
     parts = [
-        {"type": "image_url", "url": image.data_url, "uuid": f"{image.digest.hex()}-{version}"} for image in images
+        {"type": "image_url", "url": image.data_url, "uuid": f"{image.digest.hex()}-{weights}"} for image in images
     ]
     return {
         **body,

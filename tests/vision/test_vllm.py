@@ -42,9 +42,28 @@ def asked(prompt, images, routes=NEW, version=0, **state_of_server):
 def test_vllm_gets_one_placeholder_for_each_image():
     body = asked(PROMPT, IMAGES, version=3)
     assert body["token_ids"] == [5, 9, 6, 9, 7, 9]
-    parts = [{"type": "image_url", "url": each.data_url, "uuid": f"{each.digest.hex()}-3"} for each in IMAGES]
+    parts = [{"type": "image_url", "url": each.data_url, "uuid": f"{each.digest.hex()}-3-1"} for each in IMAGES]
     assert body["content_parts"] == parts
     assert "images" not in body
+
+
+def test_images_have_other_names_after_the_same_version_is_loaded_again():
+    """What the vision tower made with wrong weights of that version is not used again."""
+
+    async def ask(url, state):
+        engine = VllmEngine(url)
+        try:
+            for _ in range(2):
+                await engine.load_checkpoint("/models/policy", 3)
+                await engine.generate(PROMPT, Sampling(images=IMAGES))
+            asked = [body["content_parts"] for body in state.bodies_of(ROUTE) if "content_parts" in body]
+            return [[part["uuid"] for part in parts] for parts in asked]
+        finally:
+            await engine.close()
+
+    with running_standin(NEW) as (url, state):
+        first, again = asyncio.run(ask(url, state))
+    assert not set(first) & set(again)
 
 
 def test_the_built_in_engine_gets_all_tokens():

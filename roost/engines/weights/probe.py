@@ -237,7 +237,7 @@ class Expected:
 
 
 async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | None = None) -> None:
-    """Raise NotTaken if the engine's answers to the probe do not match the new weights."""
+    """Raise NotLoaded if the engine's answers to the probe do not match the new weights."""
     wrong = judge_answers(expected, await expected.probe.answers(engine, adapter))
     if wrong:
         raise NotLoaded(f"{engine.url} does not answer with the new weights: {wrong}")
