@@ -275,7 +275,7 @@ def _optimizer(keys: _Keys) -> OptimizerType | None:
     word = keys.root.text(key) if key in keys.root else None
     if word is not None and word not in _OPTIMIZERS:
         what, why = f"{word} is not followed", "Roost trains with AdamW, 8-bit AdamW or Muon"
-        keys.root.findings.warn("RST-T014", keys.root.where(key), what, why, "write optimizer in train, or remove it")
+        keys.root.findings.warn("RST-T014", keys.root.where(key), what, why, "write train.optimizer, or remove it")
     return _OPTIMIZERS.get(word or "")
 
 

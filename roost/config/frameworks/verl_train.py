@@ -16,6 +16,8 @@ from roost.config.notations.words import (
     DIVERGENCES,
     ESTIMATORS,
     IS_LEVELS,
+    OPTIMIZER_CLASSES,
+    OPTIMIZERS,
     SCHEDULES,
     engine_of,
     interval,
@@ -108,6 +110,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "micro_batch_tokens": (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
     "learning_rate": (f"{_ACTOR}.optim.lr",),
     "weight_decay": (f"{_ACTOR}.optim.weight_decay",),
+    "optimizer": (f"{_ACTOR}.optim.optimizer",),
     "warmup_steps": (f"{_ACTOR}.optim.lr_warmup_steps",),
     "warmup_ratio": (f"{_ACTOR}.optim.lr_warmup_steps_ratio",),
     "lr_scheduler_type": (f"{_ACTOR}.optim.lr_scheduler_type", f"{_ACTOR}.optim.warmup_style"),
@@ -218,7 +221,9 @@ TABLE = (
     ),
     Entry(_SPEED, "critic.{ppo_*,forward_*} *.use_fused_kernels *.expert_parallel_size *.multi_stage_wake_up *.dtype"),
     Entry(
-        _BACKEND, "critic.{strategy,megatron.*,model.*} trainer.use_legacy_worker_impl *.override_optimizer_config.*"
+        _BACKEND,
+        """critic.{strategy,megatron.*,model.*} trainer.use_legacy_worker_impl *.override_optimizer_config.*
+        *.optim.optimizer_impl""",
     ),
     Entry(REWARD, "reward.* reward_model.* custom_reward_function.*"),
     Entry(DATA, "data.*"),
@@ -247,6 +252,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "micro_batch_tokens": actor.whole_number("ppo_max_token_len_per_gpu", 1),
         "learning_rate": optim.number("lr"),
         "weight_decay": optim.number("weight_decay"),
+        "optimizer": named(optim, "optimizer", {**OPTIMIZER_CLASSES, **OPTIMIZERS}, "optimizer"),
         "warmup_steps": warmup,
         "warmup_ratio": None if warmup else optim.number("lr_warmup_steps_ratio"),
         "lr_scheduler_type": named(optim, "lr_scheduler_type", SCHEDULES) or named(optim, "warmup_style", SCHEDULES),

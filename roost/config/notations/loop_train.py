@@ -8,19 +8,14 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
-from roost.config.notations.words import ESTIMATORS, actor_of, compute_dtype, lora_rank, named
+from roost.config.notations.words import ESTIMATORS, OPTIMIZER_CLASSES, actor_of, compute_dtype, lora_rank, named
 from roost.config.section import Section
-from roost.config.train import ImportanceSamplingLevel, LrSchedulerType, OldLogprobs, OptimizerType
+from roost.config.train import ImportanceSamplingLevel, LrSchedulerType, OldLogprobs
 
 LEVELS = {
     "pg_per_token": ImportanceSamplingLevel.TOKEN,
     "pg_per_turn": ImportanceSamplingLevel.TURN,
     "pg_per_trajectory": ImportanceSamplingLevel.TRAJECTORY,
-}
-OPTIMIZERS = {
-    "AdamW": OptimizerType.ADAMW,
-    "Muon": OptimizerType.MUON,
-    "AdamW8bit": OptimizerType.ADAMW_8BIT,
 }
 SCHEDULES = {
     "get_const_lr": LrSchedulerType.CONSTANT,
@@ -91,7 +86,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "max_staleness": 1 if job.settings.get("async_rollouts") is True else None,
         "minibatches": 1 if params.values.get("strictly_on_policy") is True else None,
         "max_concurrent_episodes": _concurrency(rl, job),
-        "optimizer": OPTIMIZERS.get((optimization.below("optimizer").text("_target_") or "").rsplit(".", 1)[-1]),
+        "optimizer": OPTIMIZER_CLASSES.get((optimization.below("optimizer").text("_target_") or "").rsplit(".", 1)[-1]),
         **_betas(optimization.below("optimizer").values.get("betas")),
         **_schedule(optimization.below("lr_scheduler"), params),
         "lora_rank": lora_rank(job),
@@ -144,8 +139,8 @@ def _check_supported(root: Section) -> None:
     """An optimizer that Roost does not have, and an adapter to go on from, are refused."""
     optimizer = root.below("rl", "optimization", "optimizer")
     target = optimizer.text("_target_")
-    if target is not None and target.rsplit(".", 1)[-1] not in OPTIMIZERS:
-        what = f"is {shown(target)}; the optimizers are {', '.join(OPTIMIZERS)}"
+    if target is not None and target.rsplit(".", 1)[-1] not in OPTIMIZER_CLASSES:
+        what = f"is {shown(target)}; the optimizers are {', '.join(OPTIMIZER_CLASSES)}"
         optimizer.error("RST-T011", "_target_", what, fix="write torch.optim.AdamW")
     llm = root.below("llm")
     if llm.get("adapter_path") is not None:

@@ -162,7 +162,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_old_logprobs(algorithm),
         "kl_estimator": _kl_estimator(algorithm, actor),
         "entropy_coef": _entropy(algorithm),
-        "optimizer": named(actor.below("optim"), "optimizer", OPTIMIZERS),
+        "optimizer": named(actor.below("optim"), "optimizer", OPTIMIZERS, "optimizer"),
         **_schedule(actor, _steps_per_step(root, count)),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,

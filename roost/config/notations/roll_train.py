@@ -385,7 +385,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatch_size": _minibatch(learner.below("training_args"), job),
         **advantage_settings(root),
         **loss_settings(root, learner),
-        "optimizer": named(learner.below("training_args"), "optim", OPTIMIZERS),
+        "optimizer": named(learner.below("training_args"), "optim", OPTIMIZERS, "optimizer"),
         "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
         "min_learning_rate": _least_rate(learner.below("training_args")),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,

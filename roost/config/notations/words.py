@@ -51,6 +51,11 @@ OPTIMIZERS = {
     "adamw_torch_fused": OptimizerType.ADAMW,
     "adamw_torch_8bit": OptimizerType.ADAMW_8BIT,
 }
+OPTIMIZER_CLASSES = {  # of torch.optim and torchao.optim
+    "AdamW": OptimizerType.ADAMW,
+    "Muon": OptimizerType.MUON,
+    "AdamW8bit": OptimizerType.ADAMW_8BIT,
+}
 DECAY_STYLES = {each.value: each for each in WsdDecayStyle}
 SCHEDULES = {
     "constant": LrSchedulerType.CONSTANT,
@@ -66,17 +71,19 @@ COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", 
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch", "huggingface": "torch"}
 
 
-def named(section: Section, key: str, meanings: Mapping[str, Any]) -> Any:
-    """The meaning of another program's word; a word that Roost has no match for is a finding."""
+def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str | None = None) -> Any:
+    """The meaning of another program's word; a word that Roost has no match for is a finding.
+
+    It says what to write instead: the section train, or one setting of it.
+    """
     word = section.text(key) if key in section else None
     if word is None:
         return None
     found = meanings.get(word)
     if found is None:
         why = f"of these words Roost knows {', '.join(meanings)}"
-        section.error(
-            "RST-T013", key, f"{word} is not supported", why, "remove it, and say what you want in the section train"
-        )
+        instead = "say what you want in the section train" if setting is None else f"write train.{setting}"
+        section.error("RST-T013", key, f"{word} is not supported", why, f"remove it, and {instead}")
     return found
 
 

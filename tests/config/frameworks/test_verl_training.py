@@ -121,6 +121,9 @@ def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
         ("", "adam_beta2", 0.999),
         (f"{ACTOR}.optim.lr=0.5 {ACTOR}.optim.min_lr_ratio=0.5", "min_learning_rate", 0.25),
         (f"{ACTOR}.optim.clip_grad=0.5", "max_grad_norm", 0.5),
+        (f"{ACTOR}.optim.optimizer=AdamW {ACTOR}.optim.optimizer_impl=torch.optim", "optimizer", "adamw"),
+        (f"{ACTOR}.optim.optimizer=AdamW8bit {ACTOR}.optim.optimizer_impl=torchao.optim", "optimizer", "adamw_8bit"),
+        (f"{ACTOR}.optim.optimizer=muon", "optimizer", "muon"),
         ("", "critic_learning_rate", 1e-5),
         ("", "value_clip", 0.5),
         ("critic.cliprange_value=0.3", "value_clip", 0.3),
@@ -145,6 +148,13 @@ def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
 )
 def test_a_key_and_its_setting(arguments, name, value, tmp_path):
     assert setting(tmp_path, arguments, name) == value
+
+
+def test_another_optimizer_is_refused_with_the_setting_to_write(tmp_path):
+    findings = Findings()
+    read_job(load(script(tmp_path, f"{ACTOR}.optim.optimizer=SGD"), (), findings), findings, trains=True)
+    (found,) = findings.errors
+    assert (found.code, found.fix) == ("RST-T013", "remove it, and write train.optimizer")
 
 
 def test_data_of_several_files(tmp_path):
