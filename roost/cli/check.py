@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +27,8 @@ from roost.cli.options import (
     split_overrides,
 )
 from roost.config.compose import load
-from roost.config.findings import Findings, counted
+from roost.config.findings import Finding, Findings, counted
+from roost.config.frameworks.keys import CHECK_TRAIN
 from roost.config.job import Notation
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.notation import read_job
@@ -71,7 +74,7 @@ def check_command(
             _check_imports(config, overrides, notation, findings, train)
         reports[config], plans[config] = findings, plan
         if not as_json:
-            print_findings(findings.found, console)
+            print_findings(_without_itself(findings.found) if train else findings.found, console)
         if train and not as_json:
             _print_trainable(config, plan, findings, console, imports)
     wrong = [config for config, findings in reports.items() if findings.errors]
@@ -86,6 +89,11 @@ def check_command(
         console.print(f"{len(reports)} checked, {len(wrong)} with errors{can_train}; {found}")
     if wrong:
         raise typer.Exit(1)
+
+
+def _without_itself(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings without the hint to run `roost check --train`."""
+    return [replace(found, fix="") if found.fix.startswith(CHECK_TRAIN) else found for found in findings]
 
 
 def _print_trainable(config: Path, plan: Plan | None, findings: Findings, console: Console, imports: bool) -> None:
@@ -106,7 +114,8 @@ def _ignored(plan: Plan) -> list[KeyUse]:
 
 def _report(findings: Findings, plan: Plan | None, trains: bool) -> Any:
     """The result for one config, as JSON has it."""
-    found = [finding_to_dict(finding) for finding in findings.found]
+    listed = _without_itself(findings.found) if trains else findings.found
+    found = [finding_to_dict(finding) for finding in listed]
     if not trains:
         return found
     can_train = plan is not None and not findings.has_errors

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from roost.cli.console import open_console
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
+from roost.cli.options import (
+    ConfigOrScript,
+    GpusPerNode,
+    InventoryFile,
+    LayoutChoice,
+    NotationChoice,
+    Overrides,
+    planned,
+)
 from roost.config.findings import Findings
 from roost.config.job import Notation
 from roost.placement.convert.convert_plan import convert_plan
@@ -19,9 +26,7 @@ LOSS = "RST-N046"  # a setting that the other notation does not have
 
 
 def convert_command(
-    config: Annotated[
-        Path, typer.Argument(help="The config file (YAML), or the script that starts the job.", metavar="CONFIG")
-    ],
+    config: ConfigOrScript,
     to: Annotated[Target, typer.Option("--to", help="The notation to write.")],
     overrides: Overrides = None,
     gpus_per_node: GpusPerNode = None,

@@ -11,7 +11,7 @@ import typer
 
 from roost.cli.console import open_console
 from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
-from roost.config.findings import Findings, Where
+from roost.config.findings import Findings, Where, counted
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan, read_plan_file
 from roost.view.text import print_findings
@@ -58,7 +58,7 @@ def diff_command(
         console = open_console()
         for change in changes:
             console.print(str(change), soft_wrap=True)
-        console.print(f"{len(changes)} changes" if changes else "the plans are equal")
+        console.print(counted(len(changes), "change") if changes else "the plans are equal")
     raise typer.Exit(1 if changes else 0)
 
 

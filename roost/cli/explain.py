@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from roost.cli.console import open_console
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, NotationChoice, Overrides, planned
+from roost.cli.options import (
+    ConfigOrScript,
+    GpusPerNode,
+    InventoryFile,
+    LayoutChoice,
+    NotationChoice,
+    Overrides,
+    planned,
+)
+from roost.config.compose import load
 from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.job import Notation, ResolvedSetting
 from roost.config.known_keys.tables import KeyUse
+from roost.config.notations.notation import read_job
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
 from roost.view.text import explain_setting, print_findings, print_keys, print_settings
 
 
 def explain_command(
-    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    config: ConfigOrScript,
     process: Annotated[
         str,
         typer.Argument(
@@ -39,7 +50,14 @@ def explain_command(
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, trains=is_setting)
     console = open_console()
     if plan is not None and is_setting:
-        _explain_training(plan, process, findings, console)
+        _explain_training(plan.training, plan.notation, plan.file, process, findings, console)
+    elif is_setting:
+        # The settings are known even if the job cannot be planned; its errors are printed below.
+        unread = Findings()  # already reported by `planned`
+        source = load(config, overrides or [], unread)
+        job = None if source is None else read_job(source, unread, notation, trains=True)
+        if job is not None and job.resolved:
+            _explain_training(job.resolved, job.notation, job.source.file, process, findings, console)
     elif plan is not None and (keys := _keys_of(plan, process)) is not None:
         print_keys(keys, plan.file, console)
     elif plan is not None:
@@ -65,22 +83,29 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
     return found if first == "keys" or (found and not is_component) else None
 
 
-def _explain_training(plan: Plan, wanted: str, findings: Findings, console: Console) -> None:
+def _explain_training(
+    settings: Sequence[ResolvedSetting],
+    notation: Notation,
+    file: str | None,
+    wanted: str,
+    findings: Findings,
+    console: Console,
+) -> None:
     """Print all training settings, or one of them."""
     place = Where("command line", path=(wanted,))
     name = wanted.partition(".")[2]
     if not name:
-        print_settings(plan.training, plan.notation, plan.file, console)
+        print_settings(settings, notation, file, console)
         return
-    setting = next((setting for setting in plan.training if setting.name == name), None)
+    setting = next((setting for setting in settings if setting.name == name), None)
     if setting is None:
-        names = [setting.name for setting in plan.training]
+        names = [setting.name for setting in settings]
         hint = did_you_mean(name, names)
         findings.error(
             "RST-T002", place, f"there is no setting {name}", hint, "roost explain CONFIG train lists all of them"
         )
         return
-    _print_all(explain_setting(setting, plan.notation), console)
+    _print_all(explain_setting(setting, notation), console)
 
 
 def _explain(plan: Plan, wanted: str, findings: Findings) -> list[str]:

@@ -67,6 +67,10 @@ Strict = Annotated[
         "--strict", help="Take a written worker size that contradicts the engine's parallel sizes as an error."
     ),
 ]
+ConfigOrScript = Annotated[
+    Path,
+    typer.Argument(help="The config file (YAML or TOML), or the script that starts the job.", metavar="CONFIG"),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -78,7 +82,8 @@ Overrides = Annotated[
 ConfigsAndOverrides = Annotated[
     list[str],
     typer.Argument(
-        help="Config files (YAML), and values to change in all of them: key=value, +key=value, ~key.",
+        help="Config files (YAML or TOML) or scripts that start jobs of other frameworks, and values to change in all "
+        "of them: key=value, +key=value, ~key.",
         metavar="CONFIG... [OVERRIDES]",
     ),
 ]

@@ -237,10 +237,23 @@ def bug(what: str) -> RuntimeError:
 def counted(number: int, word: str) -> str:
     """A number with its noun.
 
-    >>> counted(1, "node"), counted(1200, "node")
-    ('1 node', '1,200 nodes')
+    >>> counted(1, "node"), counted(1200, "node"), counted(2, "process")
+    ('1 node', '1,200 nodes', '2 processes')
     """
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+    return f"{number:,} {word if number == 1 else plural(word)}"
+
+
+def plural(word: str) -> str:
+    return f"{word}es" if word.endswith("s") else f"{word}s"
+
+
+def remainder(count: int, size: int) -> str:
+    """The reason that a size does not divide a number.
+
+    >>> remainder(12, 8), remainder(16, 32)
+    ('12 % 8 = 4', '16 is less than 32')
+    """
+    return f"{count} is less than {size}" if 0 < count < size else f"{count} % {size} = {count % size}"
 
 
 def shown(value: object, limit: int = 60) -> str:

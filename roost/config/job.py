@@ -198,6 +198,16 @@ class MeshSizes:
         replicate = ranks // (fsdp * sizes.tensor)
         return cls(replicate, fsdp // sizes.context, sizes.context, sizes.tensor, sizes.expert)
 
+    def __str__(self) -> str:
+        """The sizes above 1.
+
+        >>> str(MeshSizes(replicate=2, shard=4, tensor=2)), str(MeshSizes(shard=8, expert=4))
+        ('2 replicate x 4 shard x 2 tensor', '8 shard, 4 expert')
+        """
+        names = ("replicate", "shard", "context", "tensor")
+        sizes = " x ".join(f"{getattr(self, name)} {name}" for name in names if getattr(self, name) > 1)
+        return f"{sizes}, {self.expert} expert" if self.expert > 1 else sizes
+
     @property
     def fsdp(self) -> int:
         """Ranks that FSDP shards the weights of one copy over."""

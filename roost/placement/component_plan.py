@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
-from roost.config.job import ModelUse, ParallelSizes, Role, family
+from roost.config.findings import counted
+from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, family
+from roost.config.ranks import spell_ranks
 from roost.placement.placement import Placement
 
 
@@ -213,6 +215,14 @@ class Process:
         return {**self.start_env, **self.masks}
 
 
+def mesh_of(sizes: ParallelSizes, ranks: int) -> MeshSizes | None:
+    """The device mesh of so many ranks; None if they cannot be divided so."""
+    try:
+        return MeshSizes.of(sizes, ranks)
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class ComponentPlan:
     """One component of a plan."""
@@ -232,6 +242,17 @@ class ComponentPlan:
     @property
     def world_size(self) -> int:
         return len(self.table)
+
+    @property
+    def extent(self) -> str:
+        """Number of processes, and their nodes."""
+        nodes = np.unique(self.table.nodes).tolist()
+        return f"{counted(len(self.table), 'process')} on {'node' if len(nodes) == 1 else 'nodes'} {spell_ranks(nodes)}"
+
+    @property
+    def mesh(self) -> MeshSizes | None:
+        """The device mesh of a learner or scorer; None if its ranks cannot be divided so."""
+        return mesh_of(self.parallel, len(self.table))
 
     @property
     def node_groups(self) -> tuple[str, ...]:

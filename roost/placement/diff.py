@@ -48,8 +48,8 @@ def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
         if name in old:
             changes += _component_changes(old[name], part)
         else:
-            changes.append(Change("component", name, "", "", _size(part)))
-    changes += [Change("component", name, "", _size(part), "") for name, part in old.items() if name not in new]
+            changes.append(Change("component", name, "", "", part.extent))
+    changes += [Change("component", name, "", part.extent, "") for name, part in old.items() if name not in new]
     changes += _residency_changes(before, after)
     return tuple(changes)
 
@@ -101,11 +101,6 @@ def _residency_changes(before: Plan, after: Plan) -> list[Change]:
         if one != two and one and two:
             changes.append(Change("residency", part.name, "", one, two))
     return changes
-
-
-def _size(part: ComponentPlan) -> str:
-    nodes = spell_ranks(np.unique(part.table.nodes).tolist(), limit=6)
-    return f"{part.world_size} processes on nodes {nodes}"
 
 
 def _word(value: object) -> str:

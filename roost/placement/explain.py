@@ -21,8 +21,7 @@ def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:
     >>> print(explain_component(planned, planned["actor"])[1])
     It was given ranks 0-3 of cluster, where a rank is an accelerator: 4 ranks for 2 processes.
     """
-    nodes = spell_ranks(np.unique(part.table.nodes).tolist())
-    first = f"{part.name} ({part.written_name} in the config) has {part.world_size} processes on nodes {nodes}."
+    first = f"{part.name} ({part.written_name} in the config) has {part.extent}."
     return [first, _given(part), _rule(part), *_sharing(plan, part)]
 
 
@@ -56,11 +55,11 @@ def _kind(part: ComponentPlan, label: str) -> str:
 
 def _given(part: ComponentPlan) -> str:
     if not len(part.hardware_ranks):
-        return f"It asks for no device: only for {part.world_size} workers."
+        return f"It asks for no device: only for {counted(part.world_size, 'worker')}."
     words = {ACCELERATOR: "an accelerator", NODE: "a node"}
     kinds = " or ".join(dict.fromkeys(words.get(kind, f"a {kind}") for kind in part.table.kinds))
     ranks = f"ranks {spell_ranks(part.hardware_ranks.tolist())} of {' and '.join(part.node_groups)}"
-    counts = f"{len(part.hardware_ranks)} ranks for {part.world_size} processes"
+    counts = f"{counted(len(part.hardware_ranks), 'rank')} for {counted(part.world_size, 'process')}"
     return f"It was given {ranks}, where a rank is {kinds}: {counts}."
 
 
@@ -75,7 +74,7 @@ def _rule(part: ComponentPlan) -> str:
             step = held[1] - held[0] if len(held) > 1 else 1
             stride = f", {step} apart so that each shard lies on the learner shard it is made from" if step > 1 else ""
             cut = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}"
-            return f"The models' parallel sizes ({cut}) give each process {len(held)} accelerators{stride}."
+            return f"The models' parallel sizes ({cut}) give each process {counted(len(held), 'accelerator')}{stride}."
         case "NodePlacementStrategy":
             return "Its ranks are nodes: processes are dealt to them in blocks, and none gets a device."
         case "ListedPlacementStrategy":
@@ -91,7 +90,9 @@ def _environment(part: ComponentPlan, placement: Placement, process: Process) ->
     if placement.visible_accelerators:
         holds_some = _kind(part, placement.node_group_label) == ACCELERATOR
         reason = "only its own" if placement.isolate_accelerator and holds_some else "all of its node"
-        sentences.append(f"It sees accelerators {', '.join(placement.visible_accelerators)}: {reason}.")
+        seen = placement.visible_accelerators
+        what = "accelerator" if len(seen) == 1 else "accelerators"
+        sentences.append(f"It sees {what} {', '.join(seen)}: {reason}.")
     group = placement.node_group_label
     software = part.table.inventory.group(group).software_of(placement.cluster_node_rank)
     if software.python_interpreter_path or software.env_vars:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.cluster.inventory import Ints, Inventory, ResourceTable, UnknownGroup
-from roost.config.findings import MAX_PROCESSES, Findings, Where, counted
+from roost.config.findings import MAX_PROCESSES, Findings, Where, counted, remainder
 from roost.config.job import RankMap
 from roost.config.ranks import Segment
 from roost.placement.strategies import (
@@ -133,7 +133,7 @@ def _device_strategy(
                 "RST-P011",
                 where,
                 f"{len(processes)} processes cannot be spread evenly over {len(resources)} resources",
-                f"{many} % {few} = {many % few}",
+                remainder(many, few),
                 f"use {many // few * few} or {(many // few + 1) * few} {more}",
             )
             continue

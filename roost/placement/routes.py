@@ -147,7 +147,7 @@ def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inven
     one, two = actor.parallel, engine.parallel
     gathered = max(1, one.tensor // two.tensor) * max(1, one.pipeline // two.pipeline)
     if actor.model.sharding is Sharding.FULL:
-        gathered = actor.world_size
+        gathered = actor.world_size if actor.mesh is None else actor.mesh.fsdp * actor.mesh.tensor
     return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered)
 
 

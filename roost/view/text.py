@@ -15,8 +15,9 @@ from rich.text import Text
 
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Severity, Where
-from roost.config.job import Notation, Origin, ResolvedSetting
+from roost.config.job import Notation, Origin, ResolvedSetting, Role, Sharding
 from roost.config.known_keys.tables import Effect, KeyUse
+from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
@@ -35,10 +36,24 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     console.print(_component_table(shown))
     console.print()
     console.print(_process_table(shown))
+    meshes = [f"{part.name} {part.mesh}" for part in shown if _has_mesh(part)]
+    if meshes:
+        console.print()
+        console.print(Text(f"mesh  {', '.join(meshes)}"))
     settings = {key: value for key, value in plan.settings.items() if value is not None}
+    if ESTIMATOR in settings:
+        trained = {setting.name: setting.value for setting in plan.training}
+        settings[ESTIMATOR] = trained.get(ESTIMATOR) or estimator_of_train(plan.notation, settings[ESTIMATOR])
     if settings:
         console.print()
         console.print(Text("settings  " + ", ".join(f"{key}={value}" for key, value in settings.items())))
+
+
+def _has_mesh(part: ComponentPlan) -> bool:
+    """Return True if FSDP is not the only division of a model's ranks."""
+    is_sharded = part.role in (Role.LEARNER, Role.SCORER) and part.model.sharding is Sharding.FULL
+    mesh = part.mesh if is_sharded else None
+    return mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1)
 
 
 def machines_line(inventory: Inventory) -> str:
@@ -191,9 +206,11 @@ def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
     declared = SETTINGS[setting.name]
     own = [".".join(path) for path in declared.native(notation)] + list(DERIVED_FROM[notation].get(setting.name, ()))
     keys = ", ".join(dict.fromkeys([f"train.{setting.name}", *own]))
+    choices = [f"One of {', '.join(declared.choices)}."] if declared.choices else []
     return [
         f"{setting.name} is {spell_value(setting.value)}, from {spell_origin(setting, notation)}.",
         f"{declared.description.rstrip('.')}.",
+        *choices,
         f"Keys that set it: {keys}.",
     ]
 

@@ -33,7 +33,7 @@ class TestDiff:
     def test_a_moved_process(self, tmp_path):
         result = run("diff", cluster_file(tmp_path, "a", actor="0-3"), cluster_file(tmp_path, "b", actor="0-2,7"))
         assert result.exit_code == 1
-        assert result.stdout.splitlines() == ["actor 3: node 0 devices 3 -> node 0 devices 7", "1 changes"]
+        assert result.stdout.splitlines() == ["actor 3: node 0 devices 3 -> node 0 devices 7", "1 change"]
 
     def test_a_config_and_its_saved_plan(self, tmp_path):
         config = cluster_file(tmp_path, nodes=300, **{"actor,rollout": "all"})
@@ -362,3 +362,69 @@ def test_check_train_names_the_script_that_makes_the_model(tmp_path):
     job.write_text(TRAINABLE.replace("tiny", "team/sums"))
     script.touch()
     assert f"make it first: python {script}" in run("check", "--train", job, width=300).output
+
+
+def roll_job(folder, pipeline=1, model="Qwen/Qwen2.5-7B", **more):
+    sizes = {"strategy_name": "megatron_train", "strategy_config": {"pipeline_model_parallel_size": pipeline}}
+    job = {
+        "num_gpus_per_node": 4,
+        "pretrain": str(model),
+        "adv_estimator": "reinforce",
+        "whiten_advantages": True,
+        "actor_train": {"device_mapping": "0-3", "strategy_args": sizes},
+        "actor_infer": {"device_mapping": "0-3", "strategy_args": {"strategy_name": "vllm"}},
+        **more,
+    }
+    return write(folder, yaml.safe_dump(job), "roll.yaml")
+
+
+def test_plan_and_explain_name_the_same_estimator(tmp_path):
+    """ROLL's reinforce takes rewards as they are; whiten_advantages is a setting of its own."""
+    assert "advantage_estimator=reward" in run("plan", roll_job(tmp_path)).stdout
+    file = roll_job(tmp_path, train={"task": {"_target_": "package.module.Class"}})
+    assert "advantage_estimator=reward" in run("plan", file).stdout
+    assert "advantage_estimator is reward" in run("explain", file, "train.advantage_estimator").stdout
+
+
+def test_a_setting_is_explained_before_the_errors_of_the_job(tmp_path):
+    file = roll_job(tmp_path, pipeline=2, train={"task": {"_target_": "package.module.Class"}})
+    result = run("explain", file, "train.loss_type")
+    assert result.exit_code == 1
+    assert "loss_type is ppo, from" in result.stdout
+    assert "One of ppo, cispo, sapo, topr, kimi15." in result.stdout
+    assert "RST-T034" in result.output
+
+
+def test_one_process_is_not_several(tmp_path):
+    file = cluster_file(tmp_path, actor="5")
+    assert "has 1 process on node 0." in run("explain", file, "actor").stdout
+    assert "1 rank for 1 process." in run("explain", file, "actor").stdout
+    assert "It sees accelerator 5: only its own." in run("explain", file, "actor:0").stdout
+
+
+def test_the_mesh_of_a_learner_is_shown(tmp_path):
+    job = {
+        "cluster": {
+            "num_nodes": 2,
+            "num_gpus_per_node": 8,
+            "component_placement": {"actor": "0-15", "rollout": "0-15"},
+        },
+        "actor": {
+            "model": {"tensor_model_parallel_size": 2},
+            "training_backend": "fsdp",
+            "fsdp_config": {"fsdp_size": 4},
+        },
+    }
+    file = write(tmp_path, yaml.safe_dump(job), "job.yaml")
+    assert "mesh  actor 2 replicate x 4 shard x 2 tensor" in run("plan", "--layout", "as_written", file).stdout
+
+
+def test_pipeline_stages_of_a_mixture_are_not_replaced_by_a_tensor_size(tmp_path):
+    """A tensor size alone would be the next error."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 64}
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 2, **sizes, **experts}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = roll_job(tmp_path, pipeline=2, model=tmp_path, train={"task": {"_target_": "package.module.Class"}})
+    said = " ".join(run("check", file).stdout.split())
+    assert "write pipeline size 1; an expert size divides the experts of a mixture, a context size its tokens" in said

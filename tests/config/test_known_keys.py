@@ -398,3 +398,25 @@ def test_reasons_are_in_the_json_and_in_words(tmp_path):
     assert "data.is_markdown, line 5" in run("explain", job, "data", width=200).stdout
     assert "reward.reward_threshold, line 4" in run("explain", job, "keys.reward", width=200).stdout
     assert len(run("explain", job, "keys", width=200).stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "recompute_method",
+        "recompute_granularity",
+        "sequence_parallel",
+        "apply_rope_fusion",
+        "moe_token_dispatcher_type",
+    ],
+)
+def test_keys_of_speed_or_memory_are_not_said_to_be_the_models(key):
+    job, _ = job_of(Notation.RLINF, [f"actor.model.{key}"])
+    assert covered(job, f"actor.model.{key}").known.effect is Effect.SPEED
+
+
+@pytest.mark.parametrize("word", ["adamw_8bit", "lion"])
+def test_an_optimizer_of_roll_is_followed_or_named_by_what_there_is(word):
+    _, findings = job_of(Notation.ROLL, ["actor_train.training_args.optim"], value=word)
+    said = [str(found) for found in findings.found if "training_args.optim" in str(found.where)]
+    assert not any("lr_scheduler_type" in each for each in said)

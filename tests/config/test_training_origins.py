@@ -135,4 +135,4 @@ def test_explain_of_no_setting(tmp_path):
 def test_diff_shows_settings_that_change(tmp_path):
     job = write(tmp_path, RLINF)
     result = run("diff", job, job, "--after", "actor.optim.lr=1e-4")
-    assert result.stdout.splitlines() == ["train.learning_rate: 2e-05 -> 0.0001", "1 changes"]
+    assert result.stdout.splitlines() == ["train.learning_rate: 2e-05 -> 0.0001", "1 change"]

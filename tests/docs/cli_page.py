@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import EnumType
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from typer.utils import get_params_from_function
@@ -64,6 +64,8 @@ class Parameter:
             return names
         if isinstance(self.kind, EnumType):
             return f"{names} {_one_of([str(member.value) for member in self.kind])}"
+        if get_origin(self.kind) is Literal:
+            return f"{names} {_one_of([str(word) for word in get_args(self.kind)])}"
         return f"{names} `{self.metavar}`" + (" (repeatable)" if self.is_list else "")
 
     @property

@@ -40,7 +40,7 @@ def words(before, after):
             plan(actor="all", env="0"),
             [
                 "mode: collocated -> hybrid",
-                "env: added, 1 processes on nodes 0",
+                "env: added, 1 process on node 0",
                 "rollout: removed, was 8 processes on nodes 0-1",
             ],
             id="added-and-removed",

@@ -15,6 +15,7 @@ from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
 from roost.config.section import Section
 
 MAX_NAMES = 12
+CHECK_TRAIN = "roost check --train"
 Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
 NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
 
@@ -37,7 +38,7 @@ def framework_keys(
     followed = _following(notation) if is_trained else None
     reason, instead = f"Roost plans jobs of {program}, and does not train them", f"train with {program}"
     if notation in TRAINED:
-        reason, instead = "the plan only places", "roost check --train says what training follows"
+        reason, instead = "the plan only places", f"{CHECK_TRAIN} says what training follows"
     unread = Known(Effect.TRAINING, reason, instead)
     uses = []
     plain = {pattern for pattern in placing if not any(sign in pattern for sign in "*?[")}
@@ -104,7 +105,7 @@ def _report_unfollowed(uses: Sequence[KeyUse], root: Section) -> None:
             f" and {len(quiet) - MAX_NAMES} more" if len(quiet) > MAX_NAMES else ""
         )
         what = f"{counted(len(quiet), 'key')} about speed, files and backends not used: {listed}"
-        fix = f"roost check --train {root.source.file or 'CONFIG'} gives the reason for each"
+        fix = f"{CHECK_TRAIN} {root.source.file or 'CONFIG'} gives the reason for each"
         root.findings.note("RST-T041", root.where(), what, fix=fix)
 
 

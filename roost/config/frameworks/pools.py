@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from roost.config.findings import Where, counted
+from roost.config.findings import Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments, resolved
 from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
 from roost.config.section import Section
@@ -94,7 +94,7 @@ def check_divides(sizes: ParallelSizes, count: int, where: Where, root: Section,
             "RST-N056",
             where,
             f"gives the learner {counted(count, 'GPU')}, which the model's {sizes.model} parts do not divide",
-            f"{names}: {count} % {sizes.model} = {count % sizes.model}",
+            f"{names}: {remainder(count, sizes.model)}",
             f"use a multiple of {sizes.model} GPUs, or smaller sizes",
         )
 

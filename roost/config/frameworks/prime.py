@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments, Start, alone, read_overrides, resolved, value_at
 from roost.config.frameworks.files import find_file, merged, report_missing
 from roost.config.frameworks.pools import (
@@ -301,7 +301,7 @@ class _Prime(Reader):
                 "RST-N056",
                 deployment.where("nodes_per_fsdp_group"),
                 f"is {size}, which does not divide the learner's {counted(train, 'node')}",
-                f"{train} % {size} = {train % size}",
+                remainder(train, size),
                 "write a number that divides them",
             )
 
@@ -398,7 +398,7 @@ class _Prime(Reader):
                 code,
                 where,
                 what,
-                f"{per_node} % {tensor} = {per_node % tensor}",
+                remainder(per_node, tensor),
                 f"choose a size that divides {per_node}",
             )
             return

@@ -138,8 +138,8 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     name: tuple(f"{dashes}{key}" for key in keys for dashes in ("--", "")) for name, keys in _KEYS.items()
 }
-_SPEED = Known(Effect.SPEED, "speed or memory of TRL's processes")
-_BACKEND = Known(Effect.BACKEND, "a backend of TRL's")
+_SPEED = Known(Effect.SPEED, "it tunes TRL's processes, which Roost does not run")
+_BACKEND = Known(Effect.BACKEND, "it sets up parts of TRL that Roost does not run")
 _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw", "paged_adamw_32bit")
 _OPTIMIZERS = {
     **dict.fromkeys(_ADAM, OptimizerType.ADAMW),

@@ -93,7 +93,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "data": tuple(
         f"data.{key}"
         for key in (
-            *("train_files", "val_files", "prompt_key", "max_prompt_length", "shuffle", "seed"),
+            *("train_files", "val_files", "prompt_key", "max_prompt_length", "shuffle", "seed", "image_key"),
             *("filter_overlong_prompts", "truncation", "train_max_samples", "apply_chat_template_kwargs"),
         )
     ),
@@ -159,8 +159,8 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "checkpoint_every": ("trainer.save_freq",),
     "keep_checkpoints": ("trainer.max_actor_ckpt_to_keep",),
 }
-_SPEED = Known(Effect.SPEED, "speed or memory of verl's workers")
-_BACKEND = Known(Effect.BACKEND, "a backend of verl's")
+_SPEED = Known(Effect.SPEED, "it tunes verl's workers, which Roost does not run")
+_BACKEND = Known(Effect.BACKEND, "it sets up parts of verl that Roost does not run")
 _OTHER_CLIP = Known(
     Effect.TRAINING,
     "verl reads clip_ratio_low and clip_ratio_high, which are 0.2 where they are left out",
@@ -177,10 +177,14 @@ _LOOP = Known(
     "write an agent or an environment in train.task",
     (None, "", "null", "single_turn_agent"),
 )
+_BEFORE = Known(
+    Effect.NOTHING, "Roost evaluates before the first step wherever eval_every is above 0", harmless=(None, True)
+)
 _OFF = replace(NOT_FOLLOWED, harmless=OFF)  # off in verl too
 TABLE = (
     Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),
-    Entry(LOGGING, "trainer.{validation_data_dir,val_before_train} *.disable_log_stats"),
+    Entry(LOGGING, "trainer.validation_data_dir *.disable_log_stats"),
+    Entry(_BEFORE, "trainer.val_before_train"),
     Entry(FILES, "trainer.{default_local_dir,default_hdfs_dir,del_local_ckpt_after_load} *.checkpoint.*"),
     Entry(START, "trainer.{resume_mode,resume_from_path}"),
     Entry(
@@ -194,11 +198,14 @@ TABLE = (
     Entry(_LOOP, "*.agent.{default_agent_loop,agent_loop_config_path}"),
     Entry(_BACKEND, "*fsdp_config.* *.megatron.* ray_kwargs.* *.engine_kwargs.* *.mode *.agent.* *.override_config.*"),
     Entry(_BACKEND, "actor_rollout_ref.ref.* *.profiler.* *.trust_remote_code data.{return_raw_chat,tokenizer}"),
+    Entry(replace(NOT_FOLLOWED, harmless=(None, "constant")), "*.optim.lr_decay_style"),
+    # With true verl samples at val_kwargs.temperature, as Roost does.
+    Entry(replace(NOT_FOLLOWED, harmless=(*OFF, True)), "*.val_kwargs.do_sample"),
     Entry(
         _OFF,
         """*.{ignore_eos,skip_rollout,skip.enable,prometheus.enable,enable_rollout_routing_replay,use_prefix_grouper}
         *.{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing,entropy_checkpointing,use_liger}
-        *.{entropy_from_logits_with_chunking,tiled_mlp.enabled,trace.token2text,val_kwargs.do_sample,mtp.enable}
+        *.{entropy_from_logits_with_chunking,tiled_mlp.enabled,trace.token2text,mtp.enable}
         *.{multi_turn.enable,multi_turn.use_inference_chat_template,over_sample_rate,optim.lr_warmup_steps_ratio}
         algorithm.{use_pf_ppo,use_kl_in_reward} trainer.esi_redundant_time critic.{enable,shuffle}
         critic.optim.min_lr_ratio global_profiler.*""",
@@ -483,10 +490,12 @@ def _data(section: Section) -> dict[str, Any]:
     if not files:
         return {}
     filters = section.flag("filter_overlong_prompts")
+    images = section.text("image_key")
     cuts = section.values.get("truncation") in ("left", "right", "middle")
     found = {
         "path": files,
         "prompt": section.text("prompt_key") or "prompt",
+        "images": images if images != "images" else None,  # a column that Roost reads where a row has it
         "optional_answer": GROUND_TRUTH,
         "chat_template": None,
         "max_prompt_tokens": section.whole_number("max_prompt_length", 1, LONGEST_PROMPT),

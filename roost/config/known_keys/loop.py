@@ -22,7 +22,7 @@ OPTIMIZER = Known(
     "write lr_scheduler_type, warmup_steps, decay_steps and min_learning_rate in train",
 )
 UNREAD = Known(Effect.TRAINING, "ml-loop reads it in rl.params alone", "write it in rl.params")
-SPEED = Known(Effect.SPEED, "speed or memory of ml-loop's workers")
+SPEED = Known(Effect.SPEED, "it tunes ml-loop's workers, which Roost does not run")
 LEARNER = Known(Effect.BACKEND, "set-up of ml-loop's learner; Roost's has its own")
 ENGINE = Known(Effect.BACKEND, "set-up of ml-loop's servers", "write engine_options in train")
 

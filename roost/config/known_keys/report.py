@@ -68,7 +68,7 @@ def report_unread(uses: Sequence[KeyUse], root: Section) -> None:
     root.findings.note(
         "RST-T042",
         root.where(),
-        f"only places, for it has no section train: {counted(len(unread), 'key')} about training "
+        f"has no section train, so it is only placed: {counted(len(unread), 'key')} about training "
         f"{'is' if len(unread) == 1 else 'are'} not used ({listed})" + "".join(f"; unknown: {slip}" for slip in slips),
         fix=_explain(root),
     )

@@ -56,7 +56,7 @@ ONLY_EVAL = Known(Effect.TRAINING, "Roost trains", "remove it")
 MODEL_CHANGE = Known(
     Effect.TRAINING, "Roost trains all weights, or an adapter on all linear layers, with no other loss", "remove it"
 )
-SPEED = Known(Effect.SPEED, "speed or memory of RLinf's workers")
+SPEED = Known(Effect.SPEED, "it tunes RLinf's workers, which Roost does not run")
 UNREAD = Known(Effect.NOTHING, "RLinf does not read it")
 ORDER = Known(Effect.NOTHING, "RLinf evaluates every task, in whatever order")
 NAMES = Known(Effect.NOTHING, "a name of RLinf's workers")
@@ -164,6 +164,8 @@ TABLE = (
         SPEED,
         """algorithm.logprob_forward_micro_batch_size data.{num_workers,process_workers,process_batch_size,lazy_loading}
         data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers}
+        {actor,critic,inference,reference}.model.{recompute_*,tp_comm_overlap*,*_fusion}
+        {actor,critic,inference,reference}.model.{sequence_parallel,moe_token_dispatcher_type}
         {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,pack_traj}""",
     ),
     Entry(

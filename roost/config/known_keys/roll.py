@@ -26,7 +26,7 @@ SCHEDULE = Known(
 MODEL_CONFIG = Known(
     Effect.TRAINING, "Roost builds the model from its own config.json", "change the config.json of a copy of the model"
 )
-SPEED = Known(Effect.SPEED, "speed or memory of ROLL's workers")
+SPEED = Known(Effect.SPEED, "it tunes ROLL's workers, which Roost does not run")
 UNREAD = Known(Effect.NOTHING, "ROLL does not read it")
 UNUSED = Known(Effect.NOTHING, "ROLL reads it for no prompt of RLVR; the training columns and template are used")
 COPIES = Known(Effect.NOTHING, "it makes batches divisible by copying samples; Roost's need not be divisible")

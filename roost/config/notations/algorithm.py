@@ -73,4 +73,24 @@ def algorithm_of(
     return found | ({PROMPT: int(prompt)} if prompt else {})
 
 
+def estimator_of_train(notation: Notation, shared: object) -> object:
+    """The value of train.advantage_estimator that stands for a word that all notations share.
+
+    ROLL's `reinforce` takes rewards as they are; its `whiten_advantages` makes of them what other programs call
+    REINFORCE++.
+
+    >>> [estimator_of_train(notation, "reinforce_plus_plus") for notation in (Notation.VERL, Notation.ROLL)]
+    ['reinforce++', 'reward']
+    """
+    if notation is Notation.ROLL and shared == "reinforce_plus_plus":
+        return "reward"
+    return _OF_TRAIN.get(str(shared), shared)
+
+
 _SAY = (*ESTIMATORS, Notation.MILES)
+_OF_TRAIN = {
+    "rloo": "leave_one_out",
+    "dr_grpo": "group_mean",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++_baseline",
+}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES, did_you_mean, shown
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES, did_you_mean, remainder, shown
 from roost.config.interpolation import ExpressionError, parse_devices
 from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
 from roost.config.model_files import (
@@ -260,7 +260,7 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
             "RST-N032",
             "device_mapping",
             f"names {len(devices)} devices, which {per_worker} per worker do not divide",
-            f"{len(devices)} % {per_worker} = {len(devices) % per_worker}",
+            remainder(len(devices), per_worker),
             f"name {whole} or {whole + per_worker} devices" if whole else f"name {per_worker} devices",
         )
         return None

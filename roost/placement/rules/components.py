@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roost.cluster.inventory import Inventory
-from roost.config.findings import Findings, Where
+from roost.config.findings import Findings, Where, remainder
 from roost.config.job import Notation, Role, Sharding
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
@@ -118,7 +118,7 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
             "RST-P033",
             place,
             f"a model of {number} {noun} cannot be cut {size} ways",
-            f"{number} % {size} = {number % size}",
+            remainder(number, size),
             f"use a parallel size that divides {number}",
         )
     if part.role is Role.ENGINE:

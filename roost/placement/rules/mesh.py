@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from roost.config.findings import Findings, Where
-from roost.config.job import MeshSizes, ParallelSizes, Role, heads_divide
-from roost.placement.component_plan import ComponentPlan
+from roost.config.findings import Findings, Where, remainder
+from roost.config.job import ParallelSizes, Role, heads_divide
+from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import EXPERT_FAMILIES, ModelShape, known_shape
-
-
-def mesh_of(sizes: ParallelSizes, ranks: int) -> MeshSizes | None:
-    """The device mesh of a learner or scorer; None if its ranks cannot be divided so."""
-    try:
-        return MeshSizes.of(sizes, ranks)
-    except ValueError:
-        return None
 
 
 def data_groups(learner: ComponentPlan) -> int:
     """Groups of a learner's ranks that have samples of their own."""
-    mesh = mesh_of(learner.parallel, learner.world_size)
+    mesh = learner.mesh
     return max(1, learner.world_size) if mesh is None else mesh.data
 
 
@@ -29,9 +21,9 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
     if part.role not in (Role.LEARNER, Role.SCORER):
         return
     ranks = part.world_size if ranks is None else ranks
-    _check_pipeline(part.parallel, place, findings)
-    _check_ranks(part.parallel, ranks, place, findings)
     shape = known_shape(part)
+    _check_pipeline(part.parallel, shape is not None and shape.family in EXPERT_FAMILIES, place, findings)
+    _check_ranks(part.parallel, ranks, place, findings)
     if shape is not None:
         _check_context(shape, part.parallel, place, findings)
         _check_tensor(shape, part.parallel, place, findings)
@@ -57,14 +49,17 @@ def most_ranks(part: ComponentPlan, ranks: int) -> int:
     return next((count for count in range(most, 0, -size) if has_mesh(part, count)), 0)
 
 
-def _check_pipeline(sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+def _check_pipeline(sizes: ParallelSizes, is_mixture: bool, place: Where, findings: Findings) -> None:
     if sizes.pipeline > 1:
+        instead = f"tensor size {sizes.tensor * sizes.pipeline} divides layers over as many ranks"
+        if is_mixture:  # a tensor size would need a multiple of it as expert size
+            instead = "an expert size divides the experts of a mixture, a context size its tokens"
         findings.error(
             "RST-T034",
             place,
             f"pipeline size {sizes.pipeline}, but Roost's learner has no pipeline stages",
             "it shards all layers over its ranks (FSDP), which needs no more memory than stages do",
-            f"write pipeline size 1; tensor size {sizes.tensor * sizes.pipeline} divides layers over as many ranks",
+            f"write pipeline size 1; {instead}",
         )
 
 
@@ -99,7 +94,7 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findi
             "RST-T123",
             place,
             f"copies of {copy} ranks cannot be divided into expert groups of {sizes.expert}",
-            f"{copy} % {sizes.expert} = {copy % sizes.expert}",
+            remainder(copy, sizes.expert),
             f"write an expert size that divides {copy}",
         )
 
@@ -133,7 +128,7 @@ def _check_tensor(shape: ModelShape, sizes: ParallelSizes, place: Where, finding
             "RST-T122",
             place,
             f"tensor size {tensor} does not divide the model's {size} {name}",
-            f"{size} % {tensor} = {size % tensor}",
+            remainder(size, tensor),
             f"write a tensor size that divides {size}",
         )
 
@@ -155,7 +150,7 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, place: W
             "RST-T123",
             place,
             f"expert size {size} does not divide the model's {shape.experts} experts",
-            f"{shape.experts} % {size} = {shape.experts % size}",
+            remainder(shape.experts, size),
             f"write an expert size that divides {shape.experts}",
         )
     for rows in (2 * shape.expert_feed_forward, shape.hidden):

@@ -273,3 +273,43 @@ def test_planning_does_not_wait_for_training(tmp_path):
     code = f"import sys, roost; roost.plan({str(script(tmp_path))!r}); print('roost.config.train' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        f"{ACTOR}.optim.lr_decay_style=constant",
+        f"{ROLLOUT}.val_kwargs.do_sample=True",
+        "trainer.val_before_train=True",
+        "data.image_key=images",
+    ],
+)
+def test_what_roost_does_the_same_is_not_reported(argument, tmp_path):
+    _, findings = job_of(tmp_path, argument)
+    key = argument.partition("=")[0]
+    assert not [str(found) for found in findings.found if key.rpartition(".")[2] in str(found)]
+
+
+def test_another_schedule_is_not_followed(tmp_path):
+    _, findings = job_of(tmp_path, f"{ACTOR}.optim.lr_decay_style=cosine")
+    assert [found.what for found in findings.warnings if "lr_decay_style" in str(found.where)] == ["is not followed"]
+
+
+def test_an_evaluation_before_training_is_not_logging(tmp_path):
+    job, _ = job_of(tmp_path, "trainer.val_before_train=False")
+    (use,) = (use for use in job.keys if use.where.key_path == "trainer.val_before_train")
+    assert use.is_set and use.known.reason == "Roost evaluates before the first step wherever eval_every is above 0"
+
+
+def test_a_column_of_images_is_followed(tmp_path):
+    job, findings = job_of(tmp_path, "data.image_key=pictures")
+    assert value_of(job.training, "data")["images"] == "pictures"
+    assert not [found for found in findings.found if "image_key" in str(found)]
+
+
+def test_check_does_not_point_at_itself(tmp_path):
+    file = script(tmp_path, "trainer.logger=console")
+    assert "roost check --train" not in run("check", "--train", file).output
+    assert "roost check --train" not in run("check", "--train", "--json", file).output
+    _, findings = job_of(tmp_path, "trainer.logger=console")
+    assert any(found.fix.startswith("roost check --train") for found in findings.notes), "as roost train prints it"
