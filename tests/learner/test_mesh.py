@@ -259,6 +259,25 @@ def test_a_divided_vocabulary_has_the_logprobs_of_a_whole_one(meshes):
     assert max(difference for of_rank in meshes["vocabulary"] for difference in of_rank) < 1e-5
 
 
+def learn_unevenly(rank, settings, shares, totals):
+    learner = Learner(settings, CPU)
+    return {"learnt": learner.learn(shares[rank], totals), "weights": weights(learner)}
+
+
+@pytest.mark.long
+def test_a_rank_without_tokens_recomputes_with_the_others(models):
+    """Its last micro-batches are empty, but its experts get tokens of the other rank, also in recomputation."""
+    plain = settings_of(models("qwen3_moe"), micro_batch_tokens=48, **RECOMPUTED)
+    shares = [random_samples(31, 40, 17, 45, seed=3), random_samples(9, seed=4)]
+    totals = totals_of([sample for share in shares for sample in share])
+    one = Learner(plain, CPU)
+    expected = one.learn([sample for share in shares for sample in share], totals)
+    divided = dataclasses.replace(plain, parallel=ParallelSizes(expert=2))
+    for found in on_ranks(2, learn_unevenly, divided, shares, totals):
+        assert found["learnt"]["grad/norm"] == pytest.approx(expected["grad/norm"], rel=1e-5)
+        near(found["weights"], weights(one))
+
+
 def near(found, expected):
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
