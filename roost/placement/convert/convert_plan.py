@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ _ABOUT_PLACES = ("machines", "component", "process", "environment")
 _LOSSES = ("role", "residency")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
 _GAINED = "which the job does not say"
+_PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf, which are not used where sizes say them
 _SET_AGAIN = "set it again where the job is trained"
 # Settings that are compared in another form: as one staleness, as residency, or as the learner's offloading.
 _ASYNC = ("async_rollouts", "async_generation_ratio")
@@ -142,6 +144,12 @@ def _attempt(
     converted = Converted(notation, values, program)
     again = Findings()
     result = _planned_again(converted, plan, again)
+    ignored = {str(finding.where.path[-1]) for finding in again.warnings if finding.code == "RST-P022"}
+    if ignored:
+        placed = values["cluster"]["component_placement"]
+        placed |= {name: _PROCESSES.sub("", text) for name, text in placed.items() if name in ignored}
+        again = Findings()
+        result = _planned_again(converted, plan, again)
     if result is None:
         for finding in again.errors:
             what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
@@ -189,6 +197,7 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
         what = f"{notation.value} does not say this: iterations that rollouts are ahead: {before:g} -> {after:g}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
     _compare_algorithms(plan, result, findings)
+    _name_added_path(plan, result, findings)
     kept = {part.name: part for part in result.components}
     # One length for all that use the model, where the notation has one.
     learners = [part for one in (plan, result) for part in one.components if part.role is Role.LEARNER]
@@ -211,6 +220,16 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
         if gained:
             what = f"{notation.value} takes {', '.join(gained)} for {part.name}, {_GAINED}"
             findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+
+
+def _name_added_path(plan: Plan, result: Plan, findings: Findings) -> None:
+    """Name the other program's own model, which it takes where the job's path is not known."""
+    is_known = any(part.model.path for part in plan.components)
+    path = next((part.model.path for part in result.components if part.model.path), None)
+    if path and not is_known:
+        what = f"{result.notation.value} takes the model {path}, {_GAINED}"
+        fix = "write its path; a script's variables are given before roost: MODEL_PATH=... roost convert"
+        findings.warn("RST-N046", Where(path=("actor",)), what, fix=fix)
 
 
 def _compare_algorithms(plan: Plan, result: Plan, findings: Findings) -> None:

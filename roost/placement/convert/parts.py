@@ -17,6 +17,7 @@ from roost.placement.convert.models import KEEP, backend, has_devices, refuse_wi
 from roost.placement.plan import Plan
 
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
+_TRAINED = {"leave_one_out": "rloo", "grpo": "grpo", "gae": "gae"}  # Roost's words for estimators that others have
 ASSUMED = "RST-N084"  # the code of a value that the source does not say
 
 
@@ -132,7 +133,7 @@ class Parts:
 
     def estimator(self, notation: Notation, key: str) -> str:
         """The program's word for the job's advantage estimator."""
-        words, word = ESTIMATORS[notation], estimator_word(self.plan, notation)
+        words, word = ESTIMATORS[notation], estimator_word(self.plan, notation) or self._trained(notation)
         if word is not None:
             return word
         if "critic" in self:
@@ -140,6 +141,13 @@ class Parts:
         if ESTIMATOR in self.plan.settings or not self.engines:
             return words["grpo"]  # named where both plans are compared
         return str(self.assume(key, words["grpo"], f"{self.program} needs an estimator that does without a critic"))
+
+    def _trained(self, notation: Notation) -> str | None:
+        """The program's word for the estimator that Roost trains the job with, where the job says none."""
+        if ESTIMATOR in self.plan.settings:
+            return None
+        trained = (str(setting.value) for setting in self.plan.training if setting.name == ESTIMATOR)
+        return ESTIMATORS[notation].get(_TRAINED.get(next(trained, ""), ""))
 
     def penalty(self, key: str, usual: float) -> float:
         """The coefficient of KL: 0 without one, and the usual one where there is a reference that the job uses."""

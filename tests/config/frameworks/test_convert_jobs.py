@@ -323,3 +323,30 @@ def test_the_longest_prompt_of_nemo_goes_back_and_is_never_called_missing(tmp_pa
     convert_plan(roost.plan(file_of(tmp_path, "nemo", {"keys": longest})), Notation.SKYRL, findings)
     assert "skyrl does not say this: max_prompt_length: 4096 -> 512" in [finding.what for finding in findings.warnings]
     assert not findings.notes
+
+
+def test_the_other_programs_own_model_is_named(tmp_path):
+    command = f'{VERL} algorithm.adv_estimator=grpo actor_rollout_ref.model.path="$UNSET_HOME/model"'
+    written, _, lost = converted(tmp_path, command, "skyrl")
+    what = "skyrl takes the model Qwen/Qwen2.5-1.5B-Instruct, which the job does not say"
+    assert what in lost
+    assert f"# {what}" in written.text
+
+
+def test_the_estimator_that_roost_trains_with_is_written(tmp_path):
+    config = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor,rollout": "0-3"}},
+        "train": {"max_steps": 1, "model": "models/a", "task": {"_target_": "package.module.Task"}},
+    }
+    plan = roost.plan(config)
+    assert {str(each.value) for each in plan.training if each.name == "advantage_estimator"} == {"leave_one_out"}
+    findings = Findings()
+    assert "algorithm.adv_estimator=rloo" in convert_plan(plan, Notation.VERL, findings).text
+    assert not any("adv_estimator" in note.where.key_path for note in findings.notes)
+
+
+def test_process_ranks_that_rlinf_does_not_use_are_left_out(tmp_path):
+    sizes = "actor_rollout_ref.rollout.tensor_model_parallel_size=2 algorithm.adv_estimator=grpo"
+    written, _, _ = converted(tmp_path, f"{VERL} {sizes}", "rlinf")
+    assert written.values["cluster"]["component_placement"]["rollout"] == "0-3"
+    assert written.values["rollout"]["tensor_parallel_size"] == 2
