@@ -328,7 +328,6 @@ def test_keys_with_the_same_reason_share_a_warning():
         (Notation.ROLL, "user_defined_rollout_loop_cls", "my.Loop", None),
         (Notation.ROLL, "force_disable_old_logprobs_recompute", True, False),
         (Notation.ROLL, "actor_train.model_args.model_config_kwargs", {"attention_dropout": 0.1}, {}),
-        (Notation.ROLL, "actor_train.training_args.optim", "sgd", None),
         (Notation.LOOP, "llm.chat_template", "a.jinja", None),
         (Notation.LOOP, "llm.vllm_class.presence_penalty", 1.2, None),
     ],
