@@ -1144,6 +1144,13 @@ def test_what_is_done_otherwise_is_said(written, count):
             id="optimizer",
         ),
         pytest.param(
+            ROLL,
+            {"actor_train.training_args.optim": "sgd"},
+            "actor_train.training_args.optim",
+            "sgd is not supported",
+            id="ROLL optimizer",
+        ),
+        pytest.param(
             LOOP,
             {"rl.optimization.lr_scheduler._target_": "torch.optim.lr_scheduler.StepLR"},
             "rl.optimization.lr_scheduler._target_",
