@@ -202,8 +202,9 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     if flatten is None:
         yield tensor
         return
-    for name in flatten()[0]:
-        yield from plain_tensors(getattr(tensor, name))
+    for part in (getattr(tensor, name) for name in flatten()[0]):
+        if isinstance(part, Tensor):  # a DTensor names its mesh as well
+            yield from plain_tensors(part)
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

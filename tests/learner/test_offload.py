@@ -1,11 +1,17 @@
 """Offloading: memory is free, nothing else has changed."""
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from roost.config.train import AdapterSettings
+from roost.learner.distributed import close_distributed, init_distributed
+from roost.learner.residence import plain_tensors
 from roost.trainer.learners import LearnerWorker
 from roost.transport.host_tensors import tensor_parts
-from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
+from tests.learner.random_samples import CPU, assert_equal, random_samples, totals_of, trained
+from tests.limits import HANG_S
 
 BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
@@ -15,6 +21,17 @@ def bytes_held(learner, part):
     moments = [tensor for state in learner._optimizer.state.values() for tensor in state.values()]
     tensors = {"weight": weights, "optimizer": moments}[part]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def test_a_sharded_tensor_has_the_storage_of_its_local_one(tmp_path):
+    init_distributed(0, 1, "", 0, CPU, HANG_S, tmp_path / "meeting")
+    try:
+        local = torch.ones(4)
+        mesh = init_device_mesh("cpu", (1,))
+        [plain] = plain_tensors(DTensor.from_local(local, mesh, [Shard(0)]))
+    finally:
+        close_distributed()
+    assert plain.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=4)], ids=["all weights", "adapter"])
