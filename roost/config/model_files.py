@@ -12,7 +12,7 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import Role
-from roost.config.section import MAX_NUMBER, Section
+from roost.config.section import MAX_NUMBER, Section, Unresolved
 from roost.config.teacher import is_teacher
 
 DEFAULT_ADAPTER_RANK = 16
@@ -83,9 +83,15 @@ def read_model_config(path: str | None) -> dict[str, Any] | None:
 
 
 def first_text(*places: tuple[Section, str]) -> str | None:
-    """The first of several keys that holds a word; for settings of other programs, which are not judged here."""
+    """The first of several keys that holds a word; for settings of other programs, which are not judged here.
+
+    A job without the word can be planned, so one that is not known is a note.
+    """
     for section, key in places:
         value = section.values.get(key)
+        if isinstance(value, Unresolved):
+            what = f"{shown(value.text)} is not known, and is left out"
+            section.findings.note("RST-N086", section.where(key), what, value.reason, value.fix)
         if isinstance(value, str) and value:
             return value
     return None
