@@ -48,7 +48,7 @@ def test_vllm_gets_one_placeholder_for_each_image():
 
 
 def test_images_have_other_names_after_the_same_version_is_loaded_again():
-    """What the vision tower made with wrong weights of that version is not used again."""
+    """Features of images that wrong weights of a version computed are not reused after a reload of that version."""
 
     async def ask(url, state):
         engine = VllmEngine(url)
