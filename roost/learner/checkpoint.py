@@ -26,7 +26,7 @@ from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk
 
 RANDOM = "random"
 NORMS = "gradient_norms"  # present if outliers among gradients are skipped
-OPTIMIZER_TYPE = "optimizer_type_"  # begins the name of an entry; checkpoints without one are of AdamW
+OPTIMIZER_TYPE = "optimizer_type"  # checkpoints without it are of AdamW
 
 
 def learner_state(
@@ -51,38 +51,35 @@ def learner_state(
         "progress": progress,
         RANDOM: {str(rank()): _random_states(device)},
     }
-    return state | {f"{OPTIMIZER_TYPE}{optimizer}": torch.ones(1)} if trained else state
+    return state | {OPTIMIZER_TYPE: optimizer.value} if trained else state
 
 
 def fill(state: State, folder: Path, device: torch.device) -> None:
     """Read a checkpoint into a state, and restore the random generators."""
     check_whole(folder)
     saved = saved_names(folder)
-    _check_optimizer(state, saved, folder)
+    own = state.get(OPTIMIZER_TYPE)  # None for a model that only scores
+    found = _optimizer_of(folder, saved)
+    if own not in (None, found):
+        raise ValueError(
+            f"{folder} has the state of optimizer {found}, but the run's is {own}; write optimizer: {found} to go on, "
+            "or start a new run from the exported policy"
+        )
+    absent = {OPTIMIZER_TYPE}
     if f"{RANDOM}.{rank()}.{device.type}" not in saved:
-        del state[RANDOM]  # not saved by such a rank: keep the current random state
+        absent.add(RANDOM)  # not saved by such a rank: keep the current random state
     if NORMS not in saved:
-        state.pop(NORMS, None)  # the run did not skip outliers until now
-    load_state(state, folder)
-    if RANDOM in state:
+        absent.add(NORMS)  # the run did not skip outliers until now
+    load_state({name: part for name, part in state.items() if name not in absent}, folder)
+    if RANDOM not in absent:
         _set_random_states(state[RANDOM][str(rank())], device)
 
 
-def _check_optimizer(state: State, saved: Collection[str], folder: Path) -> None:
-    """Raise ValueError for the state of another optimizer, if the model learns."""
-    if not state["optimizer"]:
-        return
-    (own,) = (name for name in state if name.startswith(OPTIMIZER_TYPE))
-    found = next((name for name in saved if name.startswith(OPTIMIZER_TYPE)), f"{OPTIMIZER_TYPE}{OptimizerType.ADAMW}")
-    if found == own:
-        if own not in saved:
-            del state[own]
-        return
-    kind = found.removeprefix(OPTIMIZER_TYPE)
-    raise ValueError(
-        f"{folder} has the state of optimizer {kind}, but the run's is {own.removeprefix(OPTIMIZER_TYPE)}; write "
-        f"optimizer: {kind} to go on, or start a new run from the exported policy"
-    )
+def _optimizer_of(folder: Path, saved: Collection[str]) -> str:
+    found: State = {OPTIMIZER_TYPE: OptimizerType.ADAMW.value}
+    if OPTIMIZER_TYPE in saved:
+        load_state(found, folder)
+    return str(found[OPTIMIZER_TYPE])
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

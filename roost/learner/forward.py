@@ -100,6 +100,7 @@ class Rows:
     segments: Segments
     rows: Tensor
     targets: Tensor
+    own: slice  # rows of the batch that these are
     teacher_logits: Tensor | None = None  # of each row
     teacher_ids: Tensor | None = None
     masks: Tensor | None = None  # ids that each target was sampled from, padded
@@ -115,14 +116,13 @@ class Rows:
         device: torch.device,
         samples: Sequence[Sample] = (),
         context: ContextGroup | None = None,
-        cut: tuple[Packed, slice] | None = None,
     ) -> Rows:
         """Rows of the packed samples, with the teacher's distribution if `samples` have it.
 
-        With a context group, this rank's rows: `cut` is its part of the batch.
+        With a context group, this rank's rows.
         """
         whole = packed
-        packed, own = cut or (packed, slice(None))
+        packed, own = (packed, slice(None)) if context is None else context.cut(packed)
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
         taught = [sample.distribution for sample in samples if sample.distribution is not None]
@@ -139,7 +139,7 @@ class Rows:
         history = History.of(whole, own, device)
         rest = (teacher, teacher_ids, masks, history)
         tokens = None if context is None else context.without_padding(len(whole.token_ids))
-        return cls(token_ids, positions, segments, rows, targets, *rest, experts=experts, tokens=tokens)
+        return cls(token_ids, positions, segments, rows, targets, own, *rest, experts=experts, tokens=tokens)
 
     def with_images(self, packed: Packed, processor: Processor) -> Rows:
         """The batch with its images, and with the three positions of each token, [3, tokens]."""

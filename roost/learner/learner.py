@@ -387,18 +387,17 @@ class Learner:
         if not self._settings.router_replay:
             packed = replace(packed, experts=None)
         context = self._mesh.context
-        cut = None if context is None else context.cut(packed)
         # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
         with self._precision(), shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-            rows = Rows.of(packed, self._device, samples, context, cut)
+            rows = Rows.of(packed, self._device, samples, context)
             if self.vision is not None:
                 rows = rows.with_images(packed, self.vision)
             elif packed.images:
                 raise ValueError(f"samples have images, but {self._settings.model} reads text alone")
             outputs: tuple[Tensor, ...] = self._outputs(rows)
-        if context is None or cut is None:
+        if context is None:
             return outputs
-        return tuple(context.all_rows(each, cut[1], len(packed.rows)) for each in outputs)
+        return tuple(context.all_rows(each, rows.own, len(packed.rows)) for each in outputs)
 
     def _precision(self) -> AbstractContextManager[object]:
         """Autocast for mixed precision; FSDP casts the weights itself."""
