@@ -14,14 +14,13 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from roost.config.train import AdapterSettings
+from roost.placement.memory.model import CONVERTED_BY_PEFT
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER = "default"
 BASE, ADAPTER_PART = ".base_layer.", ".lora_"  # in the names of the weights of a layer that PEFT has wrapped
-# PEFT takes these names for the experts of such a mixture, also in its dense layers, and reads the adapter wrongly.
-CONVERTED_BY_PEFT = ("qwen3_moe",)
 DENSE_PARTS = (".mlp.gate_proj", ".mlp.up_proj", ".mlp.down_proj")
 HOLDER = "holder"  # of the model, while PEFT adds an adapter
 

@@ -81,9 +81,15 @@ def test_configs_that_transformers_writes_now_are_counted(tmp_path, family):
     assert shape.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "mixtral"])
-def test_parameters_of_an_adapter(tmp_path, family):
-    folder = write_tiny_model(tmp_path, family=family)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, {}) for family in ("qwen2", "qwen3", "llama", "qwen2_moe", "qwen3_moe", "mixtral")),
+        *((family, {"mlp_only_layers": [0]}) for family in ("qwen2_moe", "qwen3_moe")),
+    ],
+)
+def test_parameters_of_an_adapter(tmp_path, family, sizes):
+    folder = write_tiny_model(tmp_path, family, **sizes)
     model = AutoModelForCausalLM.from_pretrained(folder)
     add_adapter(model, AdapterSettings(lora_rank=4), torch.float32)
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)

@@ -149,7 +149,7 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
     dense = 3 * (shape.hidden + shape.feed_forward)
     shared = 3 * (shape.hidden + shape.shared_feed_forward) + shape.hidden + 1 if shape.shared_feed_forward else 0
-    dense_layers = shape.layers - shape.expert_layers
+    dense_layers = 0 if shape.family in CONVERTED_BY_PEFT else shape.layers - shape.expert_layers
     return rank * (shape.layers * attention + dense_layers * dense + shape.expert_layers * shared)
 
 
@@ -223,6 +223,8 @@ def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, valu
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
+# PEFT takes dense feed-forward layers of these for experts, and would read their adapter wrongly: they get none.
+CONVERTED_BY_PEFT = ("qwen3_moe",)
 LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
 MAX_LAYERS = 10_000
 MAX_SIZE = 100_000_000
