@@ -69,8 +69,8 @@ GiB per device that plans expect while the learner works: weights in bfloat16 wi
 activation checkpoints, micro-batches of {TOKENS:,} tokens. Learner and engines share H100s of {DEVICE_GIB} GB in nodes
 of {PER_NODE}, and take turns: the engines sleep while the learner works, and their KV cache gets what is left while
 they generate. "Fits" means at most {RESERVED_FRACTION:.0%} of the device. Dimensions are those of
-[Larger models](guides/larger-models.md); an expert size divides the ranks of FSDP, shard and context. Tensor sizes of
-learners are for dense models."""
+[Larger models](guides/larger-models.md); an expert size divides the ranks of shard, context and tensor, and of a
+mixture with a tensor size it is a multiple of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Mesh:
 
 
 DENSE = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(tensor=2), Mesh(tensor=4), Mesh(tensor=2, context=2))
-MIXED = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(expert=4), Mesh(expert=8), Mesh(context=4, expert=8))
+MIXED = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(expert=4), Mesh(expert=8), Mesh(tensor=2, expert=8), Mesh(context=4, expert=8))
 ON_NODES = (Mesh(shard=8), Mesh(shard=16))
 
 
