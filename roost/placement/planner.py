@@ -212,6 +212,7 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         model,
         weight_bytes=bytes_of(learner.weight_dtype if learner.adapter is None else learner.compute_dtype),
         tokens=learner.micro_batch_tokens,
+        lora_rank=None if learner.adapter is None else learner.adapter.lora_rank,
         recomputes=learner.activation_checkpointing is not False,
         optimizer=learner.optimizer.optimizer.value,
         optimizer_on_host=learner.optimizer.optimizer_cpu_offload,

@@ -201,6 +201,19 @@ class TestComputed:
         assert (exact.host_gib, offloaded.host_gib) == (0.0, pytest.approx(count * 8 / 8 / 2**30))
         assert exact.device_gib - offloaded.device_gib == pytest.approx(count * 8 / 8 / 2**30)
 
+    def test_an_adapter_of_the_train_section_is_counted(self, model):
+        def learning(**train):
+            train = {"task": {"_target_": "a.Task"}, "compute_dtype": "bfloat16", "micro_batch_tokens": 1024, **train}
+            config = rlinf({"actor": "0-7", "rollout": "8-15"}, {"model": {"model_path": model}})
+            config["cluster"]["num_nodes"] = 2
+            plan = roost.plan({**config, "train": train}, machines(80, nodes=2))
+            held = next(each for each in plan.residency.classes if "actor" in each.device_class.components)
+            return held.phases[Phase.LEARN][0].device_gib
+
+        whole = 7_615_616_512 * (4 + 4 + 8) / 8 / 2**30
+        frozen = 7_615_616_512 * 2 / 8 / 2**30
+        assert learning() - learning(lora_rank=8) == pytest.approx(whole - frozen, rel=0.02)
+
     def test_host_memory(self, model):
         actor = {"model": {"model_path": model}, "enable_offload": True}
         config = rlinf({"actor,rollout": "all"}, actor, {"gpu_memory_utilization": 0.5}, runner={"seq_length": 1024})
