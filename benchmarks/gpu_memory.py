@@ -31,6 +31,9 @@ STEPS, PROMPTS, GROUP, PROMPT, NEW_TOKENS = 2, 16, 8, 128, 128
 MICRO_BATCH = 4096  # tokens; what plans assume where the config says nothing of sequences
 # Phases of a plan, by their names in a trace.
 PHASES = {"generate": Phase.GENERATE, "score": Phase.INFER, "learn": Phase.LEARN, "sync": Phase.SYNC}
+# Calls of a learner in which it hands over weights. Before one in a sync, it frees what it learnt with; after it, engines
+# take back the memory they generate with.
+SENDING = ("send_weights", "write_weights")
 # What makes a plan keep both on the device, or let them take turns.
 DECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "keep": ({}, {}),
@@ -129,19 +132,28 @@ def predicted(config: Mapping[str, Any], decision: str, device_gib: float | None
 
 
 def intervals(trace: Mapping[str, Any]) -> list[Interval]:
-    """Phases of the trainer in a Chrome trace."""
+    """Phases of the trainer in a Chrome trace; a sync is as long as the learner hands over weights."""
     start, events = trace["otherData"]["start_ns"], trace["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    return [
-        Interval(
-            event["name"],
-            event["args"]["step"],
-            start + int(event["ts"] * 1000),
-            start + int((event["ts"] + event["dur"]) * 1000),
-        )
-        for event in events
-        if event["ph"] == "X" and event["name"] in PHASES and lanes[event["tid"]].startswith("trainer")
+
+    def interval(event: Mapping[str, Any], step: int = 0) -> Interval:
+        ends_us = event["ts"] + event["dur"]
+        return Interval(event["name"], step, start + int(event["ts"] * 1000), start + int(ends_us * 1000))
+
+    spans = [event for event in events if event["ph"] == "X"]
+    sent = [interval(event) for event in spans if event["name"] in SENDING]
+    phases = [
+        interval(event, event["args"]["step"])
+        for event in spans
+        if event["name"] in PHASES and lanes[event["tid"]].startswith("trainer")
     ]
+    return [part for phase in phases for part in (_sending(phase, sent) if phase.phase == "sync" else [phase])]
+
+
+def _sending(sync: Interval, sent: Sequence[Interval]) -> list[Interval]:
+    """The calls within a sync phase, or the whole phase if it has none."""
+    within = [each for each in sent if sync.start_ns <= each.start_ns and each.end_ns <= sync.end_ns]
+    return [sync._replace(start_ns=each.start_ns, end_ns=each.end_ns) for each in within] or [sync]
 
 
 def by_phase(readings: Sequence[Reading], phases: Sequence[Interval]) -> dict[str, dict[str, float]]:

@@ -50,14 +50,22 @@ def test_memory_is_attributed_to_the_trainers_phases(module, tmp_path):
         spans=(
             Span("generate", "work", 100 * SECOND, 110 * SECOND, args={"step": 1}),
             Span("learn", "work", 111 * SECOND, 112 * SECOND, args={"step": 1}),
+            Span("sync", "work", 112 * SECOND, 116 * SECOND, args={"step": 1}),
+            Span("sync", "work", 117 * SECOND, 118 * SECOND, args={"step": 1}),
         ),
     )
-    learner = WorkerSpans("actor", 0, 0, ((0, 0),), (Span("learn", "call", 105 * SECOND, 106 * SECOND),))
+    calls = (
+        Span("learn", "call", 105 * SECOND, 106 * SECOND),
+        Span("send_weights", "call", 113 * SECOND, 114 * SECOND),
+    )
+    learner = WorkerSpans("actor", 0, 0, ((0, 0),), calls)
     summary = write_trace(tmp_path / "trace.json", [trainer, learner], {0: "here"})
     found = memory.intervals(json.loads(summary.path.read_text()))
     assert [(each.phase, each.start_ns, each.end_ns) for each in found] == [
         ("generate", 100 * SECOND, 110 * SECOND),
         ("learn", 111 * SECOND, 112 * SECOND),
+        ("sync", 113 * SECOND, 114 * SECOND),
+        ("sync", 117 * SECOND, 118 * SECOND),
     ]
     readings = [memory.Reading(at * SECOND // 10, float(at)) for at in range(990, 1_200)]
     assert memory.by_phase(readings, found)["generate"] == {"peak": 1100.0, "median": 1050.0}
