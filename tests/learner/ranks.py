@@ -1,4 +1,4 @@
-"""Learners of several ranks, in processes of their own; checks share a start, as importing torch is slow."""
+"""Learners of several ranks, in processes of their own."""
 
 import multiprocessing
 import socket
@@ -16,16 +16,19 @@ from tests.limits import HANG_S
 
 READ = PreTrainedModel.__dict__["from_pretrained"]
 
+# Forked from a process that has run nothing but imports: those take seconds in every new interpreter.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
+
 
 def on_ranks(count, work, *arguments):
     """Run `work(rank, *arguments)` on that many ranks, and give what each returns."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results = FORKED.Queue()
     processes = [
-        context.Process(target=_run, args=(rank, count, port, results, work, arguments)) for rank in range(count)
+        FORKED.Process(target=_run, args=(rank, count, port, results, work, arguments)) for rank in range(count)
     ]
     for process in processes:
         process.start()

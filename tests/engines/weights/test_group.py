@@ -1,7 +1,6 @@
 """The group in which weights are broadcast, between real processes."""
 
 import asyncio
-import multiprocessing
 import socket
 import threading
 from datetime import timedelta
@@ -16,6 +15,7 @@ from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.payload import GroupInvitation
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import BroadcastSender
+from tests.learner.ranks import FORKED
 from tests.limits import HANG_S
 
 CPU = torch.device("cpu")
@@ -54,12 +54,11 @@ def receive_as_torch_does(invitation, rank, results):
 
 def test_a_broadcast_reaches_every_engine():
     """In one group: an engine with our own class, and one with torch's functions."""
-    context = multiprocessing.get_context("spawn")
     invitation = GroupInvitation("127.0.0.1", free_port(), 1, 3, "gloo")
-    results = context.Queue()
+    results = FORKED.Queue()
     receivers = {1: receive, 2: receive_as_torch_does}
     engines = [
-        context.Process(target=receiver, args=(invitation, rank, results)) for rank, receiver in receivers.items()
+        FORKED.Process(target=receiver, args=(invitation, rank, results)) for rank, receiver in receivers.items()
     ]
     for engine in engines:
         engine.start()
