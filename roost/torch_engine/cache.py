@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -143,8 +144,9 @@ def new_cache(
     def room(heads: int, size: int) -> Tensor:
         # Zeros, because padded rows are masked, but NaN times zero would still be NaN.
         shape = (blocks + 1, block_size, heads, size)
-        if device.type == "cpu":  # numpy's zeros take no memory before they are written to; torch writes them
-            return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        if device.type == "cpu":  # fresh pages take no memory before they are written to; torch writes its zeros
+            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return torch.frombuffer(pages, dtype=dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
 
     return [(room(layer.heads, layer.key_size), room(layer.heads, layer.value_size)) for layer in layers]
