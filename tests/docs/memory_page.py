@@ -96,7 +96,15 @@ class Mesh:
 
 
 DENSE = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(tensor=2), Mesh(tensor=4), Mesh(tensor=2, context=2))
-MIXED = (Mesh(), Mesh(context=2), Mesh(context=4), Mesh(expert=4), Mesh(expert=8), Mesh(tensor=2, expert=8), Mesh(context=4, expert=8))
+MIXED = (
+    Mesh(),
+    Mesh(context=2),
+    Mesh(context=4),
+    Mesh(expert=4),
+    Mesh(expert=8),
+    Mesh(tensor=2, expert=8),
+    Mesh(context=4, expert=8),
+)
 ON_NODES = (Mesh(shard=8), Mesh(shard=16))
 
 
