@@ -38,11 +38,12 @@ def convert_command(
 
     For verl, slime, OpenRLHF and SkyRL that is the command that starts the job, for the others a file. What is printed
     has been planned again: every process with devices is where it was, or on as many GPUs in the other program's own
-    order. What else the other notation cannot say is named, and the exit code is then 1.
+    order. Every other difference that roost diff shows is named, and the exit code is then 1.
     """
     findings = Findings()
     plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation)
-    written = convert_plan(plan, Notation(to), findings) if plan is not None else None
+    machines = plan.inventory if plan is not None and inventory is not None else None
+    written = convert_plan(plan, Notation(to), findings, machines) if plan is not None else None
     print_findings(findings.found, open_console(stderr=True))
     if written is None:
         raise typer.Exit(1)

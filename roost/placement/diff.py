@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
 
@@ -11,13 +11,33 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
-from roost.config.job import ModelUse
+from roost.config.job import Notation, Role
+from roost.config.notations.algorithm import PROMPT, RESPONSE
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
+from roost.placement.models import backend, uses_model, with_reference
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
 
 MAX_ALIGNED = 2048  # processes of a component; aligning more takes too long
+NOTHING = "nothing"
+AHEAD = "iterations that rollouts are ahead"
+_ASYNC = ("async_rollouts", "async_generation_ratio")  # compared as the iterations ahead
+_SEEN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")  # in residency and models
+# The learner of these programs computes the reference's log-probs in its own processes.
+REFERENCE_INSIDE = (Notation.RLINF, Notation.VERL, Notation.SLIME, Notation.MILES, Notation.NEMO, Notation.TRL)
+# The fields of `ModelUse` that a component of the role uses.
+_OF_ALL = ("path", "config", "weight_bytes", "strategy", "unused_because")
+_OF_LEARNER = (
+    *("sharding", "lora_rank", "offloads", "tokens", "sequence", "recomputes"),
+    *("optimizer", "optimizer_on_host"),
+)
+_FIELDS = {
+    Role.LEARNER: (*_OF_ALL, *_OF_LEARNER),
+    Role.SCORER: (*_OF_ALL, "sharding"),
+    Role.ENGINE: (*_OF_ALL, "memory_fraction", "kv_sequences", "can_sleep", "sequence"),
+    Role.HELPER: _OF_ALL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +60,36 @@ class Change:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
-    """Differences between two plans, in the order of the second; empty if they are equal."""
+    """Differences between two plans, in the order of the second; empty if they are equal.
+
+    What two notations say in other words is no difference: backends, staleness, and a reference that is inside the
+    learner of one of them and beside it in the other.
+    """
     changes = list(_job_changes(before, after))
-    old = {part.name: part for part in before.components}
-    new = {part.name: part for part in after.components}
+    old = {part.name: part for part in _components(before, after)}
+    new = {part.name: part for part in _components(after, before)}
     for name, part in new.items():
         if name in old:
             changes += _component_changes(old[name], part)
+            changes += _model_changes(before, old[name], after, part)
+            # Programs start engines in their own ways, which a job does not choose.
+            if before.notation is after.notation and old[name].managed_by != part.managed_by:
+                managers = (f"started by {_word(each.managed_by)}" for each in (old[name], part))
+                changes.append(Change("managed_by", name, "", *managers))
         else:
             changes.append(Change("component", name, "", "", part.extent))
     changes += [Change("component", name, "", part.extent, "") for name, part in old.items() if name not in new]
     changes += _residency_changes(before, after)
     return tuple(changes)
+
+
+def _components(plan: Plan, other: Plan) -> Sequence[ComponentPlan]:
+    """The components; with a reference that is inside the learner where the other plan has one beside it."""
+    if plan.notation is other.notation or not {plan.notation, other.notation} <= {*REFERENCE_INSIDE}:
+        return plan.components
+    tables = {part.name: part.table for part in other.components if part.name in ("actor", "reference")}
+    is_beside = len(tables) == 2 and tables["reference"] == tables["actor"]
+    return with_reference(plan) if is_beside else plan.components
 
 
 def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
@@ -64,14 +102,32 @@ def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
         pairs = enumerate(zip(before.inventory.nodes, after.inventory.nodes, strict=True))
         rank, old_node, new_node = next((rank, old, new) for rank, (old, new) in pairs if old != new)
         yield Change("machines", None, f"node {rank}", _node(old_node), _node(new_node))
-    for key in sorted({*before.settings, *after.settings}):
-        old, new = before.settings.get(key), after.settings.get(key)
+    settings, others = _settings(before, after), _settings(after, before)
+    for key in sorted({*settings, *others}):
+        old, new = settings.get(key), others.get(key)
         if old != new:
             yield Change("settings", key, "", _word(old), _word(new))
     one_run, other_run = ({setting.name: setting.value for setting in plan.training} for plan in (before, after))
     for name in sorted(one_run.keys() & other_run.keys()):
         if one_run[name] != other_run[name]:
             yield Change("training", f"train.{name}", "", _word(one_run[name]), _word(other_run[name]))
+
+
+def _settings(plan: Plan, other: Plan) -> dict[str, object]:
+    """Settings in words that all notations share."""
+    shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SEEN_ELSEWHERE)}
+    is_async, ratio = (plan.settings.get(key) for key in _ASYNC)
+    shared[AHEAD] = f"{ratio if isinstance(ratio, int | float) else float(is_async is True):g}"
+    sequence, prompt = _longest_sequence(plan), plan.settings.get(PROMPT)
+    if RESPONSE in other.settings and RESPONSE not in shared and sequence and prompt:
+        shared[RESPONSE] = sequence - int(prompt)
+    return shared
+
+
+def _longest_sequence(plan: Plan) -> int | None:
+    """Tokens of the longest sequence that a learner is given."""
+    learners = (part.model.sequence for part in plan.components if part.role is Role.LEARNER)
+    return next((sequence for sequence in learners if sequence), None)
 
 
 def _machines(plan: Plan) -> str:
@@ -106,21 +162,42 @@ def _residency_changes(before: Plan, after: Plan) -> list[Change]:
 def _word(value: object) -> str:
     """Format a setting as it would be written."""
     if isinstance(value, tuple):
-        return "+".join(str(part) for part in value) or "nothing"
-    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return "+".join(str(part) for part in value) or NOTHING
+    return NOTHING if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _only_different(old: object, new: object) -> tuple[str, str]:
-    """Format two values; for settings with many fields only those that differ."""
-    if not isinstance(old, ModelUse) or not isinstance(new, ModelUse):
-        return _word(old), _word(new)
-    names = [
-        part.name
-        for part in fields(old)
-        if part.name != "config" and getattr(old, part.name) != getattr(new, part.name)
-    ]
-    sides = [" ".join(f"{name}={_word(getattr(side, name))}" for name in names) for side in (old, new)]
-    return sides[0] or "another config.json", sides[1] or "another config.json"
+def _model_changes(one: Plan, before: ComponentPlan, other: Plan, after: ComponentPlan) -> Iterator[Change]:
+    """Fields of a component's model that its role uses, one change for each that differs."""
+    if not uses_model(before):
+        return
+    is_same = one.notation is other.notation
+    for name in _FIELDS[before.role]:
+        if is_same:
+            old, new = getattr(before.model, name), getattr(after.model, name)
+        else:
+            old, new = _field(one, before, name), _field(other, after, name)
+        if old == new or (name == "config" and None in (old, new)):
+            continue
+        words = ("one config.json", "another config.json") if name == "config" else (_word(old), _word(new))
+        yield Change("model", after.name, "", *(f"{name}={word}" for word in words))
+
+
+def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
+    """A field of a component's model in words that all notations share.
+
+    Some notations have one path, one backend and one length for all that use the policy's model.
+    """
+    learner = next((each for each in plan.components if each.role is Role.LEARNER), part)
+    if name == "path":
+        policy = (each.model.path for each in (learner, *plan.components) if each.role in (Role.LEARNER, Role.ENGINE))
+        path = part.model.path or next((path for path in policy if path), None)
+        return path.rstrip("/") if path else None
+    if name == "strategy":
+        is_scorer = part.role is Role.SCORER and part.model.strategy is None
+        return backend(learner if is_scorer else part, plan.notation)
+    if name == "sequence" and part.role is Role.ENGINE:
+        return part.model.sequence or learner.model.sequence
+    return getattr(part.model, name)
 
 
 def _cut(part: ComponentPlan) -> str:
@@ -137,10 +214,8 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
         )
     if before.parallel != after.parallel:
         changes.append(Change("sizes", after.name, "", _cut(before), _cut(after)))
-    for name in ("role", "model", "managed_by"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            changes.append(Change(name, after.name, "", *_only_different(old, new)))
+    if before.role is not after.role:
+        changes.append(Change("role", after.name, "", before.role.value, after.role.value))
     if before.table.isolate != after.table.isolate:
         seen = {True: "sees its own accelerators", False: "sees all accelerators of its node"}
         changes.append(Change("visibility", after.name, "", seen[before.table.isolate], seen[after.table.isolate]))

@@ -127,11 +127,8 @@ class TestConvert:
         assert result.exit_code == 0, result.stderr
         written = tmp_path / "roll.yaml"
         written.write_text(result.stdout)
-        differences = run("diff", EXAMPLES / "placements/loop.yaml", written, width=200).stdout.splitlines()
-        assert "async_generation_ratio: nothing -> 1" in differences
-        assert not [line for line in differences if "node" in line or "processes" in line], (
-            "every process is where it was"
-        )
+        differences = run("diff", EXAMPLES / "placements/loop.yaml", written, width=200)
+        assert (differences.exit_code, differences.stdout) == (0, "the plans are equal\n")
         assert yaml.safe_load(result.stdout)["actor_train"]["device_mapping"] == "list(range(0,6))"
 
     def test_a_loss_is_named_and_the_exit_code_says_so(self, tmp_path):

@@ -225,3 +225,22 @@ def test_context_groups_of_fsdp_are_kept():
     role = {"device_mapping": "0-7", "strategy_args": strategy, "model_args": {"ulysses_size": 2}}
     written, lost = losses({"num_gpus_per_node": 8, "actor_train": role}, "roll")
     assert (written["actor_train"]["model_args"], lost) == ({"ulysses_size": 2}, "")
+
+
+def test_machines_of_an_inventory_are_no_loss():
+    plan = roost.plan(SHARED_SIZES, {"nodes": [{"accelerators": 8, "memory_gb": 80}]})
+    for target in (roost.Notation.ROLL, roost.Notation.VERL):
+        with_it, without = Findings(), Findings()
+        convert_plan(plan, target, with_it, plan.inventory)
+        convert_plan(plan, target, without)
+        assert not any("node 0: 8 x" in finding.what for finding in with_it.found)
+        assert any("node 0: 8 x" in finding.what for finding in without.found)
+
+
+def test_engines_with_variables_lose_process_ranks_that_rlinf_does_not_use():
+    roles = {
+        "actor_train": SHARED_SIZES["actor_train"] | {"device_mapping": "0-3"},
+        "actor_infer": SHARED_SIZES["actor_infer"] | {"device_mapping": "4-7"},
+    }
+    written, _ = losses({"num_gpus_per_node": 8, "system_envs": {"A": "1"}, **roles}, "rlinf")
+    assert written["cluster"]["component_placement"]["rollout"] == {"node_group": "env_1", "placement": "4-7"}

@@ -69,6 +69,7 @@ PLACING = tuple(
         actor_rollout_ref.rollout.{name,nnodes,n_gpus_per_node,gpu_memory_utilization,free_cache_engine}
         actor_rollout_ref.rollout.{tensor_model_parallel_size,data_parallel_size,pipeline_model_parallel_size}
         actor_rollout_ref.rollout.disaggregation.* actor_rollout_ref.model.{path,lora_rank,lora.rank,lora_adapter_path}
+        actor_rollout_ref.model.enable_gradient_checkpointing
         actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size,ppo_max_token_len_per_gpu}
         actor_rollout_ref.actor.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
         actor_rollout_ref.actor.megatron.{context_parallel_size,expert_model_parallel_size,*_offload}
@@ -269,6 +270,7 @@ class _Verl(Reader):
             lora_rank=self._lora_rank(),
             tokens=int(tokens) * self._ulysses() if tokens else None,
             sequence=self._sequence(),
+            recomputes=self._flag("actor_rollout_ref.model.enable_gradient_checkpointing", True),
         )
 
     def _sequence(self) -> int | None:

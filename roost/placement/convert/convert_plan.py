@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import yaml
 
+from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Findings, Where
-from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import CARRIED, KL_COEF, PROMPT, RESPONSE
+from roost.config.job import Notation
+from roost.config.notations.algorithm import KL_COEF
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
-from roost.placement.convert.models import KEEP, NOTHING, has_devices, is_dealt, model_changes, uses_model
+from roost.placement.convert.models import KEEP, is_dealt
 from roost.placement.convert.parts import ASSUMED
 from roost.placement.convert.to_areal import to_areal
 from roost.placement.convert.to_loop import to_loop
@@ -30,7 +32,8 @@ from roost.placement.convert.to_roll import to_roll
 from roost.placement.convert.to_skyrl import skyrl_program, to_skyrl
 from roost.placement.convert.to_slime import slime_program, to_slime
 from roost.placement.convert.to_verl import to_verl, verl_program
-from roost.placement.diff import Change, diff_plans
+from roost.placement.diff import NOTHING, REFERENCE_INSIDE, Change, diff_plans
+from roost.placement.models import has_devices, uses_model
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 
@@ -56,16 +59,11 @@ _PROGRAMS: Mapping[Notation, Callable[[Plan, Mapping[str, Any]], str]] = {
 }
 _SAY_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on the machines that are there
 _OWN = (*_SAY_MACHINES, Notation.LOOP)  # notations with variables and workers without devices
-_REFERENCE_INSIDE = (Notation.VERL, Notation.SLIME, Notation.NEMO)  # its learner has the reference's weights too
-_ABOUT_PLACES = ("machines", "component", "process", "environment")
-_LOSSES = ("role", "residency")
+_ABOUT_PLACES = ("component", "process", "environment")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
 _GAINED = "which the job does not say"
-_PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf, which are not used where sizes say them
+_PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf
 _SET_AGAIN = "set it again where the job is trained"
-# Settings that are compared in another form: as one staleness, as residency, or as the learner's offloading.
-_ASYNC = ("async_rollouts", "async_generation_ratio")
-_DERIVED = (*_ASYNC, "engines_sleep", "offload_weight", "offload_grad", "offload_optimizer", *CARRIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +111,22 @@ def _arguments(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield key if value is True else f"{key} {shlex.quote(str(value))}"
 
 
-def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> Converted | None:
+def convert_plan(
+    plan: Plan, notation: Notation, findings: Findings, inventory: Inventory | None = None
+) -> Converted | None:
     """A config in the notation that places every process alike, or in its own order of GPUs where it has one.
 
-    A placement that cannot be said there is an error; what is lost on the way is a warning that names it.
+    A placement that cannot be said there is an error; every other difference that `diff_plans` finds is a warning that
+    names it. The inventory is that which the job was planned on; without one, both describe their machines.
     """
     if notation not in _WRITERS:
         what = f"Roost reads jobs of {notation.program}, and does not write them"
         findings.error("RST-N064", Where(), what, fix=f"use one of {', '.join(_WRITERS)}")
         return None
-    converted, found = _attempt(plan, notation, _WRITERS[notation])
+    converted, found = _attempt(plan, notation, _WRITERS[notation], inventory)
     if notation is Notation.RLINF and any(finding.code in ("RST-N044", "RST-N045") for finding in found.errors):
-        without, again = _attempt(plan, notation, lambda plan, findings: to_rlinf(plan, findings, with_sizes=False))
+        write = partial(to_rlinf, with_sizes=False)
+        without, again = _attempt(plan, notation, write, inventory)
         if without is not None:
             converted, found = without, again
     shown = found.found if converted is not None else found.errors  # losses do not matter where nothing is written
@@ -133,7 +135,7 @@ def convert_plan(plan: Plan, notation: Notation, findings: Findings) -> Converte
 
 
 def _attempt(
-    plan: Plan, notation: Notation, write: Callable[[Plan, Findings], dict[str, Any]]
+    plan: Plan, notation: Notation, write: Callable[[Plan, Findings], dict[str, Any]], inventory: Inventory | None
 ) -> tuple[Converted | None, Findings]:
     """A converted config, and what is lost or cannot be said in it."""
     findings = Findings()
@@ -143,13 +145,13 @@ def _attempt(
     program = _PROGRAMS[notation](plan, values) if notation in _PROGRAMS else ""
     converted = Converted(notation, values, program)
     again = Findings()
-    result = _planned_again(converted, plan, again)
+    result = _planned_again(converted, inventory, again)
     ignored = {str(finding.where.path[-1]) for finding in again.warnings if finding.code == "RST-P022"}
     if ignored:
         placed = values["cluster"]["component_placement"]
-        placed |= {name: _PROCESSES.sub("", text) for name, text in placed.items() if name in ignored}
+        placed |= {name: _without_processes(placed[name]) for name in placed if name in ignored}
         again = Findings()
-        result = _planned_again(converted, plan, again)
+        result = _planned_again(converted, inventory, again)
     if result is None:
         for finding in again.errors:
             what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
@@ -165,97 +167,74 @@ def _remark(finding: Finding) -> str:
     return f"{finding.where.key_path}: {finding.what} ({finding.why})"
 
 
-def _planned_again(converted: Converted, plan: Plan, findings: Findings) -> Plan | None:
+def _without_processes(placement: str | dict[str, str]) -> str | dict[str, str]:
+    """A placement of RLinf without its process ranks, which are not used where sizes say them."""
+    if isinstance(placement, dict):
+        return placement | {"placement": _PROCESSES.sub("", placement["placement"])}
+    return _PROCESSES.sub("", placement)
+
+
+def _planned_again(converted: Converted, inventory: Inventory | None, findings: Findings) -> Plan | None:
     notation = converted.notation
     if notation in _SAY_MACHINES:
-        return try_plan(converted.values, findings, notation=notation)
+        return try_plan(converted.values, findings, inventory, notation=notation)
     launch = Launch(notation.value, converted.program, (None, None, None)) if converted.program else None
     job = read_job(Source(converted.values, launch=launch), findings, notation)
     if job is None or findings.has_errors:
         return None
-    return try_plan(replace(job, num_nodes=None, accelerators_per_node=None), findings, plan.inventory)
+    if inventory is not None:  # these programs run on the machines that are there
+        job = replace(job, num_nodes=None, accelerators_per_node=None)
+    return try_plan(job, findings, inventory)
 
 
 def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
-    """Report every difference: an error where it is about places, else a warning that names what is lost."""
-    notation = result.notation
+    """Name every difference: an error where processes would be elsewhere, else a warning."""
+    program = result.notation.value
+    models: dict[str, list[tuple[str, str, str]]] = {}
+    added, paths = [], []
     for change in diff_plans(plan, result):
         if change.subject in _ABOUT_PLACES:
             loss = _loss_of_place(change, plan, result)
             if loss:
                 findings.warn("RST-N046", Where(path=(str(change.component),)), loss, fix=_SET_AGAIN)
             else:
-                findings.error("RST-N045", Where(), f"{notation.value} cannot say this placement: {change}", fix=KEEP)
+                findings.error("RST-N045", Where(), f"{program} cannot say this placement: {change}", fix=KEEP)
         elif change.subject == "sizes":
-            what = f"{notation.value} cannot say these sizes with this placement: {change}"
-            why = _CUTS_RANKS if notation is Notation.RLINF else ""
+            what = f"{program} cannot say these sizes with this placement: {change}"
+            why = _CUTS_RANKS if result.notation is Notation.RLINF else ""
             findings.warn("RST-N046", Where(), what, why, _SET_AGAIN)
-        elif change.subject in _LOSSES or (change.subject == "settings" and change.component not in _DERIVED):
-            findings.warn("RST-N046", Where(), f"{notation.value} does not say this: {change}", fix=_SET_AGAIN)
-    before, after = _staleness(plan), _staleness(result)
-    if before != after:
-        what = f"{notation.value} does not say this: iterations that rollouts are ahead: {before:g} -> {after:g}"
+        elif change.subject == "model":
+            (name, _, old), (_, _, new) = (side.partition("=") for side in (change.before, change.after))
+            if name == "path" and old == NOTHING:
+                paths.append(new)
+            else:
+                models.setdefault(str(change.component), []).append((name, old, new))
+        elif change.subject == "settings" and change.before == NOTHING:
+            added.append(f"{change.component} {change.after}")
+        else:
+            findings.warn("RST-N046", Where(), f"{program} does not say this: {change}", fix=_SET_AGAIN)
+    if added:
+        what = f"{program} takes {', '.join(added)}, {_GAINED}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
-    _compare_algorithms(plan, result, findings)
-    _name_added_path(plan, result, findings)
-    kept = {part.name: part for part in result.components}
-    # One length for all that use the model, where the notation has one.
-    learners = [part for one in (plan, result) for part in one.components if part.role is Role.LEARNER]
-    lengths = {str(part.model.sequence) for part in learners}
-    same = {("sequence", *pair) for length in lengths for pair in ((NOTHING, length), (length, NOTHING))}
-    for part in plan.components:
-        if part.name not in kept:
-            continue
-        changes = [
-            (name, old, new)
-            for name, old, new in model_changes(part, kept[part.name], plan.notation, notation)
-            if part.role is Role.LEARNER or (name, old, new) not in same
-        ]
-        lost = [f"{name} {old} -> {new}" for name, old, new in changes if old != NOTHING]
-        gained = [f"{name} {new}" for name, old, new in changes if old == NOTHING]
-        where = Where(path=(part.name,))
-        if lost:
-            what = f"{notation.value} does not say this of {part.name}: {', '.join(lost)}"
-            findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
-        if gained:
-            what = f"{notation.value} takes {', '.join(gained)} for {part.name}, {_GAINED}"
-            findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
-
-
-def _name_added_path(plan: Plan, result: Plan, findings: Findings) -> None:
-    """Name the other program's own model, which it takes where the job's path is not known."""
-    is_known = any(part.model.path for part in plan.components)
-    path = next((part.model.path for part in result.components if part.model.path), None)
-    if path and not is_known:
-        what = f"{result.notation.value} takes the model {path}, {_GAINED}"
+    for path in dict.fromkeys(paths):
+        what = f"{program} takes the model {path}, {_GAINED}"
         fix = "write its path; a script's variables are given before roost: MODEL_PATH=... roost convert"
         findings.warn("RST-N046", Where(path=("actor",)), what, fix=fix)
+    for component, changes in models.items():
+        _name_model(component, changes, program, findings)
 
 
-def _compare_algorithms(plan: Plan, result: Plan, findings: Findings) -> None:
-    """Name all that the job says of its algorithm and the result does not; a value that is added has a note."""
-    for key in CARRIED:
-        before, after = plan.settings.get(key), result.settings.get(key)
-        if key == RESPONSE and after is None:
-            after = _longest_completion(result)
-        if before is not None and before != after:
-            what = (
-                f"{result.notation.value} does not say this: {key}: {before} -> {NOTHING if after is None else after}"
-            )
-            findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
-
-
-def _longest_completion(plan: Plan) -> int | None:
-    """Tokens that a longest prompt leaves of a sequence."""
-    sequences = [part.model.sequence for part in plan.components if part.role is Role.LEARNER and part.model.sequence]
-    prompt = plan.settings.get(PROMPT)
-    return sequences[0] - int(prompt) if sequences and prompt else None
-
-
-def _staleness(plan: Plan) -> float:
-    """Iterations that rollouts are ahead of the learner."""
-    ratio = plan.settings.get(_ASYNC[1])
-    return float(ratio) if isinstance(ratio, int | float) else float(plan.settings.get(_ASYNC[0]) is True)
+def _name_model(component: str, changes: Sequence[tuple[str, str, str]], program: str, findings: Findings) -> None:
+    """Name fields of a component's model: those that are lost or changed, and those that the job does not say."""
+    lost = [f"{name} {old} -> {new}" for name, old, new in changes if old != NOTHING]
+    gained = [f"{name} {new}" for name, old, new in changes if old == NOTHING]
+    where = Where(path=(component,))
+    if lost:
+        what = f"{program} does not say this of {component}: {', '.join(lost)}"
+        findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+    if gained:
+        what = f"{program} takes {', '.join(gained)} for {component}, {_GAINED}"
+        findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
 
 
 def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
@@ -278,7 +257,7 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
     if not has_devices(part):
         return f"{program} does not say where {part.name} runs, which has no devices: {change}"
     is_beside = part.name == "reference" and part.table == plan["actor"].table
-    if is_beside and result.notation in _REFERENCE_INSIDE:
+    if is_beside and result.notation in REFERENCE_INSIDE:
         return f"{program} has no component {part.name}: its learner computes what it is for"
     if is_beside or (result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part)):
         return f"{program} has no place for {part.name}: {change}"

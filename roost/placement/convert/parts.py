@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation, ParallelSizes, Role
+from roost.config.job import Notation, ParallelSizes
 from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, backend, has_devices, refuse_without, size_of_all
+from roost.placement.convert.models import KEEP, refuse_without, size_of_all
+from roost.placement.models import backend, has_devices, with_reference
 from roost.placement.plan import Plan
 
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
@@ -185,17 +186,6 @@ def estimator_word(plan: Plan, notation: Notation) -> str | None:
     if not isinstance(said, str):
         return None
     return ESTIMATORS[notation].get(said, said if plan.notation is notation else None)
-
-
-def with_reference(plan: Plan) -> list[ComponentPlan]:
-    """The components, and a reference beside the actor where the job's learner computes KL by itself."""
-    parts = list(plan.components)
-    names = {part.name: part for part in parts}
-    if KL_COEF not in plan.settings or "reference" in names or "actor" not in names:
-        return parts
-    actor = names["actor"]
-    frozen = replace(actor.model, lora_rank=None, offloads=(), tokens=None, memory_fraction=None)
-    return [*parts, replace(actor, name="reference", written_name="reference", role=Role.SCORER, model=frozen)]
 
 
 def above_one(**sizes: int) -> dict[str, Any]:

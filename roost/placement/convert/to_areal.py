@@ -12,8 +12,8 @@ from roost.config.model_files import OFFLOADED_PARTS
 from roost.config.notations.algorithm import WEIGHT_UPDATE
 from roost.config.teacher import TEACHER
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import Parts, given
+from roost.placement.models import learner_backend
 from roost.placement.plan import Plan
 
 _WITH_ACTOR = {"type": "colocation", "target": "actor"}

@@ -9,7 +9,8 @@ import numpy as np
 from roost.config.findings import Findings, Where
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, has_devices
+from roost.placement.convert.models import KEEP
+from roost.placement.models import has_devices
 from roost.placement.plan import Plan
 
 

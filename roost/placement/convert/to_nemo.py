@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation
-from roost.config.notations.algorithm import PROMPT
+from roost.config.notations.algorithm import ESTIMATOR, PROMPT
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import learner_backend, uses_model
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
+from roost.placement.models import learner_backend, uses_model
 from roost.placement.plan import Plan
 
 USUAL_PENALTY = 0.01
 _WHY_BASE = "NeMo-RL has no defaults outside its config files"
+# Configs of NeMo-RL with the keys that are not about placement.
+_BASES = {
+    "ppo": "examples/configs/ppo_math_1B.yaml",
+    "grpo": "examples/configs/grpo_math_1B.yaml",
+    "distillation": "examples/configs/distillation_math.yaml",
+    "sft": "examples/configs/sft.yaml",
+}
 _FIX_BASE = "add `defaults:` with the path of that file, or of another"
 _ENGINES = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 
@@ -29,16 +35,19 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
     if "rollout" in parts:
         policy["generation"] = _generation(parts["rollout"], parts)
         is_async = parts.is_async and not parts.shares_actor()
-        name = "ppo" if "critic" in parts else "grpo"
-        ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness} if is_async else {"enabled": False}
-        values[name] = {f"async_{name}": ahead}
-        estimator = parts.estimator(Notation.NEMO, f"{name}.adv_estimator.name")
-        if estimator not in ("grpo", "gae"):
-            values[name]["adv_estimator"] = {"name": estimator}
+        name = _algorithm(parts)
+        is_said = plan.notation is not Notation.NEMO or ESTIMATOR in plan.settings  # else its base file says it
+        if name != "distillation" and (is_said or is_async):
+            ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness} if is_async else {"enabled": False}
+            values[name] = {f"async_{name}": ahead}
+            estimator = parts.estimator(Notation.NEMO, f"{name}.adv_estimator.name")
+            if estimator not in ("grpo", "gae"):
+                values[name]["adv_estimator"] = {"name": estimator}
         key = "loss_fn.reference_policy_kl_penalty"
         values["loss_fn"] = {"reference_policy_kl_penalty": parts.penalty(key, USUAL_PENALTY)}
     else:
-        values["sft"] = {}
+        name = "sft"
+        values[name] = {}
     values |= given(data=given(max_input_seq_length=plan.settings.get(PROMPT)))
     if "critic" in parts:
         values["value"] = _model(parts["critic"])
@@ -48,15 +57,17 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
         values["data"] = values.get("data", {}) | {"default": {"env_name": "reward_model"}}
         values["env"] = {"reward_model": _model(parts["reward"]) | {"resources": resources}}
     findings.note(
-        "RST-N084", Where(path=("defaults",)), f"not in the source; put this over {_base(values)}", _WHY_BASE, _FIX_BASE
+        "RST-N084", Where(path=("defaults",)), f"not in the source; put this over {_BASES[name]}", _WHY_BASE, _FIX_BASE
     )
     return values | _teachers(parts)
 
 
-def _base(values: Mapping[str, Any]) -> str:
-    """The config of NeMo-RL with the keys that are not about placement."""
-    name = next(name for name in ("ppo", "grpo", "sft") if name in values)
-    return f"examples/configs/{name}.yaml" if name == "sft" else f"examples/configs/{name}_math_1B.yaml"
+def _algorithm(parts: Parts) -> str:
+    """The section of the algorithm; plain distillation has no rewards, and so no advantages."""
+    if "critic" in parts:
+        return "ppo"
+    is_distilled = ESTIMATOR not in parts.plan.settings and any(is_teacher(part.name) for part in parts)
+    return "distillation" if is_distilled and not parts.is_async else "grpo"
 
 
 def _model(part: ComponentPlan) -> dict[str, Any]:

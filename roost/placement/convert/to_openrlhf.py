@@ -10,8 +10,8 @@ from roost.config.frameworks.openrlhf import DEFAULTS
 from roost.config.job import Notation, Sharding
 from roost.config.model_files import OFFLOADED_PARTS
 from roost.config.notations.algorithm import AGENT, REWARD
-from roost.placement.convert.models import uses_model
 from roost.placement.convert.parts import Parts
+from roost.placement.models import uses_model
 from roost.placement.plan import Plan
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"

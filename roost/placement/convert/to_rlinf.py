@@ -14,9 +14,10 @@ from roost.config.job import Notation, ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, backend, has_devices, learner_backend, precision, uses_model
+from roost.placement.component_plan import ComponentPlan, PlacementMode
+from roost.placement.convert.models import KEEP, precision
 from roost.placement.convert.parts import estimator_word, given
+from roost.placement.models import backend, has_devices, learner_backend, uses_model
 from roost.placement.plan import Plan
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "huggingface"}
@@ -48,6 +49,8 @@ def to_rlinf(plan: Plan, findings: Findings, with_sizes: bool = True) -> dict[st
     groups += {group["label"]: group for group in own_groups.values()}.values()
     if groups:
         cluster["node_groups"] = groups
+    if plan.mode is PlacementMode.AUTO:
+        cluster["auto_scheduler"] = True
     return {"cluster": cluster, **_sections(plan, with_sizes)}
 
 
@@ -125,7 +128,9 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
 
 def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str, Any]:
     section: dict[str, Any] = {}
-    if part.model.strategy is not None or part.model.sharding is not Sharding.FULL:
+    learner = next((each for each in plan.components if each.role is Role.LEARNER), part)
+    is_learners = part is not learner and part.model.sharding is learner.model.sharding  # a scorer has them by default
+    if part.model.strategy is not None or (part.model.sharding is not Sharding.FULL and not is_learners):
         section["training_backend"] = learner_backend(part)
     if part.model.sharding is Sharding.NONE:
         section["fsdp_config"] = {"sharding_strategy": "no_shard"}

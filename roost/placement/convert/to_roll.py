@@ -12,8 +12,9 @@ from roost.config.job import Notation, Role
 from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, backend, precision, uses_model
-from roost.placement.convert.parts import estimator_word, given, with_reference
+from roost.placement.convert.models import KEEP, precision
+from roost.placement.convert.parts import estimator_word, given
+from roost.placement.models import backend, uses_model, with_reference
 from roost.placement.plan import Plan
 
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}

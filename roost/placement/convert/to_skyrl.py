@@ -9,8 +9,8 @@ from roost.config.findings import Findings
 from roost.config.frameworks.skyrl import DEFAULTS
 from roost.config.job import Notation
 from roost.config.notations.algorithm import ESTIMATOR
-from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import PREFILL, Parts, above_one, given, megatron_sizes
+from roost.placement.models import learner_backend
 from roost.placement.plan import Plan
 
 _ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
@@ -78,12 +78,13 @@ def _supervised(parts: Parts) -> dict[str, Any]:
 def _learner(parts: Parts) -> dict[str, Any]:
     model, sizes = parts.actor.model, parts.actor.parallel
     strategy = learner_backend(parts.actor)
+    word = model.strategy if parts.plan.notation is Notation.SKYRL and model.strategy else strategy  # fsdp2 among them
     policy = {"model": given(path=parts.path, lora={"rank": model.lora_rank} if model.lora_rank else None)}
     if strategy == "megatron":
         policy |= given(megatron_config=megatron_sizes(sizes))
     else:
         policy |= above_one(sequence_parallel_size=sizes.context)
-    section = {"strategy": strategy, "policy": policy} | given(max_tokens_per_microbatch=model.tokens)
+    section = {"strategy": word, "policy": policy} | given(max_tokens_per_microbatch=model.tokens)
     return section if model.recomputes else section | {"gradient_checkpointing": False}
 
 

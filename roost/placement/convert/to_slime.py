@@ -11,8 +11,8 @@ from roost.config.job import Notation
 from roost.config.model_files import OFFLOADED_PARTS
 from roost.config.notations.algorithm import PROMPT, RESPONSE
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
+from roost.placement.models import learner_backend
 from roost.placement.plan import Plan
 
 USUAL_PENALTY = 0.001  # slime's own default is 0, with which the reference would do nothing

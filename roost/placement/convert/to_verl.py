@@ -10,8 +10,8 @@ from roost.config.frameworks.verl import DEFAULTS
 from roost.config.job import Notation, Role
 from roost.config.teacher import TEACHER, is_teacher
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import learner_backend
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
+from roost.placement.models import learner_backend
 from roost.placement.plan import Plan
 
 _BACKENDS = ("fsdp", "megatron", "veomni", "torchtitan")
@@ -37,7 +37,8 @@ def to_verl(plan: Plan, findings: Findings) -> dict[str, Any]:
         "algorithm": {"adv_estimator": parts.estimator(Notation.VERL, "algorithm.adv_estimator")},
         "critic": {"enable": "critic" in parts},
         "actor_rollout_ref": {
-            "model": given(path=parts.path, lora_rank=actor.model.lora_rank),
+            "model": given(path=parts.path, lora_rank=actor.model.lora_rank)
+            | ({} if actor.model.recomputes else {"enable_gradient_checkpointing": False}),
             "actor": _learner(actor, plan.notation),
             "rollout": _engine(rollout, parts),
         },
