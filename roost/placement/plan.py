@@ -138,7 +138,14 @@ def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
 def _routes_to_dict(engine: EngineRoutes) -> dict[str, Any]:
     """Distances of an engine's weight routes. Derived from the rest of the plan, and not read back."""
     reaches = {reach.value: engine.count(reach) for reach in Reach if engine.count(reach)}
-    return {"component": engine.component, "shards": len(engine.shards), "gathered": engine.gathered, **reaches}
+    sizes = {"bytes": engine.weight_bytes, "gathered_bytes": engine.gathered_bytes} if engine.weight_bytes else {}
+    return {
+        "component": engine.component,
+        "shards": len(engine.shards),
+        "gathered": engine.gathered,
+        **sizes,
+        **reaches,
+    }
 
 
 def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:

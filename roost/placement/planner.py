@@ -202,8 +202,10 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     learner = training.learner
     if component.role is Role.ENGINE:
         fraction = training.engine_options.get("memory_fraction", model.memory_fraction)
-        sequences = training.kv_sequences if takes_policy(component.name, component.role) else None
-        return replace(model, memory_fraction=fraction, kv_sequences=sequences)
+        if not takes_policy(component.name, component.role):
+            return replace(model, memory_fraction=fraction, kv_sequences=None)
+        size = bytes_of(learner.compute_dtype)  # as its server is started
+        return replace(model, memory_fraction=fraction, kv_sequences=training.kv_sequences, weight_bytes=size)
     if component.role is Role.SCORER:
         return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
     if component.role is not Role.LEARNER:

@@ -16,6 +16,7 @@ from roost.cluster.inventory import ACCELERATOR, Ints, Inventory
 from roost.config.findings import counted
 from roost.config.job import Sharding
 from roost.placement.component_plan import ComponentPlan, PlacementTable
+from roost.placement.memory.model import GIB, known_shape, shards_of
 from roost.placement.memory.phases import takes_policy, trains_policy
 
 
@@ -99,6 +100,14 @@ class EngineRoutes:
     sources: Ints  # nearest learner process with the weights; -1 if there is none
     reaches: Ints  # indices into `Reach`
     gathered: int = 1  # learner shards that are gathered into each engine shard before it is sent
+    weight_bytes: int | None = None  # of the whole model in the engine's type, per update; None if it is not known
+
+    @property
+    def gathered_bytes(self) -> int | None:
+        """Bytes that a sending rank receives from other ranks in an update; ranks that share files receive none."""
+        if self.weight_bytes is None:
+            return None
+        return self.weight_bytes * (self.gathered - 1) // self.gathered
 
     def count(self, reach: Reach) -> int:
         return int((self.reaches == list(Reach).index(reach)).sum())
@@ -112,7 +121,8 @@ class EngineRoutes:
         """
         parts = [f"{self.count(reach)} {reach.value} ({TRANSPORTS[reach]})" for reach in Reach if self.count(reach)]
         whole = f", each put together from {self.gathered} learner shards first" if self.gathered > 1 else ""
-        return f"{counted(len(self.shards), 'shard')}: {', '.join(parts)}{whole}"
+        size = f"; {self.weight_bytes / GIB:.3g} GiB per update" if self.weight_bytes is not None else ""
+        return f"{counted(len(self.shards), 'shard')}: {', '.join(parts)}{whole}{size}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,18 +147,30 @@ def _learner(components: Sequence[ComponentPlan]) -> ComponentPlan | None:
 
 def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory) -> EngineRoutes:
     lengths = np.diff(engine.table.offsets)
+    size = _update_bytes(actor, engine)
     if not _holds_accelerators(actor.table) or not _holds_accelerators(engine.table):
         processes = np.arange(engine.world_size)
         host = np.full(engine.world_size, list(Reach).index(Reach.HOST))
-        return EngineRoutes(engine.name, processes, np.zeros_like(processes), np.zeros_like(processes), host)
+        nothing = np.zeros_like(processes)
+        is_one_node = len({*actor.table.nodes.tolist(), *engine.table.nodes.tolist()}) == 1
+        gathered = 1 if is_one_node else shards_of(actor)  # on one node, ranks write to files that engines map
+        return EngineRoutes(engine.name, processes, nothing, nothing, host, gathered, size)
     processes = np.repeat(np.arange(engine.world_size), lengths)
     shards = np.arange(len(processes)) - np.repeat(engine.table.offsets[:-1], lengths)
     sources, reaches = _nearest(actor, engine, shards, inventory)
     one, two = actor.parallel, engine.parallel
     gathered = max(1, one.tensor // two.tensor) * max(1, one.pipeline // two.pipeline)
     if actor.model.sharding is Sharding.FULL:
-        gathered = actor.world_size if actor.mesh is None else actor.mesh.fsdp * actor.mesh.tensor
-    return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered)
+        gathered = shards_of(actor)
+    return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered, size)
+
+
+def _update_bytes(actor: ComponentPlan, engine: ComponentPlan) -> int | None:
+    """Bytes of the weights as an engine takes them; None if they are not known, or only an adapter is sent."""
+    shape = known_shape(actor)
+    if shape is None or actor.model.lora_rank is not None:
+        return None
+    return engine.model.weight_bytes * shape.parameters
 
 
 def _holds_accelerators(table: PlacementTable) -> bool:

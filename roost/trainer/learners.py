@@ -13,7 +13,6 @@ from typing import Any, assert_never
 import numpy as np
 import psutil
 import torch
-from torch import nn
 
 from roost.config.train import LearnerSettings, LossSettings
 from roost.engines.command import EngineKind
@@ -24,7 +23,8 @@ from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.group import VllmWeightGroup
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens, probe_with_image
-from roost.engines.weights.source import ModuleSource
+from roost.engines.weights.shards import ShardFiles
+from roost.engines.weights.source import WeightStream
 from roost.engines.weights.update import BroadcastSender, Sent, WeightUpdate, send
 from roost.learner.corrections import correction, mean_over_units
 from roost.learner.distributed import init_distributed
@@ -41,24 +41,6 @@ from roost.trainer.guards import check_policy
 from roost.transport import current
 from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
 from roost.vision.image import Image
-
-
-class WeightStream(ModuleSource):
-    """Weights gathered by all ranks together. A rank that stopped halfway would leave the others waiting."""
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
-        super().__init__(module, dtype)
-        self._streaming: Iterator[torch.Tensor] | None = None
-
-    def stream(self) -> Iterator[torch.Tensor]:
-        self._streaming = super().stream()
-        return self._streaming
-
-    def finish(self) -> None:
-        """Consume the rest of the stream."""
-        for _ in self._streaming if self._streaming is not None else self.stream():
-            pass
-
 
 NOTHING = Sent(0, 0, {}, {})
 Bucket = list[tuple[str, torch.Tensor]]
@@ -94,9 +76,14 @@ class LearnerWorker(Worker):
     def _meeting_file(self, port: int) -> Path | None:
         """Rendezvous file in the private folder of the node daemon; None if ranks span several nodes."""
         setup = current.worker_setup()
-        if setup is None or setup.placement.local_world_size != self._world_size:
+        if setup is None or not self._is_one_node:
             return None
         return Path(setup.daemon.socket).parent / f"{self._group_name}-{port}.store"
+
+    @property
+    def _is_one_node(self) -> bool:
+        setup = current.worker_setup()
+        return setup is not None and setup.placement.local_world_size == self._world_size
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
         return self._learner.score(samples, as_reference)
@@ -184,7 +171,8 @@ class LearnerWorker(Worker):
 
     def _send_by(self, receivers: Sequence[Receiver], version: int) -> Sent:
         own = [receiver for receiver in receivers if receiver.sender == self._rank]
-        stream = self._stream()
+        shares_files = receivers[0].route is WeightRoute.SHARED_MEMORY and self._world_size > 1 and self._is_one_node
+        stream = self._shard_files(receivers[0].sender) if shares_files else self._stream()
         try:
             return asyncio.run(self._send(own, stream, version)) if own else NOTHING
         except EngineError as error:
@@ -200,7 +188,7 @@ class LearnerWorker(Worker):
                 case WeightRoute.BROADCAST:
                     return await self._broadcast_sender(receivers[0], stream).send(engines, version)
                 case WeightRoute.SHARED_MEMORY:
-                    carrier: Carrier = SharedMemoryCarrier()
+                    carrier: Carrier = stream if isinstance(stream, ShardFiles) else SharedMemoryCarrier()
                 case WeightRoute.DEVICE:
                     carrier = device_carrier(stream)
                 case WeightRoute.RELOAD | WeightRoute.ADAPTER | WeightRoute.RESTART as route:
@@ -268,6 +256,9 @@ class LearnerWorker(Worker):
 
     def _stream(self) -> WeightStream:
         return WeightStream(self._learner.module, float_type(self._settings.compute_dtype))
+
+    def _shard_files(self, sender: int) -> ShardFiles:
+        return ShardFiles(self._learner.module, float_type(self._settings.compute_dtype), sender)
 
 
 def _device(has_gpu: bool) -> torch.device:

@@ -14,6 +14,7 @@ from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import AdapterSettings, LossSettings
 from roost.engines.protocol import InFlight
 from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.source import WeightStream
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.distributed import rank as rank_of
 from roost.learner.forward import _of_logits
@@ -25,7 +26,6 @@ from roost.learner.parallel.tensor import _styles
 from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.torch_engine.control_api import UpdateDesk
 from roost.torch_engine.engine import EngineSettings, TorchEngine
-from roost.trainer.learners import WeightStream
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import READ, on_ranks, weights
 from tests.limits import HANG_S

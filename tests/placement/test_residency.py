@@ -470,7 +470,8 @@ def test_a_sync_overlaps_offloading_where_the_device_has_room(model, memory, has
 
 def test_an_engine_that_sleeps_takes_what_its_sequences_need(model):
     def fraction(offloads=True, engine_options=None, memory=140, **train):
-        train = {"prompts_per_step": 64, "num_generations": 8, "task": {"_target_": "a.B"}, **train}
+        defaults = {"prompts_per_step": 64, "num_generations": 8, "compute_dtype": "bfloat16"}
+        train = {**defaults, "task": {"_target_": "a.B"}, **train}
         train["engine_options"] = {"max_context": 1024} if engine_options is None else engine_options
         parts = dict.fromkeys(("offload_weight", "offload_grad", "offload_optimizer"), offloads)
         actor = {"model": {"model_path": model}, **parts}
@@ -481,6 +482,7 @@ def test_an_engine_that_sleeps_takes_what_its_sequences_need(model):
 
     # 256 sequences of 1,024 tokens on each device, 56 KiB each: 14 GiB, beside weights of 14.2 GiB and 4 GiB.
     assert fraction() == 0.23
+    assert fraction(compute_dtype="float32") == 0.44  # 28 GiB, beside 28.4 GiB and 4 GiB
     assert fraction(engine_options={"max_context": 8192}) == 0.9  # 112 GiB
     assert fraction(max_concurrent_episodes=256) == 0.2
     assert fraction(eval_tasks=1024) == fraction(eval_tasks=0) == 0.33  # twice as many sequences

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import roost.trainer.setup
+from roost.engines.weights.source import WeightStream
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.episode import EpisodeReward
-from roost.trainer.learners import LearnerWorker, WeightStream
+from roost.trainer.learners import LearnerWorker
 
 RECORDED = Path(__file__).parent / "recorded_metrics"
 OF_SAMPLES = ("step", "reward/", "tokens/mean", "length/truncated", "staleness/max", "pass_rate/")

@@ -62,11 +62,15 @@ class SharedMemoryCarrier:
         self._scratch = ScratchFolder("weights", folder or _memory_folder(bucket_bytes))
         self._count = 0
 
+    def next_path(self) -> Path:
+        """Path of a new file."""
+        self._count += 1
+        return self._scratch.path / f"{self._count - 1}.safetensors"
+
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         from safetensors.torch import save_file
 
-        path = self._scratch.path / f"{self._count}.safetensors"
-        self._count += 1
+        path = self.next_path()
         save_file({info.name: next(tensors).cpu() for info in infos}, path)
         return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 

@@ -61,12 +61,31 @@ class ModuleSource:
 
     def stream(self) -> Iterator[torch.Tensor]:
         for name, weight in self._weights.items():
-            whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+            # Cast before gathering: shards of master weights are twice as large as what engines take.
+            own = weight.detach().to(self._type_of(weight))
+            whole = own.full_tensor() if isinstance(own, DTensor) else own
             for index in self._parts[name].values():
-                yield whole[index].to(self._type_of(weight)).contiguous()
+                yield whole[index].contiguous()
 
     def _type_of(self, weight: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and weight.is_floating_point() else weight.dtype
+
+
+class WeightStream(ModuleSource):
+    """Weights gathered by all ranks together. A rank that stopped halfway would leave the others waiting."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
+        super().__init__(module, dtype)
+        self._streaming: Iterator[torch.Tensor] | None = None
+
+    def stream(self) -> Iterator[torch.Tensor]:
+        self._streaming = super().stream()
+        return self._streaming
+
+    def finish(self) -> None:
+        """Consume the rest of the stream."""
+        for _ in self._streaming if self._streaming is not None else self.stream():
+            pass
 
 
 @dataclass(frozen=True, slots=True)

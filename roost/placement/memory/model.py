@@ -204,10 +204,15 @@ def needed_fraction(component: ComponentPlan, device_gib: float | None) -> float
     weights = engine_memory(shape, sizes, device_gib, None, component.model.weight_bytes).weights
     count, tokens = sequences
     own = math.ceil(count / component.world_size) * max(tokens, component.model.sequence or 0)
-    cache = own * kv_bytes(shape, sizes) / GIB
+    cache = own * kv_bytes(shape, sizes, cached_bytes(component)) / GIB
     # Twice the overhead: the profiling run of a large vocabulary takes as much again.
     fraction = math.ceil((weights + cache + 2 * ENGINE_OVERHEAD_GIB) / device_gib * 100) / 100
     return min(max(fraction, MIN_ENGINE_FRACTION), ENGINE_FRACTION)
+
+
+def cached_bytes(component: ComponentPlan) -> int:
+    """Bytes of each number in an engine's KV cache, which has the type of its activations."""
+    return max(component.model.weight_bytes, COMPUTE_BYTES)
 
 
 def kv_bytes(shape: ModelShape, sizes: ParallelSizes, value_bytes: int = 2) -> float:

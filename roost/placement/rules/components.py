@@ -16,6 +16,7 @@ from roost.placement.memory.model import (
     ENGINE_OVERHEAD_GIB,
     ModelShape,
     UnknownShape,
+    cached_bytes,
     engine_memory,
     engine_sizes,
     kv_tokens,
@@ -149,7 +150,7 @@ def _check_kv_cache(
     fraction = next((one for one in shared if one is not None), part.model.memory_fraction) or ENGINE_FRACTION
     cut = engine_sizes(part)
     memory = engine_memory(shape, cut, min(sizes), fraction, part.model.weight_bytes)
-    room = kv_tokens(shape, cut, memory.kv_cache)
+    room = kv_tokens(shape, cut, memory.kv_cache, cached_bytes(part))
     needed = part.model.sequence or 1
     if room < needed:
         findings.error(

@@ -16,11 +16,11 @@ from roost.engines.owner import LocalOwner
 from roost.engines.protocol import Sampling
 from roost.engines.weights.checkpoint import write_checkpoint
 from roost.engines.weights.probe import Probe, probe_tokens
+from roost.engines.weights.source import WeightStream
 from roost.engines.weights.update import WeightUpdate
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.learner import Learner
 from roost.learner.sample import Sample
-from roost.trainer.learners import WeightStream
 from tests.engines.live.conftest import spec_of
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import READ, on_ranks

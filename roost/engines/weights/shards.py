@@ -1,0 +1,198 @@
+"""Weights of a sharded module in files that the ranks of a node share: each rank writes its shards, none gathers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import EllipsisType
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from roost.engines.weights.carriers import SharedMemoryCarrier
+from roost.engines.weights.payload import BUCKET_BYTES, SharedMemory, TensorInfo, WeightPayload, cut, size_of
+from roost.engines.weights.source import Index, WeightStream
+
+Box: TypeAlias = tuple[range, ...]  # rows of a tensor in each of its dimensions
+HEADER_ALIGNMENT = 8  # bytes
+
+
+class ShardFiles(WeightStream):
+    """Weights that all ranks of one node write to files in memory, bucket by bucket; engines map them.
+
+    The sender makes the files, streams their tensors, and packs them for engines.
+    """
+
+    is_packed = False
+
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype | None, sender: int, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        super().__init__(module, dtype)
+        self.written = 0  # bytes, by this rank
+        self._sender, self._bucket_bytes = sender, bucket_bytes
+        self._is_sender = dist.get_rank() == sender
+        self._files = SharedMemoryCarrier(bucket_bytes=bucket_bytes) if self._is_sender else None
+        self._unclaimed: Path | None = None  # file of the current bucket, until it is packed
+        self._is_over = False  # the sender needs no more
+        self._owners = {part: name for name, parts in self._parts.items() for part in parts}
+
+    def stream(self) -> Iterator[torch.Tensor]:
+        self._streaming = self._buckets()
+        return self._streaming
+
+    def finish(self) -> None:
+        """Take part in the rest of the stream, or end it on all ranks if this one is the sender."""
+        self._is_over = self._is_sender
+        super().finish()
+        self.close()
+
+    def _buckets(self) -> Iterator[torch.Tensor]:
+        """Write each bucket with the other ranks; its tensors on the sender."""
+        for infos in cut(self.tensors, self._bucket_bytes):
+            layout = _layout(infos)
+            path = self._agreed(layout)
+            if path is None:
+                return
+            file = torch.from_file(path, shared=True, size=layout.size, dtype=torch.uint8)
+            for info, start in zip(infos, layout.starts, strict=True):
+                self._write(info, _tensor_at(file, info, start))
+            dist.barrier()
+            if self._is_sender:
+                yield from (_tensor_at(file, info, start) for info, start in zip(infos, layout.starts, strict=True))
+
+    def _agreed(self, layout: Layout) -> str | None:
+        """The file of the next bucket, which the sender makes; None if it cannot, or needs no more."""
+        made: list[str | None] = [None]
+        try:
+            if self._files is not None and not self._is_over:
+                made = [self._made(self._files, layout)]
+        finally:  # also after an error, so that the other ranks do not wait
+            dist.broadcast_object_list(made, self._sender)
+        return made[0]
+
+    def _made(self, files: SharedMemoryCarrier, layout: Layout) -> str:
+        if self._unclaimed is not None:
+            self._unclaimed.unlink(missing_ok=True)
+        path = self._unclaimed = files.next_path()
+        with path.open("wb") as file:
+            file.write(layout.header)
+            os.posix_fallocate(file.fileno(), 0, layout.size)  # a full file system would end ranks with a signal
+        return str(path)
+
+    def _write(self, info: TensorInfo, target: torch.Tensor) -> None:
+        name = self._owners[info.name]
+        weight = self._weights[name]
+        own = _own_rows(weight, self._is_sender)
+        part = part_rows(weight.shape, self._parts[name][info.name])
+        if own is None or (shared := overlap(own, part)) is None:
+            return
+        local = weight.to_local().detach() if isinstance(weight, DTensor) else weight.detach()
+        rows = target.view([len(each) for each in part])[_slices(shared, part)]
+        rows.copy_(local[_slices(shared, own)])
+        self.written += rows.numel() * rows.element_size()
+
+    # As a carrier -----------------------------------------------------------------------------------------------
+
+    def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
+        for _ in infos:
+            next(tensors)
+        path, self._unclaimed = self._unclaimed, None
+        return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
+
+    def accompany(self, payload: WeightPayload) -> None:
+        pass
+
+    def release(self, payload: WeightPayload) -> None:
+        if self._files is not None:
+            self._files.release(payload)
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.close()
+
+
+class Layout(NamedTuple):
+    """A safetensors file: its header, its bytes in all, and where each tensor starts."""
+
+    header: bytes
+    size: int
+    starts: tuple[int, ...]
+
+
+TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+def _layout(infos: Sequence[TensorInfo]) -> Layout:
+    widest = sorted(infos, key=lambda info: -getattr(torch, info.dtype).itemsize)  # so that all are aligned
+    offsets: dict[str, int] = {}
+    filled = 0
+    for info in widest:
+        offsets[info.name] = filled
+        filled += size_of(info)
+    entries = {
+        info.name: {
+            "dtype": TYPES[info.dtype],
+            "shape": list(info.shape),
+            "data_offsets": [offsets[info.name], offsets[info.name] + size_of(info)],
+        }
+        for info in widest
+    }
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    start = HEADER_ALIGNMENT + len(text)
+    header = len(text).to_bytes(HEADER_ALIGNMENT, "little") + text
+    return Layout(header, start + filled, tuple(start + offsets[info.name] for info in infos))
+
+
+def _tensor_at(file: torch.Tensor, info: TensorInfo, start: int) -> torch.Tensor:
+    return file[start : start + size_of(info)].view(getattr(torch, info.dtype)).view(info.shape)
+
+
+def _own_rows(weight: torch.Tensor, is_sender: bool) -> Box | None:
+    """Rows of a weight that this rank writes: its shard; None for copies of what another writes."""
+    if not isinstance(weight, DTensor):
+        return tuple(map(range, weight.shape)) if is_sender else None
+    shape, start = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    places = weight.device_mesh.get_coordinate() or ()
+    if any(place and by.is_replicate() for place, by in zip(places, weight.placements, strict=True)):
+        return None
+    return tuple(range(first, first + count) for count, first in zip(shape, start, strict=True))
+
+
+def part_rows(shape: torch.Size, index: Index) -> Box:
+    """Rows of a weight that a tensor of the checkpoint has.
+
+    >>> part_rows(torch.Size((4, 6, 5)), (2, slice(3, 6)))
+    (range(2, 3), range(3, 6), range(0, 5))
+    """
+    if isinstance(index, EllipsisType):
+        return tuple(map(range, shape))
+    expert, rows = index
+    return (range(expert, expert + 1), range(rows.start, rows.stop), *map(range, shape[2:]))
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """Rows that two boxes share; None if there are none.
+
+    >>> overlap((range(0, 4), range(2)), (range(3, 9), range(2)))
+    (range(3, 4), range(0, 2))
+    """
+    shared = tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+    return shared if all(shared) else None
+
+
+def _slices(rows: Box, inside: Box) -> tuple[slice, ...]:
+    """Index of rows in a tensor that has the rows of `inside`."""
+    return tuple(
+        slice(each.start - whole.start, each.stop - whole.start) for each, whole in zip(rows, inside, strict=True)
+    )
