@@ -31,8 +31,8 @@ STEPS, PROMPTS, GROUP, PROMPT, NEW_TOKENS = 2, 16, 8, 128, 128
 MICRO_BATCH = 4096  # tokens; what plans assume where the config says nothing of sequences
 # Phases of a plan, by their names in a trace.
 PHASES = {"generate": Phase.GENERATE, "score": Phase.INFER, "learn": Phase.LEARN, "sync": Phase.SYNC}
-# Calls of a learner in which it hands over weights. Before one in a sync, it frees what it learnt with; after it, engines
-# take back the memory they generate with.
+# Calls of a learner that hand over weights. Before one in a sync, it frees what it learnt with; after it, engines take
+# back the memory they generate with.
 SENDING = ("send_weights", "write_weights")
 # What makes a plan keep both on the device, or let them take turns.
 DECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -111,6 +111,9 @@ def compared(
         sampler.start()
         try:
             run(config, folder / "job", RUN_LIMIT_S, is_shown=True)
+        except RuntimeError:
+            if not (folder / "job" / "run" / "trace.json").exists():
+                raise  # else its steps are done: the disk may have no room for the checkpoint
         finally:
             readings = sampler.stop()
         phases = intervals(json.loads((folder / "job" / "run" / "trace.json").read_text()))
