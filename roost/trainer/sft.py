@@ -290,7 +290,7 @@ class SftTrainer(Stoppable):
         metrics |= memory_metrics("driver", [{"rss": float(psutil.Process().memory_info().rss)}])
         try:
             check_skipped(self._skipped, settings)
-            await self._saver.after_learning([self._learners], state, self._skipped)
+            await self._saver.after_learning([self._learners], state, self._skipped, self._watching.note)
         except Diverged as error:
             self._watching.step_done(state, metrics, ())
             raise explained(error, settings, state.step, metrics) from None

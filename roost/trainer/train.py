@@ -524,7 +524,9 @@ class Trainer(Stoppable):
 
     async def _after_learning(self, state: TrainerState) -> None:
         if self._models is not None:
-            await self._saver.after_learning(self._models.saved(self._settings), state, self._skipped)
+            await self._saver.after_learning(
+                self._models.saved(self._settings), state, self._skipped, self._watching.note
+            )
 
     async def _after_step(self, state: TrainerState) -> None:
         self.state = state

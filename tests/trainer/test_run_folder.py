@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roost.config.train import LearnerSettings, TrainSettings
+from roost.trace.spans import SpanRecorder
+from roost.trainer.guards import SkippedSteps
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.saving import described, export_policy
+from roost.trainer.records.saving import Saver, described, export_policy
 from tests.small_disk import small_disk
 
 
@@ -158,7 +161,7 @@ def test_an_evaluation_is_known_by_its_step(run):
 
 
 class Exporting:
-    """Learners that export one file whose text is their step; `size` is what the merged model needs."""
+    """Learners that export one file whose text is their step; `size` is of the merged model and of a checkpoint."""
 
     def __init__(self, step, size=0, fails_at=None):
         self._step, self._size, self._fails_at = step, size, fails_at
@@ -166,7 +169,7 @@ class Exporting:
     async def all(self, name, folder=None):
         if name == self._fails_at:
             raise RuntimeError("killed")
-        if name == "whole_bytes":
+        if name in ("whole_bytes", "checkpoint_bytes"):
             return [self._size]
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / ("adapter.safetensors" if name == "export" else "model.safetensors")).write_text(
@@ -196,3 +199,16 @@ def test_a_policy_is_of_one_step_whatever_was_there_before(tmp_path):
         assert files_in(disk) == {"policy/adapter/adapter.safetensors": "20"}
         assert described(policy).startswith("step 20 of 30; a LoRA adapter")
         assert f"{disk} (tmpfs) has" in notes[0] and notes[0].endswith("only the adapter is written")
+
+
+def test_the_first_step_says_if_the_disk_has_no_room_for_checkpoints(tmp_path):
+    """Hours before one is due."""
+    settings, notes = TrainSettings(LearnerSettings("m")), []
+    with small_disk(tmp_path / "disk", 512 << 20) as disk:
+        for size, steps in ((1 << 20, 1), (1 << 30, 2)):
+            saver = Saver(RunFolder(disk / "run"), settings, (), 0, SpanRecorder())
+            for step in range(1, steps + 1):
+                learners = [Exporting(step, size=size)]
+                asyncio.run(saver.after_learning(learners, TrainerState(step), SkippedSteps(), notes.append))
+    [note] = notes
+    assert f"cannot write checkpoints to {disk}" in note and "1.1 GB needed" in note

@@ -43,8 +43,19 @@ class Saver:
     def at(self, step: int) -> Checkpoint:
         return self._checkpoints.at(step)
 
-    async def after_learning(self, learners: Sequence[Learners], state: TrainerState, skipped: SkippedSteps) -> None:
-        """Start a checkpoint if one is due; the learners must hold their devices."""
+    async def after_learning(
+        self, learners: Sequence[Learners], state: TrainerState, skipped: SkippedSteps, note: Callable[[str], None]
+    ) -> None:
+        """Start a checkpoint if one is due; the learners must hold their devices.
+
+        After the first step of a run, note if the disk has no room for a checkpoint.
+        """
+        if not self._checkpoint_bytes:
+            self._checkpoint_bytes = sum([sum(await each.all("checkpoint_bytes")) for each in learners])
+            try:
+                check_room(self._run.checkpoints, self._checkpoint_bytes, "checkpoints")
+            except DiskFull as full:
+                note(f"{full}; free some space before the first one is written")
         every = self._settings.checkpoint.checkpoint_every
         self._is_due = self._is_due or bool(every and state.step % every == 0)
         # After a skipped optimizer step the weights may be broken: keep the earlier checkpoint instead.
@@ -78,8 +89,6 @@ class Saver:
 
     async def _save(self, learners: Sequence[Learners], state: TrainerState) -> None:
         with self._recorder.timer("save", "work", True, step=state.step):
-            if not self._checkpoint_bytes:
-                self._checkpoint_bytes = sum([sum(await each.all("checkpoint_bytes")) for each in learners])
             check_room(self._run.checkpoints, self._checkpoint_bytes, f"the checkpoint of step {state.step}")
             checkpoint = self.at(state.step)
             checkpoint.begin()
