@@ -17,6 +17,7 @@ from roost.cli.convert import Target
 from roost.cli.options import EXTRAS, not_installed
 from roost.placement.convert.convert_plan import WRITTEN
 from tests.cli.terminal import cluster_yaml, run, write
+from tests.placement.test_routes import TWO_COPIES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -400,19 +401,7 @@ def test_one_process_is_not_several(tmp_path):
 
 
 def test_the_mesh_of_a_learner_is_shown(tmp_path):
-    job = {
-        "cluster": {
-            "num_nodes": 2,
-            "num_gpus_per_node": 8,
-            "component_placement": {"actor": "0-15", "rollout": "0-15"},
-        },
-        "actor": {
-            "model": {"tensor_model_parallel_size": 2},
-            "training_backend": "fsdp",
-            "fsdp_config": {"fsdp_size": 4},
-        },
-    }
-    file = write(tmp_path, yaml.safe_dump(job), "job.yaml")
+    file = write(tmp_path, yaml.safe_dump(TWO_COPIES), "job.yaml")
     assert "mesh  actor 2 replicate x 4 shard x 2 tensor" in run("plan", "--layout", "as_written", file).stdout
 
 

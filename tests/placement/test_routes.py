@@ -99,21 +99,24 @@ def test_shards_that_are_put_together_first_say_so():
     assert engine.summary.endswith("each put together from 4 learner shards first")
 
 
+# Two copies of the weights, each over 4 shards x 2 tensor.
+TWO_COPIES = {
+    "cluster": {
+        "num_nodes": 2,
+        "num_gpus_per_node": 8,
+        "component_placement": {"actor": "0-15", "rollout": "0-15"},
+    },
+    "actor": {
+        "model": {"tensor_model_parallel_size": 2},
+        "training_backend": "fsdp",
+        "fsdp_config": {"fsdp_size": 4},
+    },
+}
+
+
 def test_shards_of_one_copy_are_put_together():
-    """Two copies of the weights, each over 4 shards x 2 tensor: one copy is enough."""
-    config = {
-        "cluster": {
-            "num_nodes": 2,
-            "num_gpus_per_node": 8,
-            "component_placement": {"actor": "0-15", "rollout": "0-15"},
-        },
-        "actor": {
-            "model": {"tensor_model_parallel_size": 2},
-            "training_backend": "fsdp",
-            "fsdp_config": {"fsdp_size": 4},
-        },
-    }
-    plan = roost.plan(config, layout="as_written")
+    """One copy is enough."""
+    plan = roost.plan(TWO_COPIES, layout="as_written")
     (engine,) = plan.routes.engines
     assert engine.gathered == 8
     assert str(plan["actor"].mesh) == "2 replicate x 4 shard x 2 tensor"

@@ -168,6 +168,10 @@ class Reader:
         *above, key = path.split(".")
         return self.root.below(*above), key
 
+    def refuse(self, where: Where, what: str, why: str, fix: str) -> None:
+        """Report a share of the machines that is missing or does not fit."""
+        self.root.findings.error("RST-N070", where, what, why, fix)
+
     @property
     def program(self) -> str:
         """The program that a script starts, without .py; empty for a config."""
