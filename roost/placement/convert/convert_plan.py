@@ -15,11 +15,12 @@ import yaml
 
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Findings, Where
-from roost.config.job import Notation
-from roost.config.notations.algorithm import KL_COEF
+from roost.config.job import Notation, family
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, is_dealt
 from roost.placement.convert.parts import ASSUMED
 from roost.placement.convert.to_areal import to_areal
@@ -63,6 +64,37 @@ _ABOUT_PLACES = ("component", "process", "environment")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
 _GAINED = "which the job does not say"
 _PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf
+# How programs place components on GPUs, where their keys cannot say it for each.
+_PLACES: Mapping[Notation, str] = {
+    Notation.RLINF: "RLinf gives a process a run of ranks on one node, cut by parallel sizes where they are written",
+    Notation.ROLL: "ROLL gives workers slices of a list of GPUs, and deals those without out over the nodes",
+    Notation.LOOP: "ml-loop has one machine, one GPU for each learner and servers of one size",
+    Notation.VERL: "engines of verl fill the trainer's GPUs, or nodes of their own in the asynchronous trainers",
+    Notation.SLIME: "engines of slime take all GPUs of the actor, or those after them",
+    Notation.NEMO: "roles of NeMo-RL take whole nodes, or all GPUs of a single node that the engines leave",
+    Notation.OPENRLHF: "engines of OpenRLHF that share the actor's GPUs take all of them, others those after the roles",
+    Notation.SKYRL: "engines of SkyRL that share the policy's GPUs take all of them, others those after the roles",
+    Notation.PRIME: "prime-rl gives the first GPUs to engines and all others to the learner, by whole nodes on several",
+    Notation.AREAL: "roles of AReaL that share GPUs have as many, and others take the next ones",
+}
+_HAS: Mapping[Notation, Sequence[str]] = {
+    Notation.VERL: ("actor", "rollout", "reference", "critic", "a reward model behind engines", "teachers"),
+    Notation.SLIME: ("actor", "rollout", "critic"),
+    Notation.NEMO: ("actor", "rollout", "critic", "reward", "teachers"),
+    Notation.OPENRLHF: ("actor", "rollout", "reference", "critic", "reward"),
+    Notation.SKYRL: ("actor", "rollout", "reference", "critic"),
+    Notation.PRIME: ("actor", "rollout"),
+    Notation.AREAL: ("actor", "rollout", "reference", "critic", "teacher"),
+    Notation.LOOP: ("actor", "rollout"),
+}
+# The component that a key of these programs is about; any other key is about the actor.
+_KEYS_OF = {
+    "reward": re.compile("reward"),
+    "teacher": re.compile("teacher|distillation"),
+    "critic": re.compile(r"critic|value\."),
+    "reference": re.compile(r"\bref"),
+    "rollout": re.compile("rollout|generation|inference|infer_|vllm|sglang|engine"),
+}
 _SET_AGAIN = "set it again where the job is trained"
 
 
@@ -153,14 +185,58 @@ def _attempt(
         again = Findings()
         result = _planned_again(converted, inventory, again)
     if result is None:
-        for finding in again.errors:
-            what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
-            findings.error("RST-N044", Where(), what, finding.why, finding.fix)
+        _name_errors(plan, notation, again, findings)
         return None, findings
     _compare(plan, result, findings)
     remarks = [_remark(finding) for finding in findings.notes if finding.code == ASSUMED]
     remarks += [finding.what for finding in findings.warnings if finding.what.endswith(_GAINED)]
     return (None if findings.has_errors else replace(converted, remarks=tuple(remarks))), findings
+
+
+def _name_errors(plan: Plan, notation: Notation, again: Findings, findings: Findings) -> None:
+    """Name the components that the program cannot place; its own keys say nothing to who wrote the job."""
+    named = set[str]()
+    for finding in again.errors:
+        part = _component_at(finding.where.key_path, plan)
+        if notation in _OWN or part is None:
+            what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
+            findings.error("RST-N044", Where(), what, finding.why, finding.fix)
+        elif part.name not in named:
+            named.add(part.name)
+            what = f"{notation.value} cannot say this placement: {_held(part)}"
+            why = f"{_PLACES[notation]}; {finding.why or finding.what}"
+            findings.error("RST-N044", Where(path=(part.name,)), what, why, KEEP)
+
+
+def _component_at(key: str, plan: Plan) -> ComponentPlan | None:
+    """The component of the plan that a key of another program is about; None where the plan lacks it."""
+    word = next((name for name, pattern in _KEYS_OF.items() if pattern.search(key)), "actor")
+    return next((part for part in plan.components if family(part.name) == word), None)
+
+
+def _held(part: ComponentPlan) -> str:
+    """Processes of a component and the devices that they have."""
+    devices = spell_ranks(sorted({*part.table.device_numbers.tolist()}), limit=6)
+    return f"{part.extent} with GPUs {devices}" if devices else part.extent
+
+
+def _refuse(name: str, plan: Plan, result: Plan, findings: Findings) -> None:
+    """Say of a component, once, what the program would do with it, and by which rule."""
+    program = result.notation.value
+    before, after = (next((part for part in one.components if part.name == name), None) for one in (plan, result))
+    why = _PLACES.get(result.notation, "")
+    if after is None and before is not None:
+        what = f"{program} has no place for it: {_held(before)}"
+        has = _HAS.get(result.notation)
+        why = f"components of {result.notation.program} with devices: {', '.join(has)}" if has else why
+    elif before is None and after is not None:
+        what = f"{program} starts it, and the job does not have it: {_held(after)}"
+        if name == "critic":
+            why = f"it is for advantage estimator {result.settings.get(ESTIMATOR)}"
+    elif before is not None and after is not None:
+        one, two = _held(before), _held(after)
+        what = f"{program} cannot say this placement: {one}" + (f" -> {two}" if one != two else "")
+    findings.error("RST-N045", Where(path=(name,)), what, why, KEEP)
 
 
 def _remark(finding: Finding) -> str:
@@ -191,14 +267,14 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
     """Name every difference: an error where processes would be elsewhere, else a warning."""
     program = result.notation.value
     models: dict[str, list[tuple[str, str, str]]] = {}
-    added, paths = [], []
+    added, paths, refused = [], [], []
     for change in diff_plans(plan, result):
         if change.subject in _ABOUT_PLACES:
             loss = _loss_of_place(change, plan, result)
             if loss:
                 findings.warn("RST-N046", Where(path=(str(change.component),)), loss, fix=_SET_AGAIN)
             else:
-                findings.error("RST-N045", Where(), f"{program} cannot say this placement: {change}", fix=KEEP)
+                refused.append(str(change.component))
         elif change.subject == "sizes":
             what = f"{program} cannot say these sizes with this placement: {change}"
             why = _CUTS_RANKS if result.notation is Notation.RLINF else ""
@@ -213,6 +289,8 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             added.append(f"{change.component} {change.after}")
         else:
             findings.warn("RST-N046", Where(), f"{program} does not say this: {change}", fix=_SET_AGAIN)
+    for component in dict.fromkeys(refused):
+        _refuse(component, plan, result, findings)
     if added:
         what = f"{program} takes {', '.join(added)}, {_GAINED}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)

@@ -357,3 +357,30 @@ def test_process_ranks_that_rlinf_does_not_use_are_left_out(tmp_path):
     written, _, _ = converted(tmp_path, f"{VERL} {sizes}", "rlinf")
     assert written.values["cluster"]["component_placement"]["rollout"] == "0-3"
     assert written.values["rollout"]["tensor_parallel_size"] == 2
+
+
+def refusals(plan, target):
+    findings = Findings()
+    assert convert_plan(plan, Notation(target), findings) is None
+    return {finding.where.key_path: f"{finding.what}; {finding.why}" for finding in findings.errors}
+
+
+@pytest.mark.parametrize("target", ["openrlhf", "skyrl", "areal"])
+def test_a_refusal_names_the_component_and_the_rule(target):
+    """The keys that the target would have for it are not the user's."""
+    placed = {"actor": "0-7", "rollout": "0-3"}
+    plan = roost.plan({"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": placed}})
+    (where, what) = next(iter(refusals(plan, target).items()))
+    assert where == "rollout"
+    assert what.startswith(f"{target} cannot say this placement: 4 processes on node 0 with GPUs 0-3; ")
+    assert "share" in what
+    assert not any(key in what for key in ("num_engines", "scheduling_strategy", "policy_num"))
+
+
+def test_a_component_that_the_target_lacks_is_named_once():
+    separate = {"actor": "0-3", "critic": "0-3", "rollout": "4-7"}
+    plan = roost.plan({"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": separate}})
+    assert refusals(plan, "prime") == {
+        "critic": "prime has no place for it: 4 processes on node 0 with GPUs 0-3; "
+        "components of prime-rl with devices: actor, rollout"
+    }
