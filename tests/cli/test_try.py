@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from roost.rollout.arithmetic import write_arithmetic_model
 from tests.cli.terminal import run, write
 from tests.engines.server_thread import serving
-from tests.torch_engine.running_server import NAME, running_server
+from tests.torch_engine.running_server import NAME, forked_server
 
 HERE = "tests.rollout.agents"
 SUMS = {"_target_": "roost.rollout.arithmetic.Arithmetic", "largest": 4}
@@ -51,7 +51,7 @@ def test_an_engine_is_started_and_masks_are_shown(tmp_path, model):
 
 
 def test_a_server_that_runs_and_code_that_fails(tmp_path, model):
-    with running_server(model) as server:
+    with forked_server(model) as server:
         at = ("--url", f"{server.url}/v1", "--model", NAME, "-n", 1)
         result = run("try", config(tmp_path, model, SUMS), *at)
         failed = run("try", config(tmp_path, model, PROGRAM), *at, width=300)

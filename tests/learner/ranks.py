@@ -1,6 +1,5 @@
 """Learners of several ranks, in processes of their own."""
 
-import multiprocessing
 import socket
 import traceback
 from pathlib import Path
@@ -11,14 +10,11 @@ from transformers import PreTrainedModel
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.heads import POLICY
 from roost.learner.learner import Learner
+from tests.forked import FORKED
 from tests.learner.random_samples import CPU
 from tests.limits import HANG_S
 
 READ = PreTrainedModel.__dict__["from_pretrained"]
-
-# Forked from a process that has run nothing but imports: those take seconds in every new interpreter.
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([__name__])
 
 
 def on_ranks(count, work, *arguments):

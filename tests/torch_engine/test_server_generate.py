@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from roost.engines.tiny_model import write_tiny_model
-from tests.torch_engine.running_server import NAME, eventually, running_server
+from tests.torch_engine.running_server import NAME, eventually, forked_server
 
 PROMPT = [72, 69, 76, 76, 79]
 GREEDY = {"temperature": 0, "max_tokens": 6, "logprobs": 0, "ignore_eos": True}
@@ -16,7 +16,7 @@ GREEDY = {"temperature": 0, "max_tokens": 6, "logprobs": 0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with running_server(write_tiny_model(tmp_path_factory.mktemp("tiny"))) as server:
+    with forked_server(write_tiny_model(tmp_path_factory.mktemp("tiny"))) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roost.engines.tiny_model import write_tiny_model
 from tests.limits import HANG_S
-from tests.torch_engine.running_server import NAME, running_server
+from tests.torch_engine.running_server import NAME, forked_server
 
 DRAWN = {"max_tokens": 24, "seed": 3, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with running_server(folder, "--enable-lora") as server:
+    with forked_server(folder, "--enable-lora") as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from roost.vision.processor import FAMILIES, Processor
 from tests.learner.random_samples import CPU, settings_of
 from tests.limits import HANG_S
 from tests.torch_engine.conftest import Driver
-from tests.torch_engine.running_server import running_server
+from tests.torch_engine.running_server import forked_server
 from tests.vision.shown import IMAGE, plain_logprobs, sample, samples
 
 LIMITS = [
@@ -194,7 +194,7 @@ def test_chat_requests_with_images(folders):
     text = {"type": "text", "text": QUESTION}
     content = [{"type": "image_url", "image_url": {"url": Image(red).data_url}}, text]
     chat = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "logprobs": True}
-    with running_server(folder) as server, server.client() as client:
+    with forked_server(folder) as server, server.client() as client:
         answer = posted(client, "/v1/chat/completions", {**chat, "return_token_ids": True})
         ids = answer["prompt_token_ids"]
         start = ids.index(VOCABULARY["<|image_pad|>"])

@@ -15,7 +15,7 @@ from roost.engines.weights.group import WeightGroup
 from roost.engines.weights.payload import GroupInvitation
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import BroadcastSender
-from tests.learner.ranks import FORKED
+from tests.forked import FORKED
 from tests.limits import HANG_S
 
 CPU = torch.device("cpu")
