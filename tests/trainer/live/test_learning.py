@@ -1,10 +1,14 @@
 """It learns: streaming minibatches, and with a bar that a broken loss does not reach."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import roost.trainer.setup
+from roost.engines.weights.probe import TOLERANCES
+from roost.engines.weights.shards import ShardFiles
 from roost.learner.sample import Sample
 from roost.rollout.arithmetic import Arithmetic, write_arithmetic_model
 from roost.rollout.episode import Split
@@ -118,3 +122,35 @@ def test_a_mixture_learns_by_the_experts_of_its_engine(tmp_path):
     assert rewards[0] <= 0.2 and sum(rewards[-3:]) / 3 >= 0.4
     assert len(replaced) == len(rewards)  # of both epochs, so not 0 although engine and learner compute alike
     assert max(metrics(run, "mismatch/kl_k3")) < 1e-6
+
+
+class PreciseLearner(LearnerWorker):
+    """Computes in 32 bits for engines of 16, so that both round differently."""
+
+    def __init__(self, settings, *more, **others):
+        super().__init__(replace(settings, compute_dtype="float32"), *more, **others)
+
+    def _shard_files(self, sender):
+        return ShardFiles(self._learner.module, torch.bfloat16, sender)
+
+    def probe(self, shows_image=False):
+        return replace(super().probe(shows_image), tolerance=TOLERANCES["bfloat16"])
+
+
+@pytest.mark.long
+def test_divided_experts_learn_by_the_experts_of_their_engine(tmp_path, monkeypatch):
+    """Two ranks with half of the experts each; replay lowers what their log-probs differ from the engine's."""
+    monkeypatch.setattr(roost.trainer.setup, "LearnerWorker", PreciseLearner)
+    mixture = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    model = write_arithmetic_model(tmp_path / "model", family="qwen3_moe", hidden_size=128, **mixture)
+    actor = {"training_backend": "fsdp", "model": {"expert_model_parallel_size": 2}}
+    settings = {**LEARNING, "max_steps": 4, "prompts_per_step": 16, "compute_dtype": "bfloat16"}
+    divergence = {}
+    for replays in (True, False):
+        settings["router_replay"] = replays
+        values = config(model, {"actor": "0-1", "rollout": "2"}, {"largest": 3}, actor, **settings)
+        run = trained(values, tmp_path / f"replay {replays}").run
+        divergence[replays] = sum(metrics(run, "mismatch/kl_k3")) / 4
+        assert ("experts/replaced" in list(run.steps())[-1]) is replays
+        assert metrics(run, "reward/mean")[-1] > metrics(run, "reward/mean")[0]
+    assert divergence[True] < 0.5 * divergence[False]
