@@ -85,11 +85,14 @@ def _dotted(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
 
-ASK_SGLANG = "import importlib.util\nprint('found' if importlib.util.find_spec('sglang') else 'missing')"
-
-
 def ask_for_sglang(python: str, env: Mapping[str, str]) -> None:
     """Raise an EngineError unless the interpreter has SGLang, in the environment that the server will have."""
-    printed, error_line = answer_of(python, ASK_SGLANG, env, "SGLang")
+    ask_for_package("sglang", "SGLang", python, env)
+
+
+def ask_for_package(package: str, name: str, python: str, env: Mapping[str, str]) -> None:
+    """Raise an EngineError unless the interpreter has a package."""
+    script = f"import importlib.util\nprint('found' if importlib.util.find_spec({package!r}) else 'missing')"
+    printed, error_line = answer_of(python, script, env, name)
     if "found" not in printed.split():
-        raise EngineError(f"{python} has no SGLang. {error_line}".rstrip())
+        raise EngineError(f"{python} has no {name}. {error_line}".rstrip())

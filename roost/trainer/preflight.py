@@ -16,13 +16,15 @@ from roost.config.findings import Findings, Severity, Where, shown
 from roost.config.job import Job
 from roost.config.model_files import ModelLocation, model_location
 from roost.config.train import Objective, TrainSettings
+from roost.config.train_choices import OptimizerType
 from roost.config.train_read import setting_location
 from roost.doctor.judge import Level, judge_machine
 from roost.doctor.probe import probe_machine
 from roost.engines.command import EngineKind
-from roost.engines.installed import ask_for_sglang, ask_for_vllm
+from roost.engines.installed import InstalledVllm, ask_for_package, ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.hub import check_on_hub
+from roost.placement.memory.residency import Decision
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.placement.rules.engines import ROLLOUT, models_of, script_for_model
@@ -103,6 +105,7 @@ def check_before_launch(job: Job, settings: TrainSettings, address: str | None, 
         plan = _plan_here(job, machine, findings)
         if plan is not None:
             _check_engine_is_installed(job, settings, plan, findings)
+            _check_optimizer_is_installed(job, settings, plan, findings)
     elif job.accelerators_per_node is not None:
         _plan_errors(job, findings)
     findings.raise_errors()
@@ -209,10 +212,10 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
         case _:
             assert_never(kind)
     written = settings.engine_options.get("python")
-    python = str(written or _interpreter_of(plan) or sys.executable)
+    python = str(written or _interpreter_of(plan, ROLLOUT) or sys.executable)
     env = settings.engine_options.get("env") or {}
     try:
-        ask(python, child_env(os.environ, {str(key): str(value) for key, value in env.items()}))
+        found = ask(python, child_env(os.environ, {str(key): str(value) for key, value in env.items()}))
     except EngineError as error:
         where: Where = setting_location("engine", job)
         findings.error(
@@ -223,11 +226,38 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
             f"install {name} there, write train.engine_options.python: the Python of an environment that has it, or "
             "write train.engine: torch for the built-in engine",
         )
+        return
+    asleep = next((held for held in plan.residency.of(ROLLOUT) if held.decision is Decision.SLEEP), None)
+    if isinstance(found, InstalledVllm) and found.is_for_cpu and asleep is not None:
+        findings.error(
+            "RST-E010",
+            setting_location("engine", job),
+            "is vLLM's build for CPUs, which cannot sleep, but rollout shares accelerators with the learner",
+            f"between phases its engines would sleep: {asleep.reason}",
+            "place rollout on accelerators of its own, write enable_sleep_mode: false for it, with which its servers "
+            "restart in every step, or write train.engine: torch",
+        )
 
 
-def _interpreter_of(plan: Plan) -> str | None:
-    """Interpreter configured for the node group of the engines, if any."""
-    table = plan[ROLLOUT].table
+def _check_optimizer_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
+    """Check that the interpreter of the learner has the package of its optimizer."""
+    if settings.learner.optimizer.optimizer is not OptimizerType.ADAMW_8BIT:
+        return
+    try:
+        ask_for_package("torchao", "torchao", _interpreter_of(plan, "actor") or sys.executable, os.environ)
+    except EngineError as error:
+        findings.error(
+            "RST-E011",
+            setting_location("optimizer", job),
+            "is adamw_8bit, which needs the package torchao",
+            str(error),
+            "install it there (pip install torchao), or write optimizer: adamw in train",
+        )
+
+
+def _interpreter_of(plan: Plan, component: str) -> str | None:
+    """Interpreter configured for the node group of a component, if any."""
+    table = plan[component].table
     for label in table.labels:
         path = table.inventory.group(label).software_of(0).python_interpreter_path
         if path is not None:
