@@ -18,7 +18,7 @@ from tests.rollout.agents.talk import QWEN_TOKENIZER, user
 from tests.rollout.agents.taught import ANSWER, ASKS, CALL, COUNT, COUNTED, FIND, TOOLS, write_taught_model
 from tests.rollout.agents.world import Tasks
 from tests.rollout.script import ran
-from tests.torch_engine.running_server import running_server
+from tests.torch_engine.running_server import forked_server
 
 END = "<|im_end|>"
 FIND_OF_ANTHROPIC = {"name": "find", "input_schema": FIND["parameters"]}
@@ -28,7 +28,7 @@ WAYS = pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with running_server(write_taught_model(tmp_path_factory.mktemp("taught"))) as started:
+    with forked_server(write_taught_model(tmp_path_factory.mktemp("taught"))) as started:
         yield started
 
 
