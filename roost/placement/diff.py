@@ -12,7 +12,7 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import PROMPT, RESPONSE
+from roost.config.notations.algorithm import ESTIMATOR, PROMPT, RESPONSE, WHITEN, shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
 from roost.placement.models import backend, uses_model, with_reference
@@ -116,6 +116,10 @@ def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
 def _settings(plan: Plan, other: Plan) -> dict[str, object]:
     """Settings in words that all notations share."""
     shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SEEN_ELSEWHERE)}
+    if ESTIMATOR in shared:
+        shared[ESTIMATOR] = shared_estimator(plan.settings)
+        if shared[ESTIMATOR] != plan.settings[ESTIMATOR] or shared[ESTIMATOR] == "gae":
+            shared.pop(WHITEN, None)  # a part of these estimators
     is_async, ratio = (plan.settings.get(key) for key in _ASYNC)
     shared[AHEAD] = f"{ratio if isinstance(ratio, int | float) else float(is_async is True):g}"
     sequence, prompt = _longest_sequence(plan), plan.settings.get(PROMPT)

@@ -43,7 +43,7 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     settings = {key: value for key, value in plan.settings.items() if value is not None}
     if ESTIMATOR in settings:
         trained = {setting.name: setting.value for setting in plan.training}
-        settings[ESTIMATOR] = trained.get(ESTIMATOR) or estimator_of_train(plan.notation, settings[ESTIMATOR])
+        settings[ESTIMATOR] = trained.get(ESTIMATOR) or estimator_of_train(settings[ESTIMATOR])
     if settings:
         console.print()
         console.print(Text("settings  " + ", ".join(f"{key}={value}" for key, value in settings.items())))

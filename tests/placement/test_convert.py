@@ -244,3 +244,39 @@ def test_engines_with_variables_lose_process_ranks_that_rlinf_does_not_use():
     }
     written, _ = losses({"num_gpus_per_node": 8, "system_envs": {"A": "1"}, **roles}, "rlinf")
     assert written["cluster"]["component_placement"]["rollout"] == {"node_group": "env_1", "placement": "4-7"}
+
+
+ENVS = {"train_env_manager": {"world_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "estimator", "target_word"),
+    [
+        ({"adv_estimator": "reinforce"}, "reinforce", None),
+        ({"adv_estimator": "reinforce", "whiten_advantages": True}, "reinforce", "reinforce_plus_plus"),
+        ({"adv_estimator": "grpo"}, "grpo", "grpo"),
+        ({"adv_estimator": "grpo", **ENVS}, "reinforce", None),
+        ({"adv_estimator": "step_reinforce", "reward_normalization": {"method": "mean_std"}, **ENVS}, None, None),
+        (
+            {
+                "adv_estimator": "grpo",
+                "reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"},
+                **ENVS,
+            },
+            "grpo",
+            "grpo",
+        ),
+    ],
+)
+def test_roll_says_by_other_keys_what_reinforce_and_grpo_normalise(keys, estimator, target_word):
+    plan = roost.plan({**SHARED_SIZES, **keys})
+    assert estimator is None or plan.settings["advantage_estimator"] == estimator
+    same = Findings()
+    convert_plan(plan, roost.Notation.ROLL, same)
+    assert [finding.what for finding in same.warnings] == []
+    findings = Findings()
+    written = convert_plan(plan, roost.Notation.VERL, findings)
+    if target_word:
+        assert written.values["algorithm"]["adv_estimator"] == target_word
+    named = [finding.what for finding in findings.warnings if "advantage_estimator" in finding.what]
+    assert bool(named) == (target_word is None and estimator is not None)

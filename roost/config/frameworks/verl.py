@@ -49,6 +49,7 @@ DEFAULTS: Mapping[str, Any] = {
     "actor_rollout_ref.rollout.free_cache_engine": True,
     "actor_rollout_ref.actor.strategy": "fsdp",
     "algorithm.adv_estimator": "gae",
+    "async_training.staleness_threshold": 0.1,  # of fully_async
     "algorithm.kl_ctrl.kl_coef": 0.001,
     "actor_rollout_ref.actor.kl_loss_coef": 0.001,
     "data.max_prompt_length": 512,
@@ -210,8 +211,11 @@ class _Verl(Reader):
         }
         if mode in ASYNCHRONOUS:
             settings["async_rollouts"] = True
-            ahead = first_number((self.root.below("async_training"), "staleness_threshold"))
-            settings |= {"async_generation_ratio": ahead} if mode == "fully_async" and ahead else {}
+        if mode == "fully_async":
+            ahead = self.root.below("async_training").number("staleness_threshold")
+            settings["async_generation_ratio"] = (
+                DEFAULTS["async_training.staleness_threshold"] if ahead is None else ahead
+            )
         in_loss, in_reward = (
             self._coefficient(key) if self._flag(switch) else None
             for switch, key in (

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from roost.config.job import Notation
 
 ESTIMATOR = "advantage_estimator"
+WHITEN = "whiten_advantages"  # after the estimator, over all tokens
+STEPS = "step_rewards"  # each step of an episode has its own return
 KL_COEF = "kl_coef"
 KL_IN = "kl_in"  # loss or reward
 PROMPT = "max_prompt_length"
@@ -46,7 +48,7 @@ ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
     Notation.SKYRL: {"gae": "gae", "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce++"},
     Notation.NEMO: {"gae": "gae", "grpo": "grpo", "gdpo": "gdpo", "reinforce_plus_plus": "reinforce_plus_plus"},
     Notation.RLINF: {"gae": "gae", "grpo": "grpo", "reinforce_plus_plus": "reinpp"},
-    Notation.ROLL: {"gae": "gae", "grpo": "grpo", "reinforce_plus_plus": "reinforce"},
+    Notation.ROLL: {"gae": "gae", "grpo": "grpo", "reinforce": "reinforce"},
 }
 
 
@@ -73,17 +75,22 @@ def algorithm_of(
     return found | ({PROMPT: int(prompt)} if prompt else {})
 
 
-def estimator_of_train(notation: Notation, shared: object) -> object:
+def shared_estimator(settings: Mapping[str, object]) -> object:
+    """The job's estimator; rewards that are whitened over the batch are what other programs call REINFORCE++.
+
+    >>> shared_estimator({ESTIMATOR: "reinforce", WHITEN: True}), shared_estimator({ESTIMATOR: "reinforce"})
+    ('reinforce_plus_plus', 'reinforce')
+    """
+    said = settings.get(ESTIMATOR)
+    return "reinforce_plus_plus" if said == "reinforce" and settings.get(WHITEN) is True else said
+
+
+def estimator_of_train(shared: object) -> object:
     """The value of train.advantage_estimator that stands for a word that all notations share.
 
-    ROLL's `reinforce` takes rewards as they are; its `whiten_advantages` makes of them what other programs call
-    REINFORCE++.
-
-    >>> [estimator_of_train(notation, "reinforce_plus_plus") for notation in (Notation.VERL, Notation.ROLL)]
-    ['reinforce++', 'reward']
+    >>> estimator_of_train("reinforce_plus_plus"), estimator_of_train("reinforce")
+    ('reinforce++', 'reward')
     """
-    if notation is Notation.ROLL and shared == "reinforce_plus_plus":
-        return "reward"
     return _OF_TRAIN.get(str(shared), shared)
 
 
@@ -91,6 +98,7 @@ _SAY = (*ESTIMATORS, Notation.MILES)
 _OF_TRAIN = {
     "rloo": "leave_one_out",
     "dr_grpo": "group_mean",
+    "reinforce": "reward",
     "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++_baseline",
 }

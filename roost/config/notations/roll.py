@@ -22,9 +22,16 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
-from roost.config.notations.algorithm import algorithm_of
+from roost.config.notations.algorithm import STEPS, WHITEN, algorithm_of
 from roost.config.section import NEAR_MISS, Section
 from roost.config.teacher import TEACHER, is_teacher
+
+# Estimators of the agentic pipeline by what the mean and the standard deviation of rewards are taken over.
+AGENTIC_ESTIMATORS: Mapping[tuple[object, object], str] = {
+    ("group", "group"): "grpo",
+    ("group", None): "dr_grpo",
+    ("batch", "batch"): "reinforce_plus_plus",
+}
 
 
 def model_of_role(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
@@ -462,13 +469,33 @@ def _refuse_misspelt_keys(section: Section) -> None:
             )
 
 
+def _estimator(root: Section) -> object:
+    """The estimator; in the agentic pipeline `reward_normalization` says what is normalised, whatever its name."""
+    written = root.values.get("adv_estimator")
+    if "train_env_manager" not in root or written not in ("grpo", "reinforce", "step_reinforce", "agentic_reinforce"):
+        return written
+    block = root.below("reward_normalization").values
+    over = "batch" if block.get("grouping") in (None, "batch") else "group"
+    method = str(block.get("method"))
+    scopes = [
+        (over if block.get(key) in (None, "group") else block.get(key)) if is_needed or block.get(key) else None
+        for key, is_needed in (
+            ("norm_mean_type", method in ("mean", "mean_std", "asym_clip")),
+            ("norm_std_type", method in ("mean_std", "asym_clip")),
+        )
+    ]
+    return AGENTIC_ESTIMATORS.get((scopes[0], scopes[1]), "reinforce")
+
+
 def _settings(root: Section) -> dict[str, object]:
     """Setting that chooses synchronous or asynchronous generation, and the algorithm."""
     value = root.get("async_generation_ratio")
     in_loss = root.values.get("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
     in_reward = root.values.get("init_kl_coef") if root.values.get("add_token_level_kl") is True else None
     prompt = first_number((root, "prompt_length"))
-    found = algorithm_of(Notation.ROLL, root.values.get("adv_estimator"), in_loss, in_reward, prompt)
+    found = algorithm_of(Notation.ROLL, _estimator(root), in_loss, in_reward, prompt)
+    found |= {WHITEN: True} if root.values.get("whiten_advantages") is True else {}
+    found |= {STEPS: True} if root.values.get("adv_estimator") == "step_reinforce" else {}
     if value is None:
         return found
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:

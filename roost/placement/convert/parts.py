@@ -11,7 +11,7 @@ import numpy as np
 
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, ParallelSizes
-from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE
+from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE, shared_estimator
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, refuse_without, size_of_all
 from roost.placement.models import backend, has_devices, with_reference
@@ -182,7 +182,7 @@ class Parts:
 
 def estimator_word(plan: Plan, notation: Notation) -> str | None:
     """The notation's word for the job's advantage estimator; None where the job says none, or one it lacks."""
-    said = plan.settings.get(ESTIMATOR)
+    said = shared_estimator(plan.settings)
     if not isinstance(said, str):
         return None
     return ESTIMATORS[notation].get(said, said if plan.notation is notation else None)

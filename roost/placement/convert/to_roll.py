@@ -9,7 +9,8 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, STEPS, WHITEN, shared_estimator
+from roost.config.notations.roll import AGENTIC_ESTIMATORS
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, precision
@@ -43,10 +44,29 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
     return config
 
 
+def _estimator(plan: Plan) -> dict[str, Any]:
+    """The estimator; its normalisation is a block of its own in the agentic pipeline, and whitening without it."""
+    said = shared_estimator(plan.settings)
+    whitens = {"whiten_advantages": True} if plan.settings.get(WHITEN) is True else {}
+    blocks = {word: scopes for scopes, word in AGENTIC_ESTIMATORS.items()}
+    is_agentic = any(part.name == "train_env_manager" for part in plan.components)
+    if is_agentic and (said in blocks or said == "reinforce"):
+        name = "step_reinforce" if plan.settings.get(STEPS) else "reinforce"
+        mean, std = blocks.get(str(said), (None, None))
+        if whitens and said != plan.settings.get(ESTIMATOR):
+            mean = None  # whitened, not normalised
+        method = {"method": "mean_std" if std else "mean"}
+        block = {"grouping": "batch" if mean == "batch" else "traj_group_id", **method} if mean else None
+        return {"adv_estimator": name} | given(reward_normalization=block) | whitens
+    if said == "reinforce_plus_plus":
+        return {"adv_estimator": "reinforce", "whiten_advantages": True}
+    return given(adv_estimator=estimator_word(plan, Notation.ROLL)) | whitens
+
+
 def _algorithm(plan: Plan) -> dict[str, Any]:
     """Advantage estimator, longest prompt, and KL in the loss or in the rewards."""
     coefficient = plan.settings.get(KL_COEF)
-    section = given(adv_estimator=estimator_word(plan, Notation.ROLL), prompt_length=plan.settings.get(PROMPT))
+    section = _estimator(plan) | given(prompt_length=plan.settings.get(PROMPT))
     if coefficient is None:
         return section
     if plan.settings.get(KL_IN) == "reward":

@@ -108,8 +108,9 @@ def _own_engines(values: dict[str, Any], parts: Parts) -> None:
         values["actor_rollout_ref"]["rollout"] |= pool
     else:
         values["rollout"] = pool
-        ahead = parts.plan.settings.get("async_generation_ratio") or None
-        values["async_training"] = {"use_dynamic_resource_scheduling": False} | given(staleness_threshold=ahead)
+        ratio = parts.plan.settings.get("async_generation_ratio")
+        ahead = ratio if isinstance(ratio, int | float) else int(parts.is_async)
+        values["async_training"] = {"use_dynamic_resource_scheduling": False, "staleness_threshold": ahead}
 
 
 def _reward(parts: Parts) -> dict[str, Any]:

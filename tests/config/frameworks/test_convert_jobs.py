@@ -384,3 +384,10 @@ def test_a_component_that_the_target_lacks_is_named_once():
         "critic": "prime has no place for it: 4 processes on node 0 with GPUs 0-3; "
         "components of prime-rl with devices: actor, rollout"
     }
+
+
+def test_verls_own_staleness_is_taken_where_none_is_written(tmp_path):
+    command = FULLY_ASYNC.removesuffix(" async_training.staleness_threshold=0.5")
+    assert plan_of(tmp_path, command).settings["async_generation_ratio"] == 0.1
+    written = plan_of(tmp_path, f"{command} async_training.staleness_threshold=0")
+    assert written.settings["async_generation_ratio"] == 0
