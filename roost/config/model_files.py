@@ -16,6 +16,7 @@ from roost.config.section import MAX_NUMBER, Section, Unresolved
 from roost.config.teacher import is_teacher
 
 DEFAULT_ADAPTER_RANK = 16
+COMPILED_SIZE = 200_000_000  # parameters from which compiling layers pays, in learner and engine
 OFFLOADED_PARTS = ("weight", "grad", "optimizer")
 ENGINE_STRATEGIES = ("vllm", "sglang")
 _BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}

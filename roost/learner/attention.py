@@ -15,12 +15,11 @@ from transformers import AttentionInterface
 
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.sample import Ints
+from roost.vision.tower import UNKNOWN_TO_US
 
 NAME = "roost_packed"
 ARGUMENT = "roost_segments"  # models pass unknown arguments on to their attention
 FLASH_HEAD = 256  # largest head size of flash attention
-# Extra terms that some models pass to their attention, which this one would silently ignore.
-UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig, PreTrainedModel
 
 from roost.config.job import MeshSizes, heads_divide
-from roost.config.model_files import eos_ids
+from roost.config.model_files import COMPILED_SIZE, eos_ids
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import add_adapter
 from roost.learner.attention import NAME, register
@@ -31,7 +31,6 @@ from roost.vision.processor import reads_images
 from roost.vision.tower import attention_of, model_class
 
 READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
-COMPILED_SIZE = 200_000_000  # parameters from which compiling pays by default
 LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger matrix products are faster
 
 

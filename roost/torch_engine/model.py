@@ -10,17 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from roost.config.model_files import eos_ids
+from roost.config.model_files import COMPILED_SIZE, eos_ids
 from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, register
 from roost.torch_engine.cache import LayerShape
 from roost.torch_engine.settings import EngineSettings
 from roost.vision.processor import Processor
-from roost.vision.tower import attention_of, model_class
+from roost.vision.tower import UNKNOWN_TO_US, attention_of, model_class
 
-# Extra terms that some models pass to their attention, which the engine's would silently ignore.
-UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 ROUTER = "TopKRouter"  # suffix of transformers' router classes
-COMPILED_SIZE = 200_000_000  # parameters from which compiling the layers is worth its time
 
 
 class RoutingRecorder:

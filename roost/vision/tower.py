@@ -14,6 +14,8 @@ from roost.vision.cache import ByteCache
 from roost.vision.image import Image
 from roost.vision.processor import Processor
 
+# Extra terms that some models pass to their attention, which Roost's would silently ignore.
+UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 KEPT_BYTES = 256 << 20  # of embeddings that an engine keeps on its device
 
 
