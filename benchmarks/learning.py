@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -31,6 +33,8 @@ class Scenario:
     example: str
     train: Mapping[str, Any] = field(default_factory=dict)
     noise: float = 0.0  # of the engine's weights, relative
+    model: Mapping[str, Any] = field(default_factory=dict)  # sizes that differ from those of the example
+    best_reward: float = 1.0
     should_learn: bool = True
     more_steps: int = 1  # times the steps of other scenarios
 
@@ -59,15 +63,42 @@ LOSSES = {
 REINFORCE = Scenario("collocated.yaml", {"importance_sampling_level": "none", "ppo_epochs": 1}, more_steps=2)
 NOISE, LAG = 0.05, 4
 STALE: dict[str, Any] = {"max_staleness": LAG, "old_logprobs": "rollout", "importance_sampling_level": "none"}
+# Large initial weights make the noise matter, and rewards of -1 to 0 without a baseline make it harmful: the engine
+# samples tokens that the learner finds unlikely, and each of them pushes their log-probs down further.
+PENALISED: dict[str, Any] = {
+    "task": {"_target_": "train_scenarios.PenalisedArithmetic", "largest": 2},
+    "prompts_per_step": 9,
+    "num_generations": 64,
+    "ppo_epochs": 1,
+    "advantage_estimator": "reward",
+    "importance_sampling_level": "none",
+    "learning_rate": 0.002,
+    "max_grad_norm": 0,
+    "entropy_coef": 0.2,
+    "entropy_coef_end": 0.0,
+}
+SENSITIVE: dict[str, Any] = {"model": {"initializer_range": 0.2}, "best_reward": 0.0, "more_steps": 2}
 MISMATCHES = {
     "noisy engine": Scenario("collocated.yaml", noise=NOISE, should_learn=False),
     "noisy engine, corrected": Scenario("collocated.yaml", {"rollout_is": "token"}, NOISE),
+    "penalised, no noise": Scenario("collocated.yaml", PENALISED, **SENSITIVE),
+    "penalised, noisy engine": Scenario("collocated.yaml", PENALISED, NOISE, should_learn=False, **SENSITIVE),
+    "penalised, noisy engine, corrected": Scenario(
+        "collocated.yaml", {**PENALISED, "rollout_is": "token"}, NOISE, **SENSITIVE
+    ),
     "stale": Scenario("rlinf.yaml", STALE, should_learn=False),
     "stale, corrected": Scenario("rlinf.yaml", {"max_staleness": LAG, "old_logprobs": "decoupled"}),
 }
 OF_LOSSES = {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()}
 SCENARIOS = MODES | OF_LOSSES | {"reinforce": REINFORCE} | MISMATCHES
-IN_EXAMPLES = {"advantage_estimator": "adv_type", "ppo_epochs": "update_epoch"}  # RLinf's keys of settings
+IN_EXAMPLES = {  # RLinf's keys of settings
+    "advantage_estimator": ("algorithm", "adv_type"),
+    "ppo_epochs": ("algorithm", "update_epoch"),
+    "entropy_coef": ("algorithm", "entropy_bonus"),
+    "num_generations": ("algorithm", "group_size"),
+    "prompts_per_step": ("data", "rollout_batch_size"),
+    "learning_rate": ("actor", "optim", "lr"),
+}
 # Starts the built-in engine with noise on the weights that it samples with, other noise for each policy version. The
 # weights that it was sent stay as they are between steps and when it scores, so that checksums and probes do not see
 # the noise: Roost would start such an engine again.
@@ -153,16 +184,18 @@ def learnt(name: str, seed: int, steps: int, folder: Path, limit: float) -> Lear
     """Train a model of its own: another seed is another beginning, other draws and another order."""
     scenario = SCENARIOS[name]
     config = yaml.safe_load((EXAMPLES / scenario.example).read_text())
-    config["actor"]["model"]["model_path"] = str(write_arithmetic_model(folder / f"model {seed}", seed))
+    model = write_arithmetic_model(folder / f"model {name} {seed}", seed, **scenario.model)
+    config["actor"]["model"]["model_path"] = str(model)
     config["actor"]["seed"] = seed
     config["runner"]["max_steps"] = steps * scenario.more_steps
     for setting in IN_EXAMPLES.keys() & scenario.train.keys():
-        del config["algorithm"][IN_EXAMPLES[setting]]
+        *sections, key = IN_EXAMPLES[setting]
+        del reduce(getitem, sections, config)[key]
     config["train"] |= scenario.train
     if scenario.noise:
         config["train"]["engine_options"]["python"] = str(noisy_engine(folder / "noisy_engine", scenario.noise))
     metrics = train_roost.run(config, folder / f"{name} {seed}", limit)
-    rewards = [row["reward/mean"] for row in metrics]
+    rewards = [row["reward/mean"] + 1 - scenario.best_reward for row in metrics]
     apart = [row[key] for row in metrics for key in ("mismatch/kl_k3", "drift/kl_k3") if key in row]
     staleness, seconds = max(row["staleness/max"] for row in metrics), sum(row["time/step"] for row in metrics)
     ends = rewards[0], max(rewards), mean(rewards[-LAST:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -42,6 +43,14 @@ class LikedDigits:
 
     async def close(self) -> None:
         pass
+
+
+class PenalisedArithmetic(Arithmetic):
+    """Sums with a penalty for wrong characters: rewards of -1 to 0."""
+
+    async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
+        score = await super().run_episode(task, transcript)
+        return replace(score, reward=score.reward - 1)
 
 
 class SlowArithmetic(Arithmetic):
