@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roost.config.train import TrainSettings
 
 COMMAND_LINE = "command line"  # the file of a key that an override wrote
+AUTO = "auto"  # a setting that the plan decides
 
 
 class Origin(StrEnum):
@@ -277,6 +278,9 @@ class ModelUse:
     kv_sequences: tuple[int, int] | None = None  # at most in all KV caches at once, and the tokens of each
     tokens: int | None = None  # that a learner works on at a time
     recomputes: bool = True  # activations of a learner, which then keeps the inputs of its layers only
+    recomputed_layers: int | None = None  # the first so many, where it recomputes; None: all
+    compute_bytes: int = 2  # of weights and activations in a learner's passes
+    compiles: bool | None = None  # layers of a learner; None: by their size
     sequence: int | None = None  # tokens of the longest sequence
     sharding: Sharding = Sharding.FULL
     lora_rank: int | None = None  # of a LoRA adapter, where only that is trained

@@ -41,6 +41,7 @@ class Setting:
     minimum: int = 0  # of an int; no number may be negative
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # that it may have instead of a value of its type
     null: float | None = None  # the value that null stands for; None: the setting is left out
     rlinf: str = ""
     roll: str = ""

@@ -148,6 +148,8 @@ def _setting(setting: Setting) -> Schema:
         schema: Schema = {"anyOf": [choices, {"type": "string", "pattern": INTERPOLATION}]}
     else:
         schema = dict(_TYPES[setting.type])
+    if setting.words:
+        schema["pattern"] = "|".join((*(f"^{word}$" for word in setting.words), schema["pattern"]))
     if setting.name == "data":
         schema |= {"properties": {key: {} for key in KEYS}, "additionalProperties": False}
     if setting.name == TEACHER:

@@ -14,7 +14,7 @@ from typing import Any
 
 from roost.config.engine_options import is_count
 from roost.config.findings import Findings, Where
-from roost.config.job import ParallelSizes
+from roost.config.job import AUTO, ParallelSizes
 from roost.config.learning import HIGHEST_RATE as HIGHEST_RATE
 from roost.config.learning import ROLL_LEARNERS as ROLL_LEARNERS
 from roost.config.learning import USUAL_RATES as USUAL_RATES
@@ -71,9 +71,13 @@ class LearnerSettings:
     compute_dtype: str = setting("float32", "Data type of the forward and backward pass.", choices=FLOAT_TYPES)
     micro_batch_tokens: int = setting(8192, "Tokens packed into one micro-batch.", minimum=1)
     logit_tokens: int | None = None  # whose logits are in memory at the same time; None: as many as LOGIT_BYTES hold
-    activation_checkpointing: bool | None = setting(
-        None, "Recompute activations in the backward pass. Default: on GPUs."
+    activation_checkpointing: bool | str | None = setting(
+        None,
+        "Recompute activations in the backward pass. auto: of as few layers as the plan has memory for. Default: on "
+        "GPUs, of all layers.",
+        words=(AUTO,),
     )
+    recomputed_layers: int | None = None  # the first so many, with activation checkpointing; of the plan; None: all
     compile: bool | None = setting(
         None,
         "Compile decoder layers with torch.compile; the first step then takes one to two minutes longer. Default: on "

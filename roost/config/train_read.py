@@ -301,6 +301,8 @@ def _value(setting: Setting, section: Section, name: str) -> Any:
         return setting.null
     if setting.choices:
         return _choice(setting, section, name)
+    if value in setting.words:
+        return value
     if setting.type is int:
         return section.whole_number(name, setting.minimum, maximum=int(setting.maximum) if setting.maximum else None)
     if setting.type is float:

@@ -103,11 +103,13 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, me
     # Divided layers are compiled only on request: DTensors of changing lengths are slow to trace.
     is_worth = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == mesh.sizes.expert == 1
     compiles = is_worth if settings.compile is None else settings.compile
-    for layer in layers:
+    recomputed = len(layers) if settings.recomputed_layers is None else settings.recomputed_layers
+    for index, layer in enumerate(layers):
         # Inside the hooks that gather sharded weights, so that these are not gathered once more.
         if compiles:
             layer.forward = torch.compile(layer.forward, dynamic=True)
-        if settings.activation_checkpointing:
+        # The first: when they are recomputed, the others have freed their activations.
+        if settings.activation_checkpointing and index < recomputed:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     tensor = None if mesh.tensor is None else TensorPlan(model, mesh.tensor)
     outputs = _outputs(model, settings, head, compiles, None if tensor is None else tensor.vocabulary)

@@ -13,14 +13,14 @@ from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, bug, did_you_mean, shown
-from roost.config.job import Component, Job, Layout, ModelUse, Notation, Role
+from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role
 from roost.config.model_files import bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.memory.phases import takes_policy
-from roost.placement.memory.residency import ResidencySettings, find_residency
+from roost.placement.memory.residency import ResidencySettings, find_residency, with_checkpoints
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.strategies import inventory_of
@@ -109,6 +109,8 @@ def try_plan(
     places |= {key: job.source.where(("rl", key)) for key in (*MEMORY_KEYS, "async_rollouts")}
     places["max_gpu_mem_utilization"] = job.source.where(("llm", "max_gpu_mem_utilization"))
     settings = ResidencySettings.of(job.notation, job.settings)
+    if job.training is not None and job.training.learner.activation_checkpointing == AUTO:
+        components = _with_checkpoints(job, components, machines, settings, findings)
     residency = find_residency(components, machines, settings, places, findings)
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
@@ -127,6 +129,27 @@ def try_plan(
         warnings=findings.warnings,
         notes=findings.notes,
     )
+
+
+def _with_checkpoints(
+    job: Job,
+    components: tuple[ComponentPlan, ...],
+    machines: Inventory,
+    settings: ResidencySettings,
+    findings: Findings,
+) -> tuple[ComponentPlan, ...]:
+    """Components with the layers that learners recompute; a warning where all are, as memory is not known."""
+    found = with_checkpoints(components, machines, settings)
+    for part in found:
+        if part.role is Role.LEARNER and part.model.recomputed_layers is None:
+            findings.warn(
+                "RST-M011",
+                job.source.where(("train", "activation_checkpointing")),
+                f"is auto, but {part.name} recomputes all layers",
+                "its memory, or that of its devices, is not known",
+                "give an inventory with memory_gb and a model folder on this machine, or write true",
+            )
+    return found
 
 
 def _check_training(
@@ -216,6 +239,8 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         tokens=learner.micro_batch_tokens,
         lora_rank=None if learner.adapter is None else learner.adapter.lora_rank,
         recomputes=learner.activation_checkpointing is not False,
+        compute_bytes=bytes_of(learner.compute_dtype),
+        compiles=learner.compile,
         optimizer=learner.optimizer.optimizer.value,
         optimizer_on_host=learner.optimizer.optimizer_cpu_offload,
     )

@@ -16,7 +16,7 @@ from roost.config.job import Role
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode, mode_of
 from roost.placement.draft import GROUPED, Draft, ProcessId, Unit, assignments_of
-from roost.placement.memory.residency import ResidencySettings, find_residency
+from roost.placement.memory.residency import ResidencySettings, find_residency, with_checkpoints
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.rules.mesh import check_mesh, has_mesh
@@ -261,6 +261,8 @@ def _finished(draft: Draft) -> Rescale:
     before, findings = draft.plan, Findings()
     components = tuple(draft.component(part) for part in before.components)
     settings = ResidencySettings.of(before.notation, before.settings)
+    if any(part.model.recomputed_layers is not None for part in components):  # they fitted on more devices
+        components = with_checkpoints(components, draft.inventory, settings)
     residency = find_residency(components, draft.inventory, settings, {}, findings)
     check_rules(components, residency, draft.inventory, before.notation, {}, findings)
     for part in components:

@@ -16,7 +16,7 @@ import yaml
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
 from roost.config.findings import Findings, bug, counted
-from roost.config.job import Job
+from roost.config.job import AUTO, Job
 from roost.config.model_files import resolve_model
 from roost.config.teacher import is_teacher
 from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
@@ -27,6 +27,7 @@ from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import EngineSwitch
 from roost.learner.heads import Head
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.placement.rescale import without_nodes
@@ -169,7 +170,7 @@ def sleep_level_of(settings: TrainSettings) -> int:
 def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict[str, GroupSpec]:
     """Worker groups of the learner and the scorers."""
     learner = resolved_learner(settings.learner, setup.on_gpu)
-    policy = replace(learner, parallel=plan[ACTOR].parallel)
+    policy = planned_learner(learner, plan[ACTOR])
     groups = {ACTOR: LearnerWorker.create_group(policy, Head.POLICY, setup.threads)}
     for name in setup.scorers:
         groups[name] = scorer_group(plan, name, learner, settings.critic_optimizer, setup.threads)
@@ -211,6 +212,16 @@ def resolved_learner(settings: LearnerSettings, on_gpu: bool) -> LearnerSettings
     )
 
 
+def planned_learner(settings: LearnerSettings, part: ComponentPlan) -> LearnerSettings:
+    """Settings with what the plan has for a learner: its mesh, and the layers to recompute where it chose them."""
+    planned = replace(settings, parallel=part.parallel)
+    if settings.activation_checkpointing != AUTO:
+        return planned
+    return replace(
+        planned, activation_checkpointing=part.model.recomputes, recomputed_layers=part.model.recomputed_layers
+    )
+
+
 def scorer_group(
     plan: Plan, name: str, learner: LearnerSettings, critic: OptimizerSettings, threads: int | None
 ) -> GroupSpec:
@@ -219,7 +230,7 @@ def scorer_group(
     model = resolve_model(own or learner.model)
     # Experts of the policy mean nothing to another model.
     replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
-    settings = replace(learner, model=model, adapter=None, parallel=plan[name].parallel, router_replay=replays)
+    settings = replace(planned_learner(learner, plan[name]), model=model, adapter=None, router_replay=replays)
     if name == CRITIC:
         return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.

@@ -37,7 +37,7 @@ from roost.trainer.metrics import memory_metrics, optimizer_metrics, time_metric
 from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.saving import Saver
-from roost.trainer.setup import PATIENT, devices_of, has_gpus, resolved_learner, scorer_group
+from roost.trainer.setup import PATIENT, devices_of, has_gpus, planned_learner, resolved_learner, scorer_group
 from roost.trainer.watching import Watching
 from roost.transport import current
 from roost.transport.failure import Address
@@ -192,8 +192,7 @@ class SftTrainer(Stoppable):
         on_node = np.bincount(self._plan[self._name].table.nodes).max()
         threads = None if on_gpu else max(1, (os.cpu_count() or 1) // int(on_node))
         self._watching.note("starting learners")
-        policy = replace(learner, parallel=self._plan[self._name].parallel)
-        group = LearnerWorker.create_group(policy, Head.POLICY, threads)
+        group = LearnerWorker.create_group(planned_learner(learner, self._plan[self._name]), Head.POLICY, threads)
         groups = {self._name: group}
         if self._distillation is not None:
             groups[TEACHER] = scorer_group(self._plan, TEACHER, learner, learner.optimizer, threads)

@@ -72,7 +72,7 @@ def _type(setting: Setting) -> str:
         return ", ".join(f"`{word}`" for word in setting.choices)
     minimum = f" from {setting.minimum}" if setting.minimum else ""
     maximum = f" up to {setting.maximum:g}" if setting.maximum is not None else ""
-    return TYPES[setting.type] + minimum + maximum
+    return ", ".join((TYPES[setting.type] + minimum + maximum, *(f"`{word}`" for word in setting.words)))
 
 
 def _default(name: str) -> str:

@@ -137,6 +137,9 @@ def test_what_is_left_out_where_the_plan_decides():
     assert settings.learner.activation_checkpointing is None
     assert settings.critic_learning_rate is None
     assert settings_of(activation_checkpointing=False).learner.activation_checkpointing is False
+    assert settings_of(activation_checkpointing="auto").learner.activation_checkpointing == "auto"
+    _, findings = read(config_of(Notation.RLINF, activation_checkpointing="some"))
+    assert whats(findings) == ["is 'some'; it must be true or false"]
 
 
 def test_a_run_keeps_checkpoints_unless_it_says_otherwise():

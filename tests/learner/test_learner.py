@@ -58,6 +58,7 @@ def test_a_window_is_as_in_transformers(models):
         pytest.param({"micro_batch_tokens": 1}, id="each sample alone"),
         pytest.param({"logit_tokens": 1000}, id="all logits at once"),
         pytest.param({"activation_checkpointing": True}, id="activations recomputed"),
+        pytest.param({"activation_checkpointing": True, "recomputed_layers": 1}, id="of the first layer"),
     ],
 )
 def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
@@ -66,6 +67,24 @@ def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
     weights, told_too = trained(learner(family, **changes), samples, samples)
     assert_equal(weights, expected, 1e-5)
     assert told_too == pytest.approx(described, rel=1e-4, abs=1e-5)
+
+
+def test_the_first_layers_are_recomputed(learner):
+    one = learner(activation_checkpointing=True, recomputed_layers=1)
+    calls = [0] * len(one.module.model.layers)
+
+    def count(index):
+        def called(*_):
+            calls[index] += 1
+
+        return called
+
+    for index, layer in enumerate(one.module.model.layers):
+        layer.mlp.register_forward_pre_hook(count(index))
+    samples = random_samples(12)
+    one.learn(samples, totals_of(samples))
+    assert calls == [2, *[1] * (len(calls) - 1)]
+    assert len(calls) > 1
 
 
 def test_no_more_logits_at_a_time_than_allowed(learner):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,7 +11,14 @@ from roost.config.job import MeshSizes, ParallelSizes, Sharding
 from roost.config.train import AdapterSettings
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.adapter import add_adapter
-from roost.placement.memory.model import GIB, UnknownShape, adapter_parameters, learner_memory, shape_from_config
+from roost.placement.memory.model import (
+    GIB,
+    UnknownShape,
+    adapter_parameters,
+    layer_values,
+    learner_memory,
+    shape_from_config,
+)
 from roost.placement.memory.traffic import learner_traffic
 
 
@@ -143,10 +151,41 @@ def test_memory_of_a_learner_follows_its_mesh():
     assert learner_memory(shape, ParallelSizes(), processes=4, tokens=32768).optimizer == 2 * plain.optimizer
 
 
+@pytest.mark.parametrize(
+    ("described", "compiles", "kept"),
+    [
+        pytest.param(config("qwen2", 3584, 28, 28, 4, 18944, 152064), False, 225_357, id="Qwen2.5-7B"),
+        pytest.param(config("qwen2", 3584, 28, 28, 4, 18944, 152064), True, 158_819, id="Qwen2.5-7B, compiled"),
+        pytest.param(config("qwen2", 1536, 28, 12, 2, 8960, 151936), False, 103_459, id="Qwen2.5-1.5B"),
+        pytest.param(config("qwen2", 1536, 28, 12, 2, 8960, 151936), True, 73_272, id="Qwen2.5-1.5B, compiled"),
+        pytest.param(config("qwen3", 5120, 64, 64, 8, 25600, 151936, head_dim=128), False, 379_475, id="Qwen3-32B"),
+        pytest.param(
+            config("qwen3", 5120, 64, 64, 8, 25600, 151936, head_dim=128), True, 250_408, id="Qwen3-32B, compiled"
+        ),
+    ],
+)
+def test_activations_of_a_layer(described, compiles, kept):
+    """Bytes that each token of a layer kept on an H200, in bfloat16."""
+    assert 2 * layer_values(shape_from_config(described), ParallelSizes(), compiles) == pytest.approx(kept, rel=0.01)
+
+
+def test_memory_grows_with_each_layer_that_is_not_recomputed():
+    shape = shape_from_config(MODELS[1].values[0])
+    needed = [
+        learner_memory(shape, ParallelSizes(), processes=8, tokens=4096, recomputed_layers=count).activations
+        for count in range(shape.layers + 1)
+    ]
+    assert needed[-1] == learner_memory(shape, ParallelSizes(), processes=8, tokens=4096).activations
+    of_layer = 4096 * (2 * layer_values(shape, ParallelSizes()) - 2 * shape.hidden) / GIB
+    assert np.diff(needed[:-1]) == pytest.approx(-of_layer)
+    assert needed[-2] < needed[-1], "the last layer would be recomputed at once"
+
+
 def test_experts_that_ranks_divide_are_not_gathered():
     shape = shape_from_config(MODELS[4].values[0])
     plain, divided, whole = (
-        learner_memory(shape, ParallelSizes(expert=size), processes=8, tokens=4096) for size in (1, 2, 8)
+        learner_memory(shape, ParallelSizes(expert=size), processes=8, tokens=4096, compiles=False)
+        for size in (1, 2, 8)
     )
     assert plain.weights == divided.weights == whole.weights
     saved = (plain.activations - whole.activations) * GIB

@@ -1,14 +1,18 @@
 """Residency: ml-loop's rule, computed figures, offloading, and the rules about whole plans."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import roost
+from roost.config.train import LearnerSettings
 from roost.placement.memory.phases import Phase, State
 from roost.placement.memory.residency import Decision, MemoryRefused, share_device
+from roost.placement.rescale import without_nodes
+from roost.trainer.setup import planned_learner
 from tests.grid import grid
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -493,3 +497,67 @@ def test_an_engine_that_sleeps_takes_what_its_sequences_need(model):
     assert fraction(engine_options={}) is None  # the length of sequences is not known
     assert fraction(dynamic_sampling=True) is None
     assert fraction(offloads=False, memory=4000) is None  # both stay
+
+
+class TestCheckpoints:
+    def planned(self, model, memory, tokens=4096, **train):
+        config = rlinf({"actor": "0-3", "rollout": "4-7"}, actor={"model": {"model_path": model}})
+        config["train"] = {"task": {"_target_": "my_tasks.Sums"}, "micro_batch_tokens": tokens, **train}
+        inventory = machines(memory=memory, per_node=8) if memory else None
+        config["cluster"]["num_gpus_per_node"] = 8
+        return roost.plan(config, inventory)
+
+    def used(self, plan):
+        [held] = plan.residency.of("actor")
+        return held.used_gib(Phase.LEARN)
+
+    def test_as_few_layers_as_fit(self, model):
+        plans = {
+            memory: self.planned(model, memory, tokens=16_384, activation_checkpointing="auto")
+            for memory in (60, 80, 100, 300)
+        }
+        counts = [plan["actor"].model.recomputed_layers for plan in plans.values()]
+        assert counts == sorted(counts, reverse=True)
+        assert len(set(counts)) == len(counts)
+        assert counts[-1] == 0
+        for memory, plan in plans.items():
+            assert self.used(plan) <= 0.95 * memory
+        assert not plans[300]["actor"].model.recomputes
+        model_use = plans[80]["actor"].model
+        fewer = replace(model_use, recomputed_layers=model_use.recomputed_layers - 1)
+        others = tuple(replace(part, model=fewer) if part.name == "actor" else part for part in plans[80].components)
+        assert self.used(replace(plans[80], components=others)) > 0.95 * 80
+
+    def test_scoring_needs_no_more(self, model):
+        auto, all_layers = (self.planned(model, 300, activation_checkpointing=choice) for choice in ("auto", True))
+        scoring = [each.residency.of("actor")[0].used_gib(Phase.INFER) for each in (auto, all_layers)]
+        assert scoring[0] == scoring[1]
+
+    def test_all_layers_where_memory_is_not_known(self, model):
+        plan = self.planned(model, None, activation_checkpointing="auto")
+        assert plan["actor"].model.recomputed_layers is None
+        assert plan["actor"].model.recomputes
+        [warning] = [each for each in plan.warnings if each.code == "RST-M011"]
+        assert warning.what == "is auto, but actor recomputes all layers"
+
+    def test_chosen_again_for_fewer_devices(self, model):
+        config = rlinf({"actor": "0-13", "rollout": "14-15"}, actor={"model": {"model_path": model}})
+        config["cluster"]["num_nodes"] = 2
+        train = {"micro_batch_tokens": 16_384, "activation_checkpointing": "auto"}
+        config["train"] = {"task": {"_target_": "my_tasks.Sums"}, **train}
+        before = roost.plan(config, machines(60, nodes=2))
+        after = without_nodes(before, [0]).plan
+        assert after["actor"].world_size < before["actor"].world_size
+        assert after["actor"].model.recomputed_layers > before["actor"].model.recomputed_layers
+
+    def test_a_saved_plan_keeps_them(self, model):
+        plan = self.planned(model, 80, tokens=16_384, activation_checkpointing="auto")
+        assert roost.Plan.from_json(plan.to_json())["actor"].model == plan["actor"].model
+
+    def test_learners_obey_the_plan(self, model):
+        plan = self.planned(model, 80, tokens=16_384, activation_checkpointing="auto")
+        settings = planned_learner(LearnerSettings("m", activation_checkpointing="auto"), plan["actor"])
+        assert settings.activation_checkpointing is True
+        assert settings.recomputed_layers == plan["actor"].model.recomputed_layers
+        written = LearnerSettings("m", activation_checkpointing=False)
+        assert planned_learner(written, plan["actor"]).activation_checkpointing is False

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import shown
-from roost.config.job import MeshSizes, ParallelSizes, Role, Sharding
+from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, Sharding
+from roost.config.model_files import COMPILED_SIZE
 from roost.placement.component_plan import ComponentPlan
 
 GIB = 1024**3
@@ -20,12 +21,10 @@ MASTER_BYTES = 4  # 32-bit master weight, beside weights of 16 bits
 MOMENT_BYTES = 4  # of AdamW's first and second moment each, and of Muon's momentum
 MOMENT_BYTES_8BIT = 1 + 4 / 256  # a code, and a scale for each block of 256
 MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
-# Bytes of activations for each token and hidden unit inside one layer without storing attention scores
+# Bytes of activations for each token and hidden unit inside one layer of Megatron without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
-ACTIVATION_BYTES = 34
-WHOLE_BYTES = 10  # of them, those that tensor parallelism without sequence parallelism does not divide (equation 2)
-EXCHANGED_BYTES = 3 * 2  # of each token, expert of it and hidden unit: sent, received and returned in 16 bits
-CHECKPOINT_BYTES = 2  # kept by full recomputation for each token, hidden unit and layer: the layer's input in 16 bits
+MEGATRON_ACTIVATION_BYTES = 34
+EXCHANGED_VALUES = 3  # of each token, expert of it and hidden unit: sent, received and returned
 LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
 LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
 
@@ -34,7 +33,7 @@ ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
 MIN_ENGINE_FRACTION = 0.2  # an engine refuses to start if its profiling run leaves no room
 ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
-COMPUTE_BYTES = 2  # per weight, in passes with mixed precision
+COMPUTE_BYTES = 2  # of weights and activations in passes, unless the job says otherwise
 SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
 STREAMED_GIB = 1.0  # optimizer state on the device at the same time, if the host keeps it
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
@@ -80,15 +79,18 @@ def learner_memory(
     weight_bytes: int = 2,
     sharding: Sharding = Sharding.FULL,
     lora_rank: int | None = None,
-    recomputes: bool = True,
+    recomputed_layers: int | None = None,
     optimizer: str = "adamw",
+    compute_bytes: int = COMPUTE_BYTES,
+    compiles: bool | None = None,
 ) -> LearnerMemory:
     """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
     Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy, and
     two layers at a time are gathered, as far as tensor and expert parallelism do not divide them. Megatron with the
     distributed optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes.
-    With an adapter (LoRA) only the adapter has gradients and optimizer state.
+    With an adapter (LoRA) only the adapter has gradients and optimizer state. The first `recomputed_layers` (None: all)
+    recompute their activations.
 
     >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -107,18 +109,19 @@ def learner_memory(
     if sharding is Sharding.FULL and processes > 1:
         # The embedding and the last layer stay gathered from the forward pass to the end of the backward pass.
         dense = (2 * layer + shape.embedding_parameters) / sizes.tensor
-        gathered = (dense + 2 * experts / shape.layers) * COMPUTE_BYTES
-    elif sharding is not Sharding.OPTIMIZER and weight_bytes > COMPUTE_BYTES:
-        gathered = shape.parameters * COMPUTE_BYTES  # autocast keeps its copies of all weights for the backward pass
+        gathered = (dense + 2 * experts / shape.layers) * compute_bytes
+    elif sharding is not Sharding.OPTIMIZER and weight_bytes > compute_bytes:
+        gathered = shape.parameters * compute_bytes  # autocast keeps its copies of all weights for the backward pass
     else:
         gathered = 0.0
     moments = moment_bytes(shape, optimizer, lora_rank)
     moments += MASTER_BYTES if weight_bytes < MASTER_BYTES else 0  # 32-bit weights are their own master copy
+    activations = activation_bytes(shape, sizes, tokens, sharding, recomputed_layers, compute_bytes, compiles)
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
         gradients=held * trained / shape.parameters * gradient_bytes / GIB,
         optimizer=trained * moments / processes / GIB,
-        activations=(activation_bytes(shape, sizes, tokens, sharding, recomputes) + gathered) / GIB,
+        activations=(activations + gathered) / GIB,
     )
 
 
@@ -158,26 +161,71 @@ def activation_bytes(
     sizes: ParallelSizes,
     tokens: int,
     sharding: Sharding = Sharding.FULL,
-    recomputes: bool = True,
+    recomputed_layers: int | None = None,
+    compute_bytes: int = COMPUTE_BYTES,
+    compiles: bool | None = None,
 ) -> float:
-    """Estimate activations: of all layers their inputs, or without recomputation their inside, and a chunk of logits.
+    """Estimate activations: inputs of the layers that are recomputed, what is inside the others, a chunk of logits.
 
-    A pipeline keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Context
-    groups share the tokens. Tensor groups share what is inside a layer; Megatron's share its inputs as well. Expert
-    groups send each token to its experts and get it back.
+    The first layers are recomputed (None: all), when the others have freed theirs. A pipeline keeps as many batches in
+    flight as it has stages, so splitting layers over stages saves nothing. Context groups share the tokens. Tensor
+    groups share what is inside a layer; Megatron's share its inputs as well. Expert groups send each token to its
+    experts and get it back.
     """
     is_megatron = sharding is Sharding.OPTIMIZER
     own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
-    layer_bytes = ACTIVATION_BYTES if is_megatron else WHOLE_BYTES + (ACTIVATION_BYTES - WHOLE_BYTES) / sizes.tensor
     stages = sizes.pipeline if is_megatron else 1
-    kept_bytes = CHECKPOINT_BYTES if recomputes else layer_bytes
-    kept = own * shape.hidden * kept_bytes * math.ceil(shape.layers / stages) * stages
-    inside = own * shape.hidden * layer_bytes if recomputes else 0.0
-    if sizes.expert > 1 and not is_megatron:
-        sent = own * shape.active_experts * shape.hidden * EXCHANGED_BYTES
-        inside += sent if recomputes else sent * shape.expert_layers
+    layers = math.ceil(shape.layers / stages) * stages
+    recomputed = layers if recomputed_layers is None else min(recomputed_layers, layers)
+    inside = own * layer_values(shape, sizes, compiles) * compute_bytes
+    if is_megatron:
+        inside = own * shape.hidden * MEGATRON_ACTIVATION_BYTES / COMPUTE_BYTES * compute_bytes
+    elif sizes.expert > 1:
+        inside += own * shape.active_experts * shape.hidden * EXCHANGED_VALUES * compute_bytes
+    # A recomputed layer is like one that was kept, for its backward pass; the last would be recomputed at once.
+    kept = max(layers - recomputed, 1)
     logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK) * LOGIT_BYTES
-    return kept + inside + logits
+    return recomputed * own * shape.hidden * compute_bytes + kept * inside + logits
+
+
+def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None = None) -> float:
+    """Numbers that a layer of transformers keeps for each token until its backward pass.
+
+    Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide.
+    """
+    is_large = shape.parameters >= COMPILED_SIZE and sizes.tensor == sizes.expert == 1
+    compiled = is_large if compiles is None else compiles
+    heads = (shape.heads + shape.kv_heads) * shape.head_size
+    has_norms = shape.family in ("qwen3", "qwen3_moe")  # of queries and keys
+    of_heads, of_hidden, of_units = (3 if has_norms else 2, 4, 3) if compiled else (5 if has_norms else 2, 8, 4)
+    dense = of_units * shape.feed_forward if shape.layers > shape.expert_layers else 0
+    # Grouped products of experts are not fused. Each token is copied for its experts, and their results are.
+    experts = shape.active_experts * 4 * shape.expert_feed_forward + 4 * shape.shared_feed_forward
+    divided = of_heads * heads + max(dense, experts)
+    return of_hidden * shape.hidden + 2 * shape.active_experts * shape.hidden + divided / sizes.tensor
+
+
+def checkpointed_layers(component: ComponentPlan, free_gib: float) -> int | None:
+    """Fewest layers of a learner to recompute, if `free_gib` more may be used than with all; None if not known."""
+    shape = known_shape(component)
+    if shape is None:
+        return None
+
+    def needed(layers: int | None) -> float:
+        return _learner(with_layers(component, layers), shape).active or 0.0
+
+    whole = needed(None)
+    return next((count for count in range(shape.layers) if needed(count) - whole <= free_gib), shape.layers)
+
+
+def recomputed_of(model: ModelUse) -> int | None:
+    """Layers that a learner recomputes, from the first; None: all."""
+    return model.recomputed_layers if model.recomputes else 0
+
+
+def with_layers(component: ComponentPlan, recomputed: int | None) -> ComponentPlan:
+    """The learner, with the first so many layers recomputed."""
+    return replace(component, model=replace(component.model, recomputes=recomputed != 0, recomputed_layers=recomputed))
 
 
 def engine_memory(
@@ -455,18 +503,25 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
 
 
 def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
-    sharding = component.model.sharding
-    memory = learner_memory(
-        shape,
-        component.parallel,
-        1 if sharding is Sharding.NONE else shards_of(component),
-        component.model.tokens or DEFAULT_TOKENS,
-        component.model.weight_bytes,
-        sharding,
-        component.model.lora_rank,
-        component.model.recomputes,
-        component.model.optimizer,
-    )
+    model = component.model
+
+    def needed(recomputed_layers: int | None) -> LearnerMemory:
+        return learner_memory(
+            shape,
+            component.parallel,
+            1 if model.sharding is Sharding.NONE else shards_of(component),
+            model.tokens or DEFAULT_TOKENS,
+            model.weight_bytes,
+            model.sharding,
+            model.lora_rank,
+            recomputed_layers,
+            model.optimizer,
+            model.compute_bytes,
+            model.compiles,
+        )
+
+    memory = needed(recomputed_of(model))
+    scoring = needed(None).activations  # nothing is kept for a backward pass
     on_host = memory.optimizer if component.model.optimizer_on_host else 0.0
     if on_host:
         memory = replace(memory, optimizer=0.0, activations=max(memory.activations, STREAMED_GIB))
@@ -476,7 +531,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,
-        scoring=kept + moved + memory.activations + CONTEXT_GIB,
+        scoring=kept + moved + scoring + CONTEXT_GIB,
         syncing=kept + weights + CONTEXT_GIB,
         resident=memory.total - memory.activations + CONTEXT_GIB,
         idle=kept + CONTEXT_GIB,

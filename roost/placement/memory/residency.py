@@ -20,8 +20,10 @@ from roost.placement.memory.model import (
     SLEEPING_ENGINE_GIB,
     SYNC_BUCKET_GIB,
     Footprint,
+    checkpointed_layers,
     footprint,
     needed_fraction,
+    with_layers,
 )
 from roost.placement.memory.phases import Phase, State, works_in
 
@@ -294,6 +296,32 @@ def find_residency(
         for residency in result:
             _check_fit(residency, places, findings)
     return Residency(result, settings.is_async)
+
+
+def with_checkpoints(
+    components: Sequence[ComponentPlan], inventory: Inventory, settings: ResidencySettings
+) -> tuple[ComponentPlan, ...]:
+    """Components whose learners recompute as few layers as fit; all where memory is not known.
+
+    Who stays on a device and who leaves it is decided with all layers recomputed.
+    """
+    chosen = [with_layers(part, None) if part.role is Role.LEARNER else part for part in components]
+    for index, part in enumerate(chosen):
+        if part.role is Role.LEARNER:
+            residency = find_residency(chosen, inventory, settings, {}, Findings())
+            free = [_free_to_learn(part, one) for one in residency.of(part.name)]
+            known = [each for each in free if each is not None]
+            if known and len(known) == len(free):
+                chosen[index] = with_layers(part, checkpointed_layers(part, min(known)))
+    return tuple(chosen)
+
+
+def _free_to_learn(part: ComponentPlan, residency: ClassResidency) -> float | None:
+    """GiB of a device that each of a learner's processes there could use while it learns; None if not known."""
+    held, used = residency.device_class, residency.used_gib(Phase.LEARN)
+    if held.memory_gb is None or used is None:
+        return None
+    return (RESERVED_FRACTION * held.memory_gb - used) / held.processes[held.components.index(part.name)]
 
 
 Choice = tuple[Decision, str, Sharing | None]
