@@ -22,6 +22,7 @@ from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode, PlacementTable, Process
 from roost.placement.memory.phases import Phase
 from roost.placement.memory.residency import ClassResidency, Residency, ResidencySettings, find_residency
+from roost.placement.memory.traffic import micro_batch_traffic
 from roost.placement.routes import EngineRoutes, Reach, Routes, find_routes
 
 
@@ -168,10 +169,17 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
         "env": dict(component.env),
         "role": component.role.value,
         "model": asdict(component.model) | {"offloads": list(component.model.offloads)},
+        "traffic": _traffic_to_dict(component),
         "managed_by": component.managed_by,
         "isolate_accelerator": component.table.isolate,
         "processes": [_process_to_dict(process) for process in component.processes()],
     }
+
+
+def _traffic_to_dict(component: ComponentPlan) -> dict[str, float] | None:
+    """Bytes that each rank sends in a micro-batch. Derived from the rest of the plan, and not read back."""
+    traffic = micro_batch_traffic(component)
+    return None if traffic is None else asdict(traffic)
 
 
 def _process_to_dict(process: Process) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -20,6 +20,7 @@ from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.traffic import micro_batch_tokens, micro_batch_traffic
 from roost.placement.plan import Plan
 from roost.view.grid_model import FoldedRow, fold
 
@@ -40,6 +41,10 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     if meshes:
         console.print()
         console.print(Text(f"mesh  {', '.join(meshes)}"))
+    traffic = [text for part in shown if (text := _traffic(part))]
+    if traffic:
+        console.print()
+        console.print(Text(f"traffic  {', '.join(traffic)}"), soft_wrap=True)
     settings = {key: value for key, value in plan.settings.items() if value is not None}
     if ESTIMATOR in settings:
         trained = {setting.name: setting.value for setting in plan.training}
@@ -54,6 +59,15 @@ def _has_mesh(part: ComponentPlan) -> bool:
     is_sharded = part.role in (Role.LEARNER, Role.SCORER) and part.model.sharding is Sharding.FULL
     mesh = part.mesh if is_sharded else None
     return mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1)
+
+
+def _traffic(part: ComponentPlan) -> str:
+    """What each rank of a learner sends; empty if that is nothing, or not known."""
+    traffic = micro_batch_traffic(part)
+    if traffic is None or not traffic.total:
+        return ""
+    dimensions = " + ".join(f"{sent / 1e9:.3g} {name}" for name, sent in asdict(traffic).items() if sent)
+    return f"{part.name} sends {dimensions} GB from each rank per micro-batch of {micro_batch_tokens(part):,} tokens"
 
 
 def machines_line(inventory: Inventory) -> str:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roost.config.job import MeshSizes
-from roost.placement.memory.model import ModelShape
+from roost.config.job import MeshSizes, Role, Sharding
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import (
+    COMPUTE_BYTES,
+    DEFAULT_TOKENS,
+    ModelShape,
+    adapter_parameters,
+    known_shape,
+    recomputed_of,
+)
 
 REDUCED_BYTES = 4  # gradients are summed in 32 bits
 
@@ -30,8 +38,9 @@ def learner_traffic(
     mesh: MeshSizes,
     tokens: int,
     rounds: int,
-    compute_bytes: int = 2,
-    recomputes: bool = True,
+    compute_bytes: int = COMPUTE_BYTES,
+    recomputed_layers: int | None = None,
+    lora_rank: int | None = None,
 ) -> Traffic:
     """Traffic of a step on `rounds` micro-batches of each group of ranks, of `tokens` tokens in all.
 
@@ -39,35 +48,52 @@ def learner_traffic(
     copies (HSDP) then sum their shards. Context groups exchange queries, keys, values and results of every layer.
     Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
     of the last layer's input. Expert groups send each token to its experts and back in every pass; FSDP then gathers a
-    rank's own experts alone. Recomputed layers repeat what their forward pass sent.
+    rank's own experts alone. Recomputed layers (None: all) repeat what their forward pass sent, but not their last sum,
+    which no gradient needs. Only what is trained has gradients.
 
     >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
     >>> of = lambda mesh: learner_traffic(shape, mesh, tokens=32768, rounds=4)
     >>> [round(of(MeshSizes(shard=8)).fsdp / 2**30), round(of(MeshSizes(shard=4, tensor=2)).tensor / 2**30, 1)]
-    [191, 37.2]
+    [191, 31.1]
     """
     root = (shape.embedding_parameters + shape.hidden) / mesh.tensor
     experts = shape.expert_parameters / mesh.expert if mesh.expert > 1 else 0.0  # of a rank, if they are divided
     layers = (shape.parameters - experts * mesh.expert) / mesh.tensor - root
     gathered = (2 * layers + root) * compute_bytes
-    reduced = (layers + root) * REDUCED_BYTES
-    summed_shard = reduced / mesh.fsdp + experts * REDUCED_BYTES / mesh.expert_shards
+    trained = layers + root if lora_rank is None else adapter_parameters(shape, lora_rank) / mesh.tensor
+    reduced, expert_bytes = trained * REDUCED_BYTES, REDUCED_BYTES if lora_rank is None else 0
+    summed_shard = reduced / mesh.fsdp + experts * expert_bytes / mesh.expert_shards
     own = tokens / mesh.context
-    passes = 3 if recomputes else 2  # forward, recomputed, backward
+    recomputed = 1.0 if recomputed_layers is None else recomputed_layers / shape.layers
+    passes = 2 + recomputed  # forward and backward
     heads = 2 * (shape.heads + shape.kv_heads) * shape.head_size / mesh.tensor
     exchanged = own * heads * shape.layers * passes * compute_bytes
     routed = own / mesh.tensor * shape.active_experts * shape.hidden * shape.expert_layers * 2 * passes * compute_bytes
-    summed = own * shape.hidden * (2 * passes * shape.layers + 2) * compute_bytes
+    summed = own * shape.hidden * ((4 + recomputed) * shape.layers + 2) * compute_bytes
     return Traffic(
         replicate=2 * _others(mesh.replicate) * summed_shard * rounds,
         fsdp=_others(mesh.fsdp) * (gathered + reduced) * rounds
-        + _others(mesh.expert_shards) * experts * (2 * compute_bytes + REDUCED_BYTES) * rounds,
+        + _others(mesh.expert_shards) * experts * (2 * compute_bytes + expert_bytes) * rounds,
         context=_others(mesh.context) * exchanged,
         tensor=2 * _others(mesh.tensor) * summed,
         expert=_others(mesh.expert) * routed,
     )
+
+
+def micro_batch_tokens(component: ComponentPlan) -> int:
+    """Tokens that a learner's group of ranks works on at a time."""
+    return component.model.tokens or DEFAULT_TOKENS
+
+
+def micro_batch_traffic(component: ComponentPlan) -> Traffic | None:
+    """Traffic of a learner's micro-batch; None if it is not known, or Roost does not divide the model."""
+    shape, mesh, model = known_shape(component), component.mesh, component.model
+    if component.role is not Role.LEARNER or model.sharding is not Sharding.FULL or shape is None or mesh is None:
+        return None
+    tokens, layers = micro_batch_tokens(component), recomputed_of(model)
+    return learner_traffic(shape, mesh, tokens, 1, model.compute_bytes, layers, model.lora_rank)
 
 
 def _others(ranks: int) -> float:
