@@ -140,7 +140,7 @@ class _Nemo(Reader):
         policy = nodes if nodes == 1 else nodes - reward_nodes
         policy -= sum(teacher.nodes for teacher in teachers)
         if policy < 1:
-            self.refuse(
+            self.does_not_fit(
                 cluster.where("num_nodes"),
                 f"leaves no node for the learner: {nodes} - {nodes - policy}",
                 f"the reward model takes {reward_nodes if nodes > 1 else 0}, teachers "
@@ -186,7 +186,7 @@ class _Nemo(Reader):
         free = self.width - beside
         if free < 1:
             where = self.root.where("env", "reward_model", "resources", "gpus_per_node")
-            self.refuse(
+            self.does_not_fit(
                 where,
                 f"leaves the learner no GPU: {self.width} - {beside}",
                 "all are on one node",
@@ -203,7 +203,7 @@ class _Nemo(Reader):
             return self._split_node(resources, gpus, nodes, free)
         if nodes is None or gpus != self.width:
             key, value = ("num_nodes", 1) if nodes is None else ("gpus_per_node", self.width)
-            self.refuse(
+            self.does_not_fit(
                 resources.where(key),
                 "is missing" if resources.values.get(key) is None else f"is {gpus}, but engines take whole nodes",
                 f"engines with GPUs of their own take whole nodes of the {policy}, with {self.width} each",
@@ -211,7 +211,7 @@ class _Nemo(Reader):
             )
             nodes = nodes or 1
         if nodes >= policy:
-            self.refuse(
+            self.does_not_fit(
                 resources.where("num_nodes"),
                 f"is {nodes}, which leaves the learner none of {counted(policy, 'node')}",
                 "engines and learner do not share nodes",
@@ -228,10 +228,10 @@ class _Nemo(Reader):
         if gpus is None or gpus >= free:
             has = f"is {gpus}, but the node has {free} for engines and learner" if gpus else "is missing"
             fix = f"write {resources.spell('gpus_per_node', free - 1)}" if free > 1 else "give the job more GPUs"
-            self.refuse(resources.where("gpus_per_node"), has, "engines have GPUs of their own on that node", fix)
+            self.does_not_fit(resources.where("gpus_per_node"), has, "engines have GPUs of their own on that node", fix)
             gpus = max(1, free - 1)
         if nodes is not None and nodes > 1:
-            self.refuse(
+            self.does_not_fit(
                 resources.where("num_nodes"),
                 f"is {nodes}, but the learner and the engines have one node",
                 "",
@@ -334,7 +334,7 @@ class _Nemo(Reader):
             name = next((one for one in ("grpo", "ppo") if one in self.root), None)
             if name is not None:
                 where, why = self.root.where("policy", "generation"), f"{name} generates"
-                self.refuse(where, "is missing, so that there are no engines", why, "write policy.generation")
+                self.does_not_fit(where, "is missing, so that there are no engines", why, "write policy.generation")
             return
         sizes, where, fraction_key = self._engine_sizes(generation)
         size = sizes.tensor * sizes.pipeline
@@ -371,7 +371,7 @@ class _Nemo(Reader):
         resources = self.root.below("env", "reward_model", "resources")
         gpus = self._gpus(resources, 1)
         if gpus > self.width:
-            self.refuse(
+            self.does_not_fit(
                 resources.where("gpus_per_node"),
                 f"is {gpus}, but nodes have {self.width}",
                 "the reward model's processes on a node must fit it",
@@ -399,7 +399,7 @@ class _Nemo(Reader):
             chosen = Section({**common.values, **special.values}, common.path, self.root.source, self.root.findings)
             gpus = self._gpus(chosen, int(DEFAULTS["teacher.gpus_per_node"]))
             if gpus > self.width:
-                self.refuse(
+                self.does_not_fit(
                     chosen.where("gpus_per_node"),
                     f"is {gpus} for the teacher {alias}, but nodes have {self.width}",
                     "a teacher's processes on a node must fit it",

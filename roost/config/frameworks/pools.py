@@ -168,7 +168,7 @@ class Reader:
         *above, key = path.split(".")
         return self.root.below(*above), key
 
-    def refuse(self, where: Where, what: str, why: str, fix: str) -> None:
+    def does_not_fit(self, where: Where, what: str, why: str, fix: str) -> None:
         """Report a share of the machines that is missing or does not fit."""
         self.root.findings.error("RST-N070", where, what, why, fix)
 

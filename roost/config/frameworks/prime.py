@@ -230,7 +230,7 @@ class _Prime(Reader):
         train = self._number(deployment, "num_train_gpus", 1, int(DEFAULTS["deployment.num_train_gpus"])) or 1
         infer = self._number(deployment, "num_infer_gpus", 0, int(DEFAULTS["deployment.num_infer_gpus"])) or 0
         if train + infer > self.width:
-            self.refuse(
+            self.does_not_fit(
                 deployment.where("num_train_gpus"),
                 f"makes {counted(train + infer, 'GPU')} with those of the engines, but the node has {self.width}",
                 f"{infer} + {train} > {self.width}",
@@ -262,14 +262,14 @@ class _Prime(Reader):
             )
         train = self._number(deployment, "num_train_nodes", 1)
         if train is None:
-            self.refuse(deployment.where("num_train_nodes"), "is missing", "it has no default", "write it")
+            self.does_not_fit(deployment.where("num_train_nodes"), "is missing", "it has no default", "write it")
         groups = self._groups(inference)
         per_replica = self._number(deployment, "num_infer_nodes", 0)
         own = sum(nodes for _, nodes in groups) if groups else self._own_nodes(inference)
         if per_replica is None:
             per_replica = own if self._has_engines() else 0
         elif groups and per_replica != own:
-            self.refuse(
+            self.does_not_fit(
                 deployment.where("num_infer_nodes"),
                 f"is {per_replica}, but prefill and decode take {own}",
                 " + ".join(f"{nodes} for {name}" for name, nodes in groups),
@@ -282,7 +282,7 @@ class _Prime(Reader):
                 if not per_replica
                 else (f"gives engines {counted(per_replica, 'node')}, but there is no section [inference]")
             )
-            self.refuse(deployment.where("num_infer_nodes"), what, "", "write both or neither")
+            self.does_not_fit(deployment.where("num_infer_nodes"), what, "", "write both or neither")
         replicas = self._number(deployment, "num_infer_replicas", 1, 1) or 1
         infer = per_replica * replicas
         if infer and self._has_engines():
