@@ -19,7 +19,7 @@ from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
-from roost.placement.memory.phases import takes_policy
+from roost.placement.memory.phases import takes_policy, trains_policy
 from roost.placement.memory.residency import ResidencySettings, find_residency, with_checkpoints
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
@@ -233,11 +233,12 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
     if component.role is not Role.LEARNER:
         return model
+    adapter = learner.adapter if trains_policy(component.name, component.role) else None  # a critic is trained whole
     return replace(
         model,
-        weight_bytes=bytes_of(learner.weight_dtype if learner.adapter is None else learner.compute_dtype),
+        weight_bytes=bytes_of(learner.weight_dtype if adapter is None else learner.compute_dtype),
         tokens=learner.micro_batch_tokens,
-        lora_rank=None if learner.adapter is None else learner.adapter.lora_rank,
+        lora_rank=None if adapter is None else adapter.lora_rank,
         recomputes=learner.activation_checkpointing is not False,
         compute_bytes=bytes_of(learner.compute_dtype),
         compiles=learner.compile,

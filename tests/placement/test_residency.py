@@ -218,6 +218,20 @@ class TestComputed:
         frozen = 7_615_616_512 * 2 / 8 / 2**30
         assert learning() - learning(lora_rank=8) == pytest.approx(whole - frozen, rel=0.02)
 
+    def test_a_critic_beside_an_adapter_is_trained_whole(self, model):
+        def learning(**train):
+            train = {"task": {"_target_": "a.Task"}, "compute_dtype": "bfloat16", "advantage_estimator": "gae", **train}
+            config = rlinf({"actor": "0-7", "rollout": "8-15", "critic": "16-23"}, {"model": {"model_path": model}})
+            config["cluster"]["num_nodes"] = 3
+            config["critic"] = {"model": {"model_path": model}}
+            plan = roost.plan({**config, "train": train}, machines(80, nodes=3))
+            held = next(each for each in plan.residency.classes if "critic" in each.device_class.components)
+            return plan["critic"].model, held.phases[Phase.LEARN][0].device_gib
+
+        (alone, alone_gib), (beside, beside_gib) = learning(), learning(lora_rank=8)
+        assert beside_gib == alone_gib > 7_615_616_512 * (4 + 4 + 8) / 8 / 2**30
+        assert (beside.weight_bytes, beside.lora_rank) == (alone.weight_bytes, None)
+
     def test_host_memory(self, model):
         actor = {"model": {"model_path": model}, "enable_offload": True}
         config = rlinf({"actor,rollout": "all"}, actor, {"gpu_memory_utilization": 0.5}, runner={"seq_length": 1024})
