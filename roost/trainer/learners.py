@@ -174,12 +174,13 @@ class LearnerWorker(Worker):
         shares_files = receivers[0].route is WeightRoute.SHARED_MEMORY and self._world_size > 1 and self._is_one_node
         stream = self._shard_files(receivers[0].sender) if shares_files else self._stream()
         try:
-            return asyncio.run(self._send(own, stream, version)) if own else NOTHING
+            try:
+                return asyncio.run(self._send(own, stream, version)) if own else NOTHING
+            finally:
+                stream.finish()
         except EngineError as error:
             # Returned, not raised: the other ranks continue with the next route, and need this one there.
             return replace(NOTHING, failed={receiver.url: error for receiver in own})
-        finally:
-            stream.finish()
 
     async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
         engines = [connect(one.kind, one.url, sleeps=one.sleeps, api_key=one.api_key) for one in receivers]

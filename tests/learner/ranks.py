@@ -17,14 +17,15 @@ from tests.limits import HANG_S
 READ = PreTrainedModel.__dict__["from_pretrained"]
 
 
-def on_ranks(count, work, *arguments):
-    """Run `work(rank, *arguments)` on that many ranks, and give what each returns."""
+def on_ranks(count, work, *arguments, limit_s=HANG_S):
+    """Run `work(rank, *arguments)` on that many ranks, and give what each returns; a collective ends at the limit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     results = FORKED.Queue()
     processes = [
-        FORKED.Process(target=_run, args=(rank, count, port, results, work, arguments)) for rank in range(count)
+        FORKED.Process(target=_run, args=(rank, count, port, results, work, arguments, limit_s))
+        for rank in range(count)
     ]
     for process in processes:
         process.start()
@@ -40,13 +41,13 @@ def on_ranks(count, work, *arguments):
     return [found[rank] for rank in range(count)]
 
 
-def _run(rank, count, port, results, work, arguments):
+def _run(rank, count, port, results, work, arguments, limit_s):
     torch.set_num_threads(1)
     if rank:
         # As many copies of a large model as there are ranks would not fit on a machine: only the first reads it.
         PreTrainedModel.from_pretrained = None
     try:
-        init_distributed(rank, count, "127.0.0.1", port, CPU, HANG_S)
+        init_distributed(rank, count, "127.0.0.1", port, CPU, limit_s)
         results.put((rank, work(rank, *arguments)))
         close_distributed()
     except BaseException:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from roost.engines.protocol import UpdateFailed
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.payload import BUCKET_BYTES, SharedMemory, TensorInfo, WeightPayload, cut, size_of
 from roost.engines.weights.source import Index, WeightStream
@@ -38,7 +39,7 @@ class ShardFiles(WeightStream):
         self.written = 0  # bytes, by this rank
         self._sender, self._bucket_bytes = sender, bucket_bytes
         self._is_sender = dist.get_rank() == sender
-        self._files = SharedMemoryCarrier(bucket_bytes=bucket_bytes) if self._is_sender else None
+        self._files: SharedMemoryCarrier | None = None  # of the sender, once it makes a file
         self._unclaimed: Path | None = None  # file of the current bucket, until it is packed
         self._is_over = False  # the sender needs no more
         self._owners = {part: name for name, parts in self._parts.items() for part in parts}
@@ -50,37 +51,55 @@ class ShardFiles(WeightStream):
     def finish(self) -> None:
         """Take part in the rest of the stream, or end it on all ranks if this one is the sender."""
         self._is_over = self._is_sender
-        super().finish()
-        self.close()
+        try:
+            super().finish()
+        finally:
+            self.close()
 
     def _buckets(self) -> Iterator[torch.Tensor]:
         """Write each bucket with the other ranks; its tensors on the sender."""
         for infos in cut(self.tensors, self._bucket_bytes):
             layout = _layout(infos)
-            path = self._agreed(layout)
+            path = self._shared_path(layout)
             if path is None:
                 return
-            file = torch.from_file(path, shared=True, size=layout.size, dtype=torch.uint8)
-            for info, start in zip(infos, layout.starts, strict=True):
-                self._write(info, _tensor_at(file, info, start))
-            dist.barrier()
+            tensors = self._written(path, infos, layout)
             if self._is_sender:
-                yield from (_tensor_at(file, info, start) for info, start in zip(infos, layout.starts, strict=True))
+                yield from tensors
 
-    def _agreed(self, layout: Layout) -> str | None:
+    def _written(self, path: str, infos: Sequence[TensorInfo], layout: Layout) -> list[torch.Tensor]:
+        """Tensors of a bucket, once all ranks have written their shards; an error of one rank is raised on all."""
+        tensors: list[torch.Tensor] = []
+        problem = ""
+        try:
+            file = torch.from_file(path, shared=True, size=layout.size, dtype=torch.uint8)
+            tensors = [_tensor_at(file, info, start) for info, start in zip(infos, layout.starts, strict=True)]
+            for info, tensor in zip(infos, tensors, strict=True):
+                self._write(info, tensor)
+        except Exception as error:
+            problem = f"rank {dist.get_rank()} cannot write its shards: {error}"
+        problems: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        if any(problems):
+            raise UpdateFailed(next(filter(None, problems)))
+        return tensors
+
+    def _shared_path(self, layout: Layout) -> str | None:
         """The file of the next bucket, which the sender makes; None if it cannot, or needs no more."""
         made: list[str | None] = [None]
         try:
-            if self._files is not None and not self._is_over:
-                made = [self._made(self._files, layout)]
+            if self._is_sender and not self._is_over:
+                made = [self._new_file(layout)]
         finally:  # also after an error, so that the other ranks do not wait
             dist.broadcast_object_list(made, self._sender)
         return made[0]
 
-    def _made(self, files: SharedMemoryCarrier, layout: Layout) -> str:
+    def _new_file(self, layout: Layout) -> str:
+        if self._files is None:
+            self._files = SharedMemoryCarrier(bucket_bytes=self._bucket_bytes)
         if self._unclaimed is not None:
             self._unclaimed.unlink(missing_ok=True)
-        path = self._unclaimed = files.next_path()
+        path = self._unclaimed = self._files.next_path()
         with path.open("wb") as file:
             file.write(layout.header)
             os.posix_fallocate(file.fileno(), 0, layout.size)  # a full file system would end ranks with a signal
@@ -103,6 +122,8 @@ class ShardFiles(WeightStream):
     def pack(self, infos: Sequence[TensorInfo], tensors: Iterator[torch.Tensor], is_last: bool) -> WeightPayload:
         for _ in infos:
             next(tensors)
+        if self._unclaimed is None:
+            raise ValueError("cannot pack a bucket that no file holds: pack as many tensors as a bucket has")
         path, self._unclaimed = self._unclaimed, None
         return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 
@@ -163,8 +184,8 @@ def _own_rows(weight: torch.Tensor, is_sender: bool) -> Box | None:
     if not isinstance(weight, DTensor):
         return tuple(map(range, weight.shape)) if is_sender else None
     shape, start = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-    places = weight.device_mesh.get_coordinate() or ()
-    if any(place and by.is_replicate() for place, by in zip(places, weight.placements, strict=True)):
+    coordinates = weight.device_mesh.get_coordinate() or ()
+    if any(place and by.is_replicate() for place, by in zip(coordinates, weight.placements, strict=True)):
         return None
     return tuple(range(first, first + count) for count, first in zip(shape, start, strict=True))
 

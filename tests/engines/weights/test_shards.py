@@ -1,6 +1,9 @@
 """Weights that ranks write to shared files: as gathered ones, from every mesh, and as many bytes as the plan says."""
 
 import asyncio
+import contextlib
+import resource
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import roost
 from roost.config.job import ParallelSizes
 from roost.engines.protocol import UpdateFailed
 from roost.engines.tiny_model import write_tiny_model
+from roost.engines.weights import carriers
 from roost.engines.weights.payload import SharedMemory
 from roost.engines.weights.shards import ShardFiles
 from roost.engines.weights.source import WeightStream
@@ -40,7 +44,7 @@ DIVIDED = ("fsdp", "context", "experts", "experts alone")  # without copies of a
 
 
 class Communicated(TorchDispatchMode):
-    """Bytes that this rank receives from others in gathering."""
+    """Bytes that this thread of a rank receives from others in gathering."""
 
     received = 0
 
@@ -49,6 +53,18 @@ class Communicated(TorchDispatchMode):
         if "all_gather_into_tensor" in str(function):
             self.received += found.numel() * found.element_size() - args[0].numel() * args[0].element_size()
         return found
+
+
+class CountedFiles(ShardFiles):
+    """Counts what the sender receives as well: it streams in a thread of its own, where it packs."""
+
+    received = 0
+
+    def pack(self, infos, tensors, is_last):
+        with Communicated() as gathering:
+            payload = super().pack(infos, tensors, is_last)
+        self.received += gathering.received
+        return payload
 
 
 class Receiver:
@@ -79,10 +95,12 @@ class Receiver:
 
 def sent_by(learner, rank, fails_at=None):
     """Send as a learner's worker does; what the engine of the sender has, and the bytes that this rank wrote."""
-    files = ShardFiles(learner.module, torch.bfloat16, 1, BUCKET)
+    files = CountedFiles(learner.module, torch.bfloat16, 1, BUCKET)
     engine = Receiver(fails_at)
-    sent = asyncio.run(send([engine], files, 3, files, BUCKET, with_fingerprints=True)) if rank == 1 else None
-    files.finish()
+    try:
+        sent = asyncio.run(send([engine], files, 3, files, BUCKET, with_fingerprints=True)) if rank == 1 else None
+    finally:
+        files.finish()
     return files, engine, sent
 
 
@@ -98,7 +116,7 @@ def on_meshes(rank, models):
         found[family, name] = {
             "wrote": files.written,
             "gathered": gathering.received,
-            "shared": sharing.received,
+            "shared": sharing.received + files.received,
             "size": sent and sent.size,
             "fingerprints": sent and len(sent.fingerprints),
             "differ": rank == 1 and [key for key in gathered if not torch.equal(gathered[key], engine.tensors[key])],
@@ -186,3 +204,51 @@ def test_an_update_that_fails_ends_on_all_ranks(of_ranks):
     assert found[1]["failed"] == ["http://engine"]
     assert found[1]["buckets"] == 1
     assert all(each["after"] == 4 for each in found), "collectives that follow are not mixed up"
+
+
+@contextlib.contextmanager
+def no_more_files():
+    """This process cannot open files, nor map them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def no_folder():
+    """This process has no place for files, in memory or on disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carriers, "MEMORY_FOLDER", Path("/nowhere"))
+        patch.setattr(tempfile, "tempdir", "/nowhere")
+        yield
+
+
+FAILURES = {"another rank maps no file": (0, no_more_files), "the sender makes no folder": (1, no_folder)}
+
+
+def failing(rank, model):
+    learner = Learner(settings_of(model), CPU)
+    with pytest.raises(ValueError, match="that no file holds"):
+        ShardFiles(learner.module, None, 1, BUCKET).pack((), iter(()), is_last=False)
+    found = {}
+    for case, (fails, failure) in FAILURES.items():
+        with failure() if rank == fails else contextlib.nullcontext():
+            try:
+                sent_by(learner, rank)
+                found[case] = ""
+            except UpdateFailed as error:
+                found[case] = str(error)
+    after = torch.ones(1)
+    dist.all_reduce(after)
+    return found | {"after": after.item()}
+
+
+def test_an_error_of_one_rank_ends_the_update_on_all(models):
+    one, sender = on_ranks(2, failing, models["qwen2"], limit_s=60)
+    assert one["another rank maps no file"] == sender["another rank maps no file"]
+    assert "rank 0 cannot write its shards: " in one["another rank maps no file"]
+    assert (one["the sender makes no folder"], "/nowhere" in sender["the sender makes no folder"]) == ("", True)
+    assert one["after"] == sender["after"] == 2, "collectives that follow are not mixed up"
