@@ -61,11 +61,12 @@ class ModuleSource:
 
     def stream(self) -> Iterator[torch.Tensor]:
         for name, weight in self._weights.items():
+            dtype = self._type_of(weight)
             # Cast before gathering: shards of master weights are twice as large as what engines take.
-            own = weight.detach().to(self._type_of(weight))
+            own = weight.detach().to(dtype) if isinstance(weight, DTensor) else weight.detach()
             whole = own.full_tensor() if isinstance(own, DTensor) else own
             for index in self._parts[name].values():
-                yield whole[index].contiguous()
+                yield whole[index].to(dtype).contiguous()
 
     def _type_of(self, weight: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and weight.is_floating_point() else weight.dtype

@@ -45,6 +45,14 @@ def test_a_cast_changes_floats_only():
     assert [tensor.dtype for tensor in source.stream()] == [torch.bfloat16, torch.bfloat16, torch.int64]
 
 
+def test_experts_are_cast_one_by_one(tmp_path):
+    """Else the fused experts of a layer would exist once more, as long as any of them is in use."""
+    module = AutoModelForCausalLM.from_pretrained(write_tiny_model(tmp_path, "qwen3_moe"), dtype=torch.float32)
+    for tensor in ModuleSource(module, torch.bfloat16).stream():
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_tied_weights_have_the_first_name():
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     module[1].weight = module[0].weight
