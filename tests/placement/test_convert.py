@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 
 import roost
 from roost.config.findings import Findings
+from roost.config.notations.algorithm import estimator_of_train
+from roost.config.notations.roll_train import advantage_settings
+from roost.config.section import Section
+from roost.config.source import Source
 from roost.placement.convert.convert_plan import convert_plan
 
 LOOP = {
@@ -280,3 +284,84 @@ def test_roll_says_by_other_keys_what_reinforce_and_grpo_normalise(keys, estimat
         assert written.values["algorithm"]["adv_estimator"] == target_word
     named = [finding.what for finding in findings.warnings if "advantage_estimator" in finding.what]
     assert bool(named) == (target_word is None and estimator is not None)
+
+
+def block(**keys):
+    return {"reward_normalization": keys, **ENVS}
+
+
+DOMAINS = {"rewards": {"math": {"world_size": 1}, "code": {"world_size": 1}}}
+BY_GROUP = {"grouping": "traj_group_id", "method": "mean_std"}
+RUNNING, BATCH, GROUP = (
+    dict.fromkeys(("norm_mean_type", "norm_std_type"), word) for word in ("running", "batch", "group")
+)
+
+
+@pytest.mark.parametrize("whitens", [None, False, True])
+@pytest.mark.parametrize(
+    ("estimator", "keys", "trained"),
+    [
+        ("grpo", block(grouping="tags", method="mean_std"), ("reward", "tag", "tag")),
+        ("grpo", block(grouping="tags", norm_std_type="group"), ("reward", "none", "tag")),
+        ("reinforce", block(**RUNNING), ("reinforce++", "none", "none")),
+        ("reinforce", BATCH, ("reinforce++", "none", "none")),
+        ("reinforce", RUNNING, ("reinforce++", "none", "none")),
+        ("reinforce", GROUP, ("grpo", "none", "none")),
+        ("reinforce", {"norm_mean_type": "group"}, ("group_mean", "none", "none")),
+        ("reinforce", {"norm_std_type": "batch"}, ("reward", "none", "batch")),
+        ("reinforce", BATCH | DOMAINS, ("reward", "tag", "tag")),
+        ("gae", BATCH, ("gae", "batch", "batch")),
+        ("gae", block(grouping="tags", method="mean"), ("gae", "tag", "none")),
+        ("gigpo", {}, ("reward", "none", "none")),
+        ("step_reinforce", GROUP, ("grpo", "none", "none")),
+        ("gae", {"is_pure_opd": True, "teacher": {"device_mapping": "0-7"}}, ("teacher", "none", "none")),
+        # Of shipped files.
+        ("grpo", DOMAINS, ("grpo", "none", "none")),
+        ("grpo", block(grouping="tags", method="identity"), ("reward", "none", "none")),
+        ("grpo", block(**BY_GROUP), ("grpo", "none", "none")),
+        ("grpo", block(grouping="traj_group_id", **GROUP), ("grpo", "none", "none")),
+        ("gae", {}, ("gae", "none", "none")),
+        ("gigpo", block(**BY_GROUP), ("gigpo", "group", "group")),
+        ("gigpo", block(grouping="traj_group_id", method="mean"), ("gigpo", "group", "none")),
+        ("reinforce", DOMAINS | dict.fromkeys(BATCH), ("reward", "none", "none")),
+        ("reinforce", block(grouping="batch", method="identity"), ("reward", "none", "none")),
+        ("step_reinforce", block(grouping="batch", method="mean_std"), ("reinforce++", "none", "none")),
+        ("step_reinforce", block(grouping="traj_group_id", method="mean"), ("group_mean", "none", "none")),
+        ("step_reinforce", block(grouping="traj_group_id", method="identity"), ("reward", "none", "none")),
+        (
+            "step_reinforce",
+            block(grouping="traj_group_id", norm_mean_type="group", norm_std_type="batch"),
+            ("reward", "group", "batch"),
+        ),
+    ],
+)
+def test_plan_and_training_have_the_same_normalisation_of_roll(estimator, keys, trained, whitens):
+    config = {**SHARED_SIZES, "adv_estimator": estimator, **keys} | (
+        {} if whitens is None else {"whiten_advantages": whitens}
+    )
+    names = ("advantage_estimator", "reward_baseline", "reward_std")
+
+    def both(values):
+        read = advantage_settings(Section(values, (), Source(values), Findings()))
+        said = roost.plan(values).settings
+        said = said | {"advantage_estimator": estimator_of_train(said["advantage_estimator"])}
+        return [tuple(str(one.get(name, "none")) for name in names) for one in (read, said)]
+
+    assert both(config) == [trained, trained]
+    findings = Findings()
+    written = convert_plan(roost.plan(config), roost.Notation.ROLL, findings)
+    assert [finding.what for finding in findings.warnings] == []
+    assert both(written.values) == [trained, trained]
+
+
+def test_statistics_of_rewards_that_verl_lacks_are_named():
+    findings = Findings()
+    config = {**SHARED_SIZES, "adv_estimator": "grpo", **block(grouping="tags", method="mean_std")}
+    convert_plan(roost.plan(config), roost.Notation.VERL, findings)
+    lost = [finding.what for finding in findings.warnings]
+    assert "verl does not say this: advantage_estimator: reinforce -> grpo" in lost
+    assert "verl does not say this: reward_baseline: tag -> nothing" in lost
+    converted = convert_plan(
+        roost.plan({**SHARED_SIZES, "adv_estimator": "reinforce", **GROUP}), roost.Notation.VERL, Findings()
+    )
+    assert converted.values["algorithm"]["adv_estimator"] == "grpo"

@@ -11,6 +11,7 @@ from roost.config.job import Notation
 
 ESTIMATOR = "advantage_estimator"
 WHITEN = "whiten_advantages"  # after the estimator, over all tokens
+BASELINE, STD = "reward_baseline", "reward_std"  # scopes of statistics of rewards that the estimator does not say
 STEPS = "step_rewards"  # each step of an episode has its own return
 KL_COEF = "kl_coef"
 KL_IN = "kl_in"  # loss or reward

@@ -22,16 +22,30 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
-from roost.config.notations.algorithm import STEPS, WHITEN, algorithm_of
+from roost.config.notations.algorithm import BASELINE, STD, STEPS, WHITEN, algorithm_of
 from roost.config.section import NEAR_MISS, Section
 from roost.config.teacher import TEACHER, is_teacher
+from roost.config.train_choices import RewardScope
 
-# Estimators of the agentic pipeline by what the mean and the standard deviation of rewards are taken over.
-AGENTIC_ESTIMATORS: Mapping[tuple[object, object], str] = {
-    ("group", "group"): "grpo",
-    ("group", None): "dr_grpo",
-    ("batch", "batch"): "reinforce_plus_plus",
+# Estimators in words that all notations share, by what the mean and the standard deviation of rewards are taken over.
+Scopes = tuple[RewardScope, RewardScope]
+NORMALISED: Mapping[Scopes, str] = {
+    (RewardScope.NONE, RewardScope.NONE): "reinforce",
+    (RewardScope.GROUP, RewardScope.NONE): "dr_grpo",
+    (RewardScope.GROUP, RewardScope.GROUP): "grpo",
+    (RewardScope.BATCH, RewardScope.BATCH): "reinforce_plus_plus",
 }
+SCOPES = {
+    None: RewardScope.NONE,
+    "batch": RewardScope.BATCH,
+    "group": RewardScope.GROUP,
+    "traj_group_id": RewardScope.GROUP,
+    "tags": RewardScope.TAG,
+    "running": RewardScope.BATCH,  # of all steps in ROLL; Roost takes the statistics of the step
+}
+METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
+# ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
+PLAIN = ("reinforce", "grpo", "step_reinforce", "agentic_reinforce")
 
 
 def model_of_role(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
@@ -469,22 +483,45 @@ def _refuse_misspelt_keys(section: Section) -> None:
             )
 
 
-def _estimator(root: Section) -> object:
-    """The estimator; in the agentic pipeline `reward_normalization` says what is normalised, whatever its name."""
-    written = root.values.get("adv_estimator")
-    if "train_env_manager" not in root or written not in ("grpo", "reinforce", "step_reinforce", "agentic_reinforce"):
-        return written
+def is_agentic(root: Section) -> bool:
+    return "train_env_manager" in root
+
+
+def scope_words(root: Section) -> tuple[Any, Any]:
+    """ROLL's words for what the mean and the standard deviation of rewards are taken over; None: not computed.
+
+    The agentic pipeline has a block for them, whatever the estimator's name.
+    """
+    keys = ("norm_mean_type", "norm_std_type")
+    if not is_agentic(root):
+        is_grpo = root.values.get("adv_estimator") == "grpo"
+        mean, std = ("group" if is_grpo else root.values.get(key) for key in keys)
+        return mean, std
     block = root.below("reward_normalization").values
-    over = "batch" if block.get("grouping") in (None, "batch") else "group"
-    method = str(block.get("method"))
-    scopes = [
-        (over if block.get(key) in (None, "group") else block.get(key)) if is_needed or block.get(key) else None
-        for key, is_needed in (
-            ("norm_mean_type", method in ("mean", "mean_std", "asym_clip")),
-            ("norm_std_type", method in ("mean_std", "asym_clip")),
-        )
-    ]
-    return AGENTIC_ESTIMATORS.get((scopes[0], scopes[1]), "reinforce")
+    over = block.get("grouping") or "batch"
+    needs = METHODS.get(str(block.get("method")), (False, False))
+    written = [block.get(key) or (over if is_needed else None) for key, is_needed in zip(keys, needs, strict=True)]
+    mean, std = (over if word == "group" else word for word in written)
+    return mean, std
+
+
+def normalisation(root: Section) -> tuple[object, dict[str, RewardScope]]:
+    """The estimator in words that all notations share, and scopes of statistics of rewards that its name leaves open.
+
+    Without environments each domain of rewards is normalised alone.
+    """
+    if is_distilled_alone(root):
+        return TEACHER, {}
+    words = (word if isinstance(word, str) else None for word in scope_words(root))
+    found = [SCOPES.get(word, RewardScope.NONE) for word in words]
+    if not is_agentic(root) and len(root.below("rewards").values) > 1:
+        found = [RewardScope.TAG if scope is RewardScope.BATCH else scope for scope in found]
+    written = root.values.get("adv_estimator")
+    is_plain = written in PLAIN or (written == "gigpo" and not is_agentic(root))
+    if is_plain and (found[0], found[1]) in NORMALISED:
+        return NORMALISED[found[0], found[1]], {}
+    named = zip((BASELINE, STD), found, strict=True)
+    return "reinforce" if is_plain else written, {name: scope for name, scope in named if scope != RewardScope.NONE}
 
 
 def _settings(root: Section) -> dict[str, object]:
@@ -493,9 +530,11 @@ def _settings(root: Section) -> dict[str, object]:
     in_loss = root.values.get("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
     in_reward = root.values.get("init_kl_coef") if root.values.get("add_token_level_kl") is True else None
     prompt = first_number((root, "prompt_length"))
-    found = algorithm_of(Notation.ROLL, _estimator(root), in_loss, in_reward, prompt)
+    estimator, scopes = normalisation(root)
+    found = algorithm_of(Notation.ROLL, estimator, in_loss, in_reward, prompt)
+    found |= {name: scope.value for name, scope in scopes.items()}
     found |= {WHITEN: True} if root.values.get("whiten_advantages") is True else {}
-    found |= {STEPS: True} if root.values.get("adv_estimator") == "step_reinforce" else {}
+    found |= {STEPS: True} if root.values.get("adv_estimator") == "step_reinforce" and is_agentic(root) else {}
     if value is None:
         return found
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:

@@ -8,8 +8,19 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
+from roost.config.notations.algorithm import estimator_of_train
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
-from roost.config.notations.roll import holds_role, is_distilled_alone, teacher_role
+from roost.config.notations.roll import (
+    METHODS,
+    NORMALISED,
+    SCOPES,
+    holds_role,
+    is_agentic,
+    is_distilled_alone,
+    normalisation,
+    scope_words,
+    teacher_role,
+)
 from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
 from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
 from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
@@ -38,48 +49,29 @@ from roost.config.train import (
     LossAggregation,
     LrSchedulerType,
     Objective,
-    RewardScope,
     Whitening,
 )
 from roost.config.train_choices import Divergence
 
-# ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
-SAME = ("reinforce", "grpo", "step_reinforce", "gigpo")  # without environments these are one computation
 ADV_ESTIMATORS = {
     **ESTIMATORS,
     **dict.fromkeys(("reinforce", "step_reinforce", "agentic_reinforce"), AdvantageEstimator.REWARD),
     "gigpo": AdvantageEstimator.GIGPO,
 }
-NORMALISED = {  # by the scopes of the mean and the standard deviation
-    (RewardScope.NONE, RewardScope.NONE): AdvantageEstimator.REWARD,
-    (RewardScope.GROUP, RewardScope.NONE): AdvantageEstimator.GROUP_MEAN,
-    (RewardScope.GROUP, RewardScope.GROUP): AdvantageEstimator.GRPO,
-    (RewardScope.BATCH, RewardScope.BATCH): AdvantageEstimator.REINFORCE,
-}
-METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
-SCOPES = {
-    None: RewardScope.NONE,
-    "batch": RewardScope.BATCH,
-    "group": RewardScope.GROUP,
-    "traj_group_id": RewardScope.GROUP,
-    "tags": RewardScope.TAG,
-}
 KL_PENALTIES = {word: DIVERGENCES[word] for word in ("kl", "abs", "mse", "k3")}
 ERROR_TOKENS = 9999999999  # ROLL's default: no limit
 STEP_GAMMA = 0.95
 KL_COEF = 0.2
-Scopes = tuple[RewardScope, RewardScope]
 
 
 def advantage_settings(root: Section) -> dict[str, Any]:
     """From rewards to advantages, as far as the config says."""
     estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
-    is_agentic = "train_env_manager" in root
     is_taught = is_distilled_alone(root)
     if is_taught:
-        found = _of_teachers(root, is_agentic)
+        found = _of_teachers(root)
     else:
-        found = _of_environments(root, estimator) if is_agentic else _of_domains(root, estimator)
+        found = _of_environments(root, estimator) if is_agentic(root) else _of_domains(root, estimator)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
     if root.values.get("adv_estimator") == "gae" and not is_taught:
         note_padding(root, "adv_estimator", "ROLL")
@@ -88,10 +80,10 @@ def advantage_settings(root: Section) -> dict[str, Any]:
     return found if is_taught else found | _kl_penalty(root)
 
 
-def _of_teachers(root: Section, is_agentic: bool) -> dict[str, Any]:
+def _of_teachers(root: Section) -> dict[str, Any]:
     """Only the KL from teachers counts; ROLL replaces the estimator and switches the KL from a reference off."""
     found: dict[str, Any] = {"advantage_estimator": AdvantageEstimator.TEACHER}
-    if is_agentic:
+    if is_agentic(root):
         return found | {"advantage_level": AdvantageLevel.SAMPLE}
     return found | _masks(root) | ({"whiten_by_tag": True} if len(root.below("rewards").values) > 1 else {})
 
@@ -125,10 +117,7 @@ def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dic
     Each sample, an episode or one step of it, has its own reward and counts once.
     """
     written = root.values.get("adv_estimator")
-    scopes = _scopes_of_block(root)
-    if written == "grpo":
-        estimator = AdvantageEstimator.REWARD
-    found = {"advantage_level": AdvantageLevel.SAMPLE, **_normalised(estimator, scopes)}
+    found = {"advantage_level": AdvantageLevel.SAMPLE, **_normalised(root, estimator)}
     if written in ("gigpo", "step_reinforce"):
         gamma = root.number("step_reward_gamma")
         found["step_gamma"] = STEP_GAMMA if gamma is None else gamma
@@ -148,41 +137,22 @@ def _of_domains(root: Section, estimator: AdvantageEstimator | None) -> dict[str
     has_domains = len(root.below("rewards").values) > 1
     if written == "agentic_reinforce":
         root.error("RST-T013", "adv_estimator", f"{written} is for environments", fix="write adv_estimator: reinforce")
-    if written == "grpo":
-        mean, std = RewardScope.GROUP, RewardScope.GROUP
-    else:
-        mean, std = (_scope(root, key, key, root.values.get(key)) for key in ("norm_mean_type", "norm_std_type"))
-    if has_domains:
-        mean, std = (RewardScope.TAG if each is RewardScope.BATCH else each for each in (mean, std))
-    found = _normalised(AdvantageEstimator.REWARD if written in SAME else estimator, (mean, std))
+    found = _normalised(root, estimator)
     return found | ({"whiten_by_tag": True} if has_domains else {}) | _masks(root)
 
 
-def _normalised(estimator: AdvantageEstimator | None, scopes: Scopes) -> dict[str, Any]:
+def _normalised(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
     """Estimators that normalise rewards have separate names."""
-    if estimator is AdvantageEstimator.REWARD and scopes in NORMALISED:
-        return {"advantage_estimator": NORMALISED[scopes]}
-    found: dict[str, Any] = {"advantage_estimator": estimator}
-    names = ("reward_baseline", "reward_std")
-    return found | {name: scope for name, scope in zip(names, scopes, strict=True) if scope is not RewardScope.NONE}
+    for key, word in zip(("norm_mean_type", "norm_std_type"), scope_words(root), strict=True):
+        _check_scope(root, "reward_normalization" if is_agentic(root) else key, key, word)
+    shared, scopes = normalisation(root)
+    if shared in NORMALISED.values():
+        estimator = AdvantageEstimator(str(estimator_of_train(shared)))
+    return {"advantage_estimator": estimator, **scopes}
 
 
-def _scopes_of_block(root: Section) -> Scopes:
-    """Scopes of the mean and the standard deviation, from `method` or `norm_*_type` and `grouping`."""
-    block = root.below("reward_normalization")
-    needs = METHODS.get(str(block.values.get("method")), (False, False))
-    over = block.values.get("grouping") or "batch"
-    wanted = []
-    for key, is_needed in zip(("norm_mean_type", "norm_std_type"), needs, strict=True):
-        written = block.values.get(key)
-        words = over if written in (None, "group") else written
-        is_wanted = is_needed or written is not None
-        wanted.append(_scope(root, "reward_normalization", key, words) if is_wanted else RewardScope.NONE)
-    return wanted[0], wanted[1]
-
-
-def _scope(root: Section, place: str, key: str, words: Any) -> RewardScope:
-    if words == "running":
+def _check_scope(root: Section, place: str, key: str, word: Any) -> None:
+    if word == "running":
         root.findings.warn(
             "RST-T048",
             root.where(place),
@@ -190,14 +160,11 @@ def _scope(root: Section, place: str, key: str, words: Any) -> RewardScope:
             "ROLL fails with a KeyError unless the domain is called domain",
             f"write {key}: batch",
         )
-        return RewardScope.BATCH
-    if not isinstance(words, str | None) or words not in SCOPES:
-        known = ", ".join(str(word) for word in SCOPES if word)
+    elif not isinstance(word, str | None) or word not in SCOPES:
+        known = ", ".join(str(each) for each in SCOPES if each not in (None, "running"))
         root.error(
-            "RST-T018", place, f"takes statistics over {shown(words)}", f"Roost has {known}", "write one of these"
+            "RST-T018", place, f"takes statistics over {shown(word)}", f"Roost has {known}", "write one of these"
         )
-        return RewardScope.NONE
-    return SCOPES[words]
 
 
 def _masks(root: Section) -> dict[str, Any]:

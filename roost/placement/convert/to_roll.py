@@ -9,9 +9,11 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, STEPS, WHITEN, shared_estimator
-from roost.config.notations.roll import AGENTIC_ESTIMATORS
+from roost.config.notations.algorithm import BASELINE, ESTIMATOR, KL_COEF, KL_IN, PROMPT, STD, STEPS, WHITEN
+from roost.config.notations.roll import NORMALISED
 from roost.config.ranks import spell_ranks
+from roost.config.teacher import TEACHER
+from roost.config.train_choices import RewardScope
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, precision
 from roost.placement.convert.parts import estimator_word, given
@@ -45,22 +47,41 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
 
 
 def _estimator(plan: Plan) -> dict[str, Any]:
-    """The estimator; its normalisation is a block of its own in the agentic pipeline, and whitening without it."""
-    said = shared_estimator(plan.settings)
+    """The estimator, and keys for what it normalises: a block in the agentic pipeline."""
+    said = plan.settings.get(ESTIMATOR)
     whitens = {"whiten_advantages": True} if plan.settings.get(WHITEN) is True else {}
-    blocks = {word: scopes for scopes, word in AGENTIC_ESTIMATORS.items()}
     is_agentic = any(part.name == "train_env_manager" for part in plan.components)
-    if is_agentic and (said in blocks or said == "reinforce"):
-        name = "step_reinforce" if plan.settings.get(STEPS) else "reinforce"
-        mean, std = blocks.get(str(said), (None, None))
-        if whitens and said != plan.settings.get(ESTIMATOR):
-            mean = None  # whitened, not normalised
-        method = {"method": "mean_std" if std else "mean"}
-        block = {"grouping": "batch" if mean == "batch" else "traj_group_id", **method} if mean else None
-        return {"adv_estimator": name} | given(reward_normalization=block) | whitens
-    if said == "reinforce_plus_plus":
-        return {"adv_estimator": "reinforce", "whiten_advantages": True}
-    return given(adv_estimator=estimator_word(plan, Notation.ROLL)) | whitens
+    if said == TEACHER:
+        return {"is_pure_opd": True, **whitens}
+    if said == "reinforce_plus_plus" and not is_agentic and plan.notation is not Notation.ROLL:
+        return {"adv_estimator": "reinforce", "whiten_advantages": True}  # tokens, as other programs do
+    mean, std = (RewardScope(plan.settings.get(name, RewardScope.NONE)) for name in (BASELINE, STD))
+    name = estimator_word(plan, Notation.ROLL)
+    for scopes, word in NORMALISED.items():
+        if word == said:
+            mean, std = scopes if word != "reinforce" else (mean, std)
+            name = "step_reinforce" if plan.settings.get(STEPS) else "reinforce"
+    if said == "grpo" and not is_agentic:
+        return {"adv_estimator": "grpo", **whitens}
+    return given(adv_estimator=name) | _normalisation(mean, std, is_agentic) | whitens
+
+
+def _normalisation(mean: RewardScope, std: RewardScope, is_agentic: bool) -> dict[str, Any]:
+    """Keys for what the mean and the standard deviation of rewards are taken over."""
+    if mean is std is RewardScope.NONE:
+        return {}
+    words = {RewardScope.NONE: None, RewardScope.GROUP: "group"}  # without environments a tag is a domain's batch
+    if not is_agentic:
+        return given(norm_mean_type=words.get(mean, "batch"), norm_std_type=words.get(std, "batch"))
+    scopes = [scope for scope in (mean, std) if scope is not RewardScope.NONE]
+    over = next((scope for scope in scopes if scope is not RewardScope.BATCH), RewardScope.BATCH)
+    grouping = {RewardScope.GROUP: "traj_group_id", RewardScope.TAG: "tags"}.get(over, "batch")
+    if mean is not RewardScope.NONE and std in (mean, RewardScope.NONE):
+        return {"reward_normalization": {"grouping": grouping, "method": "mean_std" if std is mean else "mean"}}
+    words |= {RewardScope.TAG: "group", RewardScope.BATCH: "batch"}
+    return {
+        "reward_normalization": {"grouping": grouping} | given(norm_mean_type=words[mean], norm_std_type=words[std])
+    }
 
 
 def _algorithm(plan: Plan) -> dict[str, Any]:
