@@ -57,7 +57,8 @@ class Plan:
     @cached_property
     def routes(self) -> Routes:
         """Weight routes from the learner to the engines."""
-        return find_routes(self.components, self.inventory)
+        engine = next((str(setting.value) for setting in self.training if setting.name == "engine"), None)
+        return find_routes(self.components, self.inventory, engine)
 
     def __getitem__(self, name: str) -> ComponentPlan:
         for component in self.components:

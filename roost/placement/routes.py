@@ -100,6 +100,7 @@ class EngineRoutes:
     sources: Ints  # nearest learner process with the weights; -1 if there is none
     reaches: Ints  # indices into `Reach`
     gathered: int = 1  # learner shards that are gathered into each engine shard before it is sent
+    parts: int = 1  # of the weights, of which a sending rank puts together one
     weight_bytes: int | None = None  # of the whole model in the engine's type, per update; None if it is not known
 
     @property
@@ -107,7 +108,7 @@ class EngineRoutes:
         """Bytes that a sending rank receives from other ranks in an update; ranks that share files receive none."""
         if self.weight_bytes is None:
             return None
-        return self.weight_bytes * (self.gathered - 1) // self.gathered
+        return self.weight_bytes * (self.gathered - 1) // (self.gathered * self.parts)
 
     def count(self, reach: Reach) -> int:
         return int((self.reaches == list(Reach).index(reach)).sum())
@@ -132,20 +133,23 @@ class Routes:
     engines: tuple[EngineRoutes, ...]
 
 
-def find_routes(components: Sequence[ComponentPlan], inventory: Inventory) -> Routes:
-    """Find the routes from `actor` to every engine of the policy; other engines (a judge) have their own weights."""
+def find_routes(components: Sequence[ComponentPlan], inventory: Inventory, engine: str | None = None) -> Routes:
+    """Find the routes from `actor` to every engine of the policy; other engines (a judge) have their own weights.
+
+    `engine` is the kind of engine, where the job has one; else each component's strategy says it.
+    """
     actor = _learner(components)
     if actor is None:
         return Routes(())
     engines = [part for part in components if takes_policy(part.name, part.role)]
-    return Routes(tuple(_engine_routes(actor, part, inventory) for part in engines))
+    return Routes(tuple(_engine_routes(actor, part, inventory, engine) for part in engines))
 
 
 def _learner(components: Sequence[ComponentPlan]) -> ComponentPlan | None:
     return next((part for part in components if trains_policy(part.name, part.role)), None)
 
 
-def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory) -> EngineRoutes:
+def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inventory, kind: str | None) -> EngineRoutes:
     lengths = np.diff(engine.table.offsets)
     size = _update_bytes(actor, engine)
     if not _holds_accelerators(actor.table) or not _holds_accelerators(engine.table):
@@ -153,16 +157,18 @@ def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inven
         host = np.full(engine.world_size, list(Reach).index(Reach.HOST))
         nothing = np.zeros_like(processes)
         is_one_node = len({*actor.table.nodes.tolist(), *engine.table.nodes.tolist()}) == 1
-        gathered = 1 if is_one_node else shards_of(actor)  # on one node, ranks write to files that engines map
-        return EngineRoutes(engine.name, processes, nothing, nothing, host, gathered, size)
+        # On one node, ranks write to files that built-in engines map; others read weights that rank 0 writes to disk.
+        maps_files = is_one_node and (kind or engine.model.strategy) not in ("vllm", "sglang")
+        gathered = 1 if maps_files else shards_of(actor)
+        return EngineRoutes(engine.name, processes, nothing, nothing, host, gathered, weight_bytes=size)
     processes = np.repeat(np.arange(engine.world_size), lengths)
     shards = np.arange(len(processes)) - np.repeat(engine.table.offsets[:-1], lengths)
     sources, reaches = _nearest(actor, engine, shards, inventory)
     one, two = actor.parallel, engine.parallel
-    gathered = max(1, one.tensor // two.tensor) * max(1, one.pipeline // two.pipeline)
+    gathered, parts = max(1, one.tensor // two.tensor) * max(1, one.pipeline // two.pipeline), two.tensor * two.pipeline
     if actor.model.sharding is Sharding.FULL:
-        gathered = shards_of(actor)
-    return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered, size)
+        gathered, parts = shards_of(actor), 1
+    return EngineRoutes(engine.name, processes, shards, sources, reaches, gathered, parts, size)
 
 
 def _update_bytes(actor: ComponentPlan, engine: ComponentPlan) -> int | None:

@@ -1,5 +1,7 @@
 """Weight routes by intersecting devices, whatever the order of ranks."""
 
+import json
+
 import pytest
 
 import roost
@@ -97,6 +99,46 @@ def test_shards_that_are_put_together_first_say_so():
     (engine,) = roost.plan(config).routes.engines
     assert engine.gathered == 4
     assert engine.summary.endswith("each put together from 4 learner shards first")
+
+
+QWEN = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+QWEN |= {"num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512}
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("tensor", "received"), [(1, 3 / 4), (2, 1 / 4), (4, 0)])
+def test_a_rank_receives_the_rest_of_an_engine_shard(model, tensor, received):
+    """It has a quarter of the weights, and an engine shard is all of them, a half or a quarter."""
+    quarters = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 4}}
+    shards = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": tensor}}
+    config = {
+        "num_gpus_per_node": 4,
+        "pretrain": model,
+        "actor_train": {"device_mapping": "0-3", "strategy_args": quarters},
+        "actor_infer": {"device_mapping": "0-3", "strategy_args": shards},
+    }
+    (engine,) = roost.plan(config).routes.engines
+    assert engine.gathered_bytes == engine.weight_bytes * received
+
+
+@pytest.mark.parametrize(("kind", "gathered"), [("torch", 1), ("vllm", 4), ("sglang", 4)])
+def test_built_in_engines_alone_map_what_ranks_write(kind, gathered):
+    config = {
+        "cluster": {
+            "num_nodes": 1,
+            "num_gpus_per_node": 4,
+            "component_placement": {"actor": "0-3", "rollout": {"node_group": "hosts", "placement": "0"}},
+            "node_groups": [{"label": "hosts", "node_ranks": 0, "ignore_hardware": True}],
+        },
+        "train": {"model": "m/m", "task": {"_target_": "a.Task"}, "engine": kind},
+    }
+    (engine,) = roost.plan(config, layout="as_written").routes.engines
+    assert engine.gathered == gathered
 
 
 # Two copies of the weights, each over 4 shards x 2 tensor.
