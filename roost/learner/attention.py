@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.sample import Ints
-from roost.vision.tower import UNKNOWN_TO_US
+from roost.vision.tower import UNSUPPORTED_ATTENTION_TERMS
 
 NAME = "roost_packed"
 ARGUMENT = "roost_segments"  # models pass unknown arguments on to their attention
@@ -64,7 +64,7 @@ def _attend(
     segments: Segments | None = options.get(ARGUMENT)
     if segments is None:
         raise ValueError(f"{type(module).__name__} does not get what the model was called with")
-    unknown = [name for name in UNKNOWN_TO_US if options.get(name) is not None]
+    unknown = [name for name in UNSUPPORTED_ATTENTION_TERMS if options.get(name) is not None]
     if unknown:
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
     # Under autocast, rotary embeddings leave queries and keys in float32.

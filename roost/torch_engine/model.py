@@ -15,7 +15,7 @@ from roost.torch_engine.attention import ARGUMENT, NAME, Attention, LayerCall, r
 from roost.torch_engine.cache import LayerShape
 from roost.torch_engine.settings import EngineSettings
 from roost.vision.processor import Processor
-from roost.vision.tower import UNKNOWN_TO_US, attention_of, model_class
+from roost.vision.tower import UNSUPPORTED_ATTENTION_TERMS, attention_of, model_class
 
 ROUTER = "TopKRouter"  # suffix of transformers' router classes
 
@@ -148,7 +148,7 @@ class _Examiner:
         self.shapes[call.layer] = LayerShape(value.shape[1], call.key.shape[2], value.shape[2])
         if call.options.get("sliding_window") is not None:
             self.windows.add(call.options["sliding_window"])
-        self.unknown |= {name for name in UNKNOWN_TO_US if call.options.get(name) is not None}
+        self.unknown |= {name for name in UNSUPPORTED_ATTENTION_TERMS if call.options.get(name) is not None}
         # One token, which sees itself alone.
         return value.repeat_interleave(call.query.shape[1] // value.shape[1], dim=1)
 

@@ -15,7 +15,7 @@ from roost.vision.image import Image
 from roost.vision.processor import Processor
 
 # Extra terms that some models pass to their attention, which Roost's would silently ignore.
-UNKNOWN_TO_US = ("softcap", "s_aux", "position_bias", "alibi_slopes")
+UNSUPPORTED_ATTENTION_TERMS = ("softcap", "s_aux", "position_bias", "alibi_slopes")
 KEPT_BYTES = 256 << 20  # of embeddings that an engine keeps on its device
 
 

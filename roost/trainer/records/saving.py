@@ -55,7 +55,7 @@ class Saver:
             try:
                 check_room(self._run.checkpoints, self._checkpoint_bytes, "checkpoints")
             except DiskFull as full:
-                note(f"{full}; free some space before the first one is written")
+                note(f"{full}; free some space before the next checkpoint")
         every = self._settings.checkpoint.checkpoint_every
         self._is_due = self._is_due or bool(every and state.step % every == 0)
         # After a skipped optimizer step the weights may be broken: keep the earlier checkpoint instead.
