@@ -240,11 +240,14 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
 
 
 def _check_optimizer_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
-    """Check that the interpreter of the learner has the package of its optimizer."""
+    """Check that the interpreter of the learner, with its environment, has the package of its optimizer."""
     if settings.learner.optimizer.optimizer is not OptimizerType.ADAMW_8BIT:
         return
+    learner = plan["actor"].process(0)
     try:
-        ask_for_package("torchao", "torchao", _interpreter_of(plan, "actor") or sys.executable, os.environ)
+        ask_for_package(
+            "torchao", "torchao", learner.interpreter or sys.executable, {**os.environ, **learner.start_env}
+        )
     except EngineError as error:
         findings.error(
             "RST-E011",

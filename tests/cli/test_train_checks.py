@@ -1,5 +1,6 @@
 """`roost train` reports what is wrong before it loads torch or starts Ray."""
 
+import sys
 import threading
 from contextlib import chdir
 from http import HTTPStatus
@@ -17,7 +18,7 @@ from roost.config.findings import ConfigError, Findings
 from roost.config.notations.notation import read_job
 from roost.net.hub import Answer, ask_hub, check_on_hub
 from roost.rollout.data.tables import DataError, open_rows
-from roost.trainer.preflight import ThisMachine, accelerators_to_simulate, machine_of_run
+from roost.trainer.preflight import ThisMachine, accelerators_to_simulate, check_before_launch, machine_of_run
 from tests.cli.terminal import run, write
 
 ARITHMETIC = Path(__file__).parents[2] / "examples/arithmetic"
@@ -259,3 +260,23 @@ def test_accelerators_of_a_registered_vendor_are_seen(tmp_path, monkeypatch):
     job = read_job(load(ARITHMETIC / "rlinf.yaml", (), Findings()), Findings())
     assert accelerators_to_simulate(job, "local", environ) == 0
     assert machine_of_run(job, "local", environ) == ThisMachine(2, "Acme 1", 40.0)
+
+
+def test_a_package_is_looked_for_where_the_learner_will_be(model, tmp_path):
+    """The environment of its node group counts, as here a folder with the package."""
+    write(tmp_path, "", "torchao.py")
+    software = {"node_ranks": 0, "python_interpreter_path": sys.executable, "env_vars": [{"PYTHONPATH": str(tmp_path)}]}
+    config = {
+        "cluster": {
+            "num_nodes": 1,
+            "num_gpus_per_node": 2,
+            "component_placement": {"actor": {"node_group": "train", "placement": 0}, "rollout": 1},
+            "node_groups": [{"label": "train", "node_ranks": 0, "env_configs": [software]}],
+        },
+        "actor": {"model": {"model_path": str(model)}},
+        "train": {"optimizer": "adamw_8bit", "task": {"_target_": "a.Task"}},
+    }
+    findings = Findings()
+    job = read_job(load(config, (), findings), findings)
+    findings.raise_errors()
+    check_before_launch(job, job.training, "local", {})
