@@ -15,7 +15,7 @@ from roost.config.job import Notation, Role
 from roost.config.notations.algorithm import ESTIMATOR, PROMPT, RESPONSE, WHITEN, shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
-from roost.placement.models import backend, uses_model, with_reference
+from roost.placement.models import backend, uses_model, whitens_gae, with_reference
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan
 
@@ -118,8 +118,10 @@ def _settings(plan: Plan, other: Plan) -> dict[str, object]:
     shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SEEN_ELSEWHERE)}
     if ESTIMATOR in shared:
         shared[ESTIMATOR] = shared_estimator(plan.settings)
-        if shared[ESTIMATOR] != plan.settings[ESTIMATOR] or shared[ESTIMATOR] == "gae":
-            shared.pop(WHITEN, None)  # a part of these estimators
+        if shared[ESTIMATOR] != plan.settings[ESTIMATOR]:
+            shared.pop(WHITEN, None)  # a part of the estimator
+        if whitens_gae(plan) and other.settings.get(ESTIMATOR) == "gae" and plan.notation is not other.notation:
+            shared[WHITEN] = True
     is_async, ratio = (plan.settings.get(key) for key in _ASYNC)
     shared[AHEAD] = f"{ratio if isinstance(ratio, int | float) else float(is_async is True):g}"
     sequence, prompt = _longest_sequence(plan), plan.settings.get(PROMPT)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from roost.config.job import Notation, Role, Sharding
-from roost.config.notations.algorithm import KL_COEF
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 
@@ -14,6 +14,8 @@ from roost.placement.plan import Plan
 _ONLY_ENGINE = {Notation.LOOP: "vllm", Notation.SLIME: "sglang", Notation.MILES: "sglang"}
 _SAME_ENGINE = {"huggingface": "hf", "hf_infer": "hf", "transformers": "hf"}
 _SAME_LEARNER = {"fsdp2": "fsdp", "dtensor": "fsdp"}  # DTensor of NeMo-RL is FSDP2
+
+_WHITEN_GAE = (Notation.VERL, Notation.OPENRLHF)  # always; elsewhere it is a switch
 
 
 def backend(part: ComponentPlan, notation: Notation) -> str | None:
@@ -51,6 +53,11 @@ def has_devices(part: ComponentPlan) -> bool:
 def uses_model(part: ComponentPlan) -> bool:
     """Return True if a component runs a model on accelerators; helpers may, where one is named for them."""
     return part.role is not Role.HELPER or (part.model.path is not None and has_devices(part))
+
+
+def whitens_gae(plan: Plan) -> bool:
+    """Return True if generalised advantages are whitened without a key that says it."""
+    return plan.notation in _WHITEN_GAE and plan.settings.get(ESTIMATOR) == "gae"
 
 
 def with_reference(plan: Plan) -> list[ComponentPlan]:

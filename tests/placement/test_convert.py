@@ -12,6 +12,7 @@ from roost.config.notations.roll_train import advantage_settings
 from roost.config.section import Section
 from roost.config.source import Source
 from roost.placement.convert.convert_plan import convert_plan
+from roost.placement.diff import diff_plans
 
 LOOP = {
     "rl": {"gpu_allocation": {"learning_gpus": [0, 1, 2], "inference_gpus": [3, 5, 4, 6, 7]}},
@@ -365,3 +366,27 @@ def test_statistics_of_rewards_that_verl_lacks_are_named():
         roost.plan({**SHARED_SIZES, "adv_estimator": "reinforce", **GROUP}), roost.Notation.VERL, Findings()
     )
     assert converted.values["algorithm"]["adv_estimator"] == "grpo"
+
+
+def test_whitening_of_generalised_advantages_is_a_switch_in_roll_and_always_on_in_verl(tmp_path):
+    critic = {"critic": {"device_mapping": "0-7", "strategy_args": SHARED_SIZES["actor_train"]["strategy_args"]}}
+    plain = roost.plan({**SHARED_SIZES, **critic, "adv_estimator": "gae"})
+    whitened = roost.plan({**SHARED_SIZES, **critic, "adv_estimator": "gae", "whiten_advantages": True})
+    assert [str(change) for change in diff_plans(plain, whitened)] == ["whiten_advantages: nothing -> true"]
+
+    def converted(plan, target):
+        findings = Findings()
+        written = convert_plan(plan, roost.Notation(target), findings)
+        assert written is not None
+        return written, [finding.what for finding in findings.warnings if "whiten" in finding.what]
+
+    for target in ("verl", "openrlhf"):
+        (named,) = converted(plain, target)[1]
+        assert "whiten_advantages true" in named and named.endswith("which the job does not say")
+        assert converted(whitened, target)[1] == []
+    assert converted(plain, "slime")[1] == []
+    assert converted(whitened, "slime")[1] == ["slime does not say this: whiten_advantages: true -> nothing"]
+    (tmp_path / "run.sh").write_text(converted(plain, "verl")[0].text)
+    verl = roost.plan(tmp_path / "run.sh")
+    written, named = converted(verl, "roll")
+    assert written.values["whiten_advantages"] is True and named == []

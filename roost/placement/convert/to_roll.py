@@ -17,7 +17,7 @@ from roost.config.train_choices import RewardScope
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP, precision
 from roost.placement.convert.parts import estimator_word, given
-from roost.placement.models import backend, uses_model, with_reference
+from roost.placement.models import backend, uses_model, whitens_gae, with_reference
 from roost.placement.plan import Plan
 
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
@@ -49,7 +49,7 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
 def _estimator(plan: Plan) -> dict[str, Any]:
     """The estimator, and keys for what it normalises: a block in the agentic pipeline."""
     said = plan.settings.get(ESTIMATOR)
-    whitens = {"whiten_advantages": True} if plan.settings.get(WHITEN) is True else {}
+    whitens = {"whiten_advantages": True} if plan.settings.get(WHITEN) is True or whitens_gae(plan) else {}
     is_agentic = any(part.name == "train_env_manager" for part in plan.components)
     if said == TEACHER:
         return {"is_pure_opd": True, **whitens}
