@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
 from itertools import groupby
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
-from roost.config.job import Notation, Role
+from roost.config.job import ModelUse, Notation, Role
 from roost.config.notations.algorithm import ESTIMATOR, PROMPT, RESPONSE, WHITEN, shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
@@ -26,18 +26,19 @@ _ASYNC = ("async_rollouts", "async_generation_ratio")  # compared as the iterati
 _SEEN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")  # in residency and models
 # The learner of these programs computes the reference's log-probs in its own processes.
 REFERENCE_INSIDE = (Notation.RLINF, Notation.VERL, Notation.SLIME, Notation.MILES, Notation.NEMO, Notation.TRL)
-# The fields of `ModelUse` that a component of the role uses.
-_OF_ALL = ("path", "config", "weight_bytes", "strategy", "unused_because")
-_OF_LEARNER = (
-    *("sharding", "lora_rank", "offloads", "tokens", "sequence", "recomputes"),
-    *("optimizer", "optimizer_on_host"),
-)
-_FIELDS = {
-    Role.LEARNER: (*_OF_ALL, *_OF_LEARNER),
-    Role.SCORER: (*_OF_ALL, "sharding"),
-    Role.ENGINE: (*_OF_ALL, "memory_fraction", "kv_sequences", "can_sleep", "sequence"),
-    Role.HELPER: _OF_ALL,
+# Fields of `ModelUse` that only engines or only learners use; a new field is compared for every role.
+_OF_ENGINE = {"memory_fraction", "kv_sequences", "can_sleep"}
+_OF_LEARNER = {
+    *("tokens", "recomputes", "recomputed_layers", "compute_bytes", "compiles"),
+    *("lora_rank", "optimizer", "optimizer_on_host", "offloads"),
 }
+_NOT_USED = {
+    Role.LEARNER: _OF_ENGINE,
+    Role.SCORER: {*_OF_ENGINE, *_OF_LEARNER, "sequence"},
+    Role.ENGINE: {*_OF_LEARNER, "sharding"},
+    Role.HELPER: {*_OF_ENGINE, *_OF_LEARNER, "sequence", "sharding"},
+}
+_OF_TRAIN = ("recomputed_layers", "compute_bytes", "compiles")  # of Roost's own learner, which no notation says
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +175,13 @@ def _word(value: object) -> str:
 
 def _model_changes(one: Plan, before: ComponentPlan, other: Plan, after: ComponentPlan) -> Iterator[Change]:
     """Fields of a component's model that its role uses, one change for each that differs."""
-    if not uses_model(before):
+    if not uses_model(before) and not uses_model(after):
         return
     is_same = one.notation is other.notation
-    for name in _FIELDS[before.role]:
+    role = (before if uses_model(before) else after).role
+    for name in (field.name for field in fields(ModelUse) if field.name not in _NOT_USED[role]):
+        if name in _OF_TRAIN and not is_same:
+            continue
         if is_same:
             old, new = getattr(before.model, name), getattr(after.model, name)
         else:
@@ -196,7 +200,7 @@ def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
     learner = next((each for each in plan.components if each.role is Role.LEARNER), part)
     if name == "path":
         policy = (each.model.path for each in (learner, *plan.components) if each.role in (Role.LEARNER, Role.ENGINE))
-        path = part.model.path or next((path for path in policy if path), None)
+        path = part.model.path or (next((path for path in policy if path), None) if uses_model(part) else None)
         return path.rstrip("/") if path else None
     if name == "strategy":
         is_scorer = part.role is Role.SCORER and part.model.strategy is None

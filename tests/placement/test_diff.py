@@ -1,8 +1,11 @@
 """Differences of two plans, and the reason for a process's place."""
 
+from dataclasses import fields, replace
+
 import pytest
 
 import roost
+from roost.config.job import ModelUse
 from roost.placement.diff import diff_plans
 from roost.placement.explain import explain_component, explain_process
 
@@ -120,3 +123,22 @@ class TestExplain:
     def test_sharing(self):
         made = plan(actor="all", rollout="0-3")
         assert "It shares 4 accelerators with actor" in explain_component(made, made["rollout"])[-1]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ModelUse) if field.name != "config"])
+def test_every_field_of_a_model_is_compared_where_it_is_used(name):
+    config = {"component_placement": {"actor": "0-3", "rollout": "4-7"}, "num_nodes": 1, "num_gpus_per_node": 8}
+    before = roost.plan({"cluster": config})
+    models = [replace(part.model, **{name: "another"}) for part in before.components]
+    parts = [replace(part, model=model) for part, model in zip(before.components, models, strict=True)]
+    changes = diff_plans(before, replace(before, components=tuple(parts)))
+    assert any(change.subject == "model" and change.after == f"{name}=another" for change in changes)
+
+
+def test_a_model_that_only_the_second_plan_has_is_a_change():
+    roles = {"num_gpus_per_node": 4, "actor_train": {"device_mapping": "0-3"}}
+    judge = {"device_mapping": "0-3", "num_gpus_per_worker": 1}
+    named = judge | {"model_args": {"model_name_or_path": "models/judge"}}
+    without, with_it = (roost.plan({**roles, "rewards": {"judge": each}}) for each in (judge, named))
+    assert words(without, with_it) == ["reward.judge: path=nothing -> path=models/judge"]
+    assert words(with_it, without) == ["reward.judge: path=models/judge -> path=nothing"]
