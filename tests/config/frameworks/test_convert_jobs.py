@@ -4,7 +4,7 @@ import pytest
 
 import roost
 from roost.config.findings import Findings
-from roost.config.job import Notation
+from roost.config.job import Notation, Role
 from roost.placement.convert.convert_plan import convert_plan
 from roost.placement.diff import diff_plans
 from tests.config.frameworks.test_files import CASES as FILES
@@ -23,6 +23,20 @@ NOT_WHOLE = {
     *("examples/serve/run_serve_qwen1.5b.sh", "examples/advanced/glm-5.2/infer/pd.toml"),
     "examples/terminal_bench, the older allocation_mode",  # roles are written one by one, in another order
 }
+
+
+def facts_of(plan):
+    """What a conversion must keep or name; a reference may be inside the learner."""
+    return {
+        part.name: (part.parallel, part.role, part.model.sharding, part.model.memory_fraction)
+        + ((part.model.offloads,) if part.role is Role.LEARNER else ())
+        for part in plan.components
+        if part.name != "reference"
+    }
+
+
+def processes_beside_reference(plan):
+    return {name: words for name, words in processes_of(plan).items() if name != "reference"}
 
 
 def plan_of_job(folder, framework, job):
@@ -56,7 +70,10 @@ def check_conversion(plan, target, tmp_path):
     assert {finding.code for finding in findings.notes} <= {"RST-N084"}
     for note in findings.notes:
         assert f"# {note.where.key_path}: not in the source" in written.text
-    if lost:
+    if not lost:
+        assert facts_of(again) == facts_of(plan)
+        assert processes_beside_reference(again) == processes_beside_reference(plan)
+    else:
         assert lost == {"RST-N046"}
         kept, before = processes_of(again), processes_of(plan)
         if any("order of its own" in finding.what for finding in findings.found):
