@@ -62,16 +62,27 @@ def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
     return Machines(len(used), width, pools)
 
 
-def engines_on(devices: Sequence[int], size: int, where: Where, root: Section, what: str = "engine") -> list[int]:
-    """The devices of as many engines as fit; those left over are warned about, and too few are an error."""
+def engines_on(
+    devices: Sequence[int],
+    size: int,
+    where: Where,
+    root: Section,
+    what: str = "engine",
+    note: str = "",
+    smaller: str = "",
+) -> list[int]:
+    """The devices of as many engines as fit; those left over are warned about, and too few are an error.
+
+    `note` says where the size is from, if it is not written; `smaller` is what to write for engines that fit.
+    """
     count = len(devices) // size
     if count == 0:
         root.findings.error(
             "RST-N057",
             where,
-            f"makes each {what} {counted(size, 'GPU')} large, but there are {len(devices)} for it",
-            f"{len(devices)} // {size} = 0",
-            f"give it at least {size} GPUs, or make it smaller",
+            f"makes each {what} {counted(size, 'GPU')} large, but it has {counted(len(devices), 'GPU')}",
+            f"{note}{len(devices)} // {size} = 0",
+            f"{f'write {smaller}' if smaller else 'make it smaller'}, or give it at least {size} GPUs",
         )
         return []
     left = len(devices) % size

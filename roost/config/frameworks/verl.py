@@ -35,6 +35,7 @@ from roost.config.section import Section
 from roost.config.source import read_yaml
 from roost.config.teacher import TEACHER
 
+TENSOR = 2  # GPUs of an engine by default, of the policy's and of a reward model's
 VERSION = "verl 0.9 of 2026-08-22 (1dda039b9)"
 # Defaults of verl's own configs, by the path of the key; a number that is not here has none.
 DEFAULTS: Mapping[str, Any] = {
@@ -44,7 +45,7 @@ DEFAULTS: Mapping[str, Any] = {
     "rollout.nnodes": 1,  # in the configs of fully_async and one_step_off
     "rollout.n_gpus_per_node": 8,
     "actor_rollout_ref.rollout.nnodes": 0,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": TENSOR,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
     "actor_rollout_ref.rollout.free_cache_engine": True,
     "actor_rollout_ref.actor.strategy": "fsdp",
@@ -55,7 +56,7 @@ DEFAULTS: Mapping[str, Any] = {
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
     "reward.reward_model.n_gpus_per_node": 8,
-    "reward.reward_model.rollout.tensor_model_parallel_size": 2,
+    "reward.reward_model.rollout.tensor_model_parallel_size": TENSOR,
     "distillation.n_gpus_per_node": 8,
 }
 OWN_CONFIGS = re.compile(
@@ -310,8 +311,8 @@ class _Verl(Reader):
 
     # --- engines
 
-    def _engine_size(self, section: Section, default: int) -> tuple[int, ParallelSizes]:
-        tensor = section.whole_number("tensor_model_parallel_size", 1, default) or 1
+    def _engine_size(self, section: Section) -> tuple[int, ParallelSizes]:
+        tensor = section.whole_number("tensor_model_parallel_size", 1, TENSOR) or 1
         data = section.whole_number("data_parallel_size", 1, 1) or 1
         pipeline = section.whole_number("pipeline_model_parallel_size", 1, 1) or 1
         parts = section.below("disaggregation")
@@ -322,7 +323,16 @@ class _Verl(Reader):
             width = tensor * prefill + (parts.whole_number("decode_tensor_model_parallel_size", 1) or tensor) * decode
         return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline)
 
-    def _standalone(self, section: Section, size: int, pool: Pool | None) -> list[int]:
+    def _cut(self, devices: Sequence[int], size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
+        """The devices of engines whose sizes are in the section `engine`."""
+        key = "tensor_model_parallel_size"
+        note = "" if key in engine else f"verl's default of {key} is {TENSOR}; "
+        tensor = engine.whole_number(key, 1, TENSOR) or 1
+        fitting = len(devices) * tensor // size
+        smaller = engine.spell(key, fitting) if fitting and size % tensor == 0 else ""
+        return engines_on(devices, size, where, self.root, what, note, smaller)
+
+    def _standalone(self, section: Section, engine: Section, size: int, pool: Pool | None) -> list[int]:
         """The devices of engines on nodes of their own."""
         if pool is None:
             return []
@@ -336,21 +346,19 @@ class _Verl(Reader):
                 f"{size} % {on_node} = {size % on_node}",
                 f"use engines whose size is a multiple of {per_node}, or divides it",
             )
-        return engines_on(pool.devices, size, section.where("nnodes"), self.root)
+        return self._cut(pool.devices, size, engine, section.where("nnodes"))
 
     def _rollout(self, pools: Mapping[str, Pool], mode: str) -> None:
         section = self.root.below("actor_rollout_ref", "rollout")
-        key = "tensor_model_parallel_size"
-        default = int(DEFAULTS[f"actor_rollout_ref.rollout.{key}"])
-        size, sizes = self._engine_size(section, default)
-        where = section.where(key)
+        size, sizes = self._engine_size(section)
+        where = section.where("tensor_model_parallel_size")
         devices: list[int] = []
         training = self.root.below("async_training")
         lends = training.flag("use_dynamic_resource_scheduling") or training.flag("use_trainer_do_validate")
         if mode not in ("fully_async", "one_step_off") or lends:
-            devices += engines_on(pools["trainer"].devices, size, where, self.root)
+            devices += self._cut(pools["trainer"].devices, size, section, where)
         of_pool = section if mode == "separate_async" else self.root.below("rollout")
-        own = self._standalone(of_pool, size, pools.get("rollout"))
+        own = self._standalone(of_pool, section, size, pools.get("rollout"))
         if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
             self.root.findings.error(
                 "RST-N058",
@@ -379,17 +387,17 @@ class _Verl(Reader):
         section = self._reward_section()
         if not section.flag("enable"):
             return
-        key = "tensor_model_parallel_size"
-        size, sizes = self._engine_size(section.below("rollout"), int(DEFAULTS[f"reward.reward_model.rollout.{key}"]))
+        engine = section.below("rollout")
+        size, sizes = self._engine_size(engine)
         where = section.where("enable")
         if section.flag("enable_resource_pool"):
-            devices = self._standalone(section, size, pools.get("reward"))
+            devices = self._standalone(section, engine, size, pools.get("reward"))
         else:
-            trainer = pools["trainer"].devices
-            devices = engines_on(trainer, size, section.below("rollout").where(key), self.root, "reward engine")
+            key = engine.where("tensor_model_parallel_size")
+            devices = self._cut(pools["trainer"].devices, size, engine, key, "reward engine")
         if devices:
             path = first_text((section, "model_path"), (section.below("model"), "path"))
-            fraction = fraction_of_device(section.below("rollout"), "gpu_memory_utilization")
+            fraction = fraction_of_device(engine, "gpu_memory_utilization")
             model = ModelUse(path, read_model_config(path), memory_fraction=fraction)
             self.add(
                 "reward",

@@ -372,3 +372,14 @@ def test_only_the_framework_of_the_job_is_loaded(framework, tmp_path):
     ran = subprocess.run([sys.executable, "-c", LOADED, script], capture_output=True, text=True, check=True)
     loaded = set(ran.stdout.split()) & {*(entry.module for entry in ENTRIES), "verl_train", "trl_train"}
     assert loaded == {framework}
+
+
+def test_the_fix_of_engines_by_verls_default_size_is_an_override_that_works(tmp_path):
+    command = f"{VERL} trainer.n_gpus_per_node=1"
+    finding = codes(tmp_path, command)["RST-N057"]
+    assert finding.where.line == 2
+    assert "verl's default of tensor_model_parallel_size is 2" in finding.why
+    override = finding.fix.removeprefix("write ").split(",")[0]
+    assert override == "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+    assert processes_of(plan_of(tmp_path, f"{command} {override}"))["rollout"] == "1 x 1 on 0"
+    assert "default" not in codes(tmp_path, f"{command} {override.replace('=1', '=4')}")["RST-N057"].why
