@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,7 +74,7 @@ _PLACES: Mapping[Notation, str] = {
     Notation.SLIME: "engines of slime take all GPUs of the actor, or those after them",
     Notation.NEMO: "roles of NeMo-RL take whole nodes, or all GPUs of a single node that the engines leave",
     Notation.OPENRLHF: "engines of OpenRLHF that share the actor's GPUs take all of them, others those after the roles",
-    Notation.SKYRL: "engines of SkyRL that share the policy's GPUs take all of them, others those after the roles",
+    Notation.SKYRL: "SkyRL's critic and engines share all of the policy's GPUs (colocate_all), or take those after it",
     Notation.PRIME: "prime-rl gives the first GPUs to engines and all others to the learner, by whole nodes on several",
     Notation.AREAL: "roles of AReaL that share GPUs have as many, and others take the next ones",
 }
@@ -216,7 +217,7 @@ def _component_at(key: str, plan: Plan) -> ComponentPlan | None:
 
 def _held(part: ComponentPlan) -> str:
     """Processes of a component and the devices that they have."""
-    devices = spell_ranks(sorted({*part.table.device_numbers.tolist()}), limit=6)
+    devices = spell_ranks(sorted(_devices(part)), limit=6)
     return f"{part.extent} with GPUs {devices}" if devices else part.extent
 
 
@@ -237,6 +238,28 @@ def _refuse(name: str, plan: Plan, result: Plan, findings: Findings) -> None:
         one, two = _held(before), _held(after)
         what = f"{program} cannot say this placement: {one}" + (f" -> {two}" if one != two else "")
     findings.error("RST-N045", Where(path=(name,)), what, why, KEEP)
+
+
+def _refuse_apart(name: str, others: Sequence[str], plan: Plan, result: Plan, findings: Findings) -> None:
+    """Say of a component that the program gives it other devices than those that it shares."""
+    before, after = (spell_ranks(sorted(_devices(one[name])), limit=6) for one in (plan, result))
+    what = f"{result.notation.value} cannot let it share GPUs with {' and '.join(others)}: GPUs {before} -> {after}"
+    counts = [len(set[int]().union(*map(_devices, one.components))) for one in (plan, result)]
+    more = f"; the job would take {counts[1]} GPUs in place of {counts[0]}" if counts[1] > counts[0] else ""
+    findings.error("RST-N045", Where(path=(name,)), what, _PLACES[result.notation] + more, KEEP)
+
+
+def _parted(name: str, plan: Plan, result: Plan) -> list[str]:
+    """The components that one shares devices with in the plan, and not in the result."""
+    here, there = ({part.name: _devices(part) for part in one.components} for one in (plan, result))
+    both = [other for other in here if other in there and other != name]
+    if name not in here or name not in there:
+        return []
+    return [other for other in both if here[name] & here[other] and not there[name] & there[other]]
+
+
+def _devices(part: ComponentPlan) -> set[int]:
+    return {*part.table.device_numbers.tolist()}
 
 
 def _remark(finding: Finding) -> str:
@@ -289,8 +312,14 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             added.append(f"{change.component} {change.after}")
         else:
             findings.warn("RST-N046", Where(), f"{program} does not say this: {change}", fix=_SET_AGAIN)
-    for component in dict.fromkeys(refused):
-        _refuse(component, plan, result, findings)
+    moved = dict.fromkeys(refused)
+    apart = {name: others for name in moved if (others := _parted(name, plan, result))}
+    held, given = _shapes(plan), _shapes(result)
+    for component in moved:
+        if component in apart:
+            _refuse_apart(component, apart[component], plan, result, findings)
+        elif not apart or held.get(component) != given.get(component):  # else it only comes after those
+            _refuse(component, plan, result, findings)
     if added:
         what = f"{program} takes {', '.join(added)}, {_GAINED}"
         findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
@@ -343,8 +372,18 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
 
 
 def _is_reordered(plan: Plan, result: Plan) -> bool:
-    """Return True if all that is kept has as many processes of the same sizes and shares as much, on other GPUs."""
-    return plan.mode is result.mode and _shapes(result).items() <= _shapes(plan).items()
+    """Return True if all that is kept has as many processes of the same sizes, and GPUs have other numbers only."""
+    names = {part.name for part in result.components} & {part.name for part in plan.components}
+    return _shapes(result).items() <= _shapes(plan).items() and _sharers(plan, names) == _sharers(result, names)
+
+
+def _sharers(plan: Plan, names: set[str]) -> Counter[frozenset[str]]:
+    """How many devices each set of components shares."""
+    on_device: dict[int, set[str]] = {}
+    for part in plan.components:
+        for number in _devices(part) if part.name in names else ():
+            on_device.setdefault(number, set()).add(part.name)
+    return Counter(map(frozenset, on_device.values()))
 
 
 def _shapes(plan: Plan) -> dict[str, list[tuple[int, int]]]:

@@ -87,7 +87,9 @@ def _engine(part: ComponentPlan, parts: Parts, known: Sequence[str] = ENGINES) -
 
 def _teacher(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     """A teacher behind an engine where its processes have several GPUs, else in the training backend."""
-    path = given(path=part.model.path)
+    rest = given(path=part.model.path)
+    if parts.share("actor", TEACHER):
+        rest["scheduling_strategy"] = dict(_WITH_ACTOR)
     if len(part.table.device_ranks) > part.world_size:
-        return {"engine_type": "rollout", "rollout": _engine(part, parts) | path}
-    return {"engine_type": "train", "train": _learner(part) | path}
+        return {"engine_type": "rollout", "rollout": _engine(part, parts) | rest}
+    return {"engine_type": "train", "train": _learner(part) | rest}

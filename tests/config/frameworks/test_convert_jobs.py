@@ -403,6 +403,23 @@ def test_a_component_that_the_target_lacks_is_named_once():
     }
 
 
+def test_components_that_share_gpus_are_not_parted():
+    shared = {"actor": "0-3", "critic": "0-3", "rollout": "4-7"}
+    plan = roost.plan({"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": shared}})
+    (where, what), *others = refusals(plan, "skyrl").items()
+    assert (where, others) == ("critic", [])
+    assert what.startswith("skyrl cannot let it share GPUs with actor: GPUs 0-3 -> 4-7; ")
+    assert what.endswith("the job would take 12 GPUs in place of 8")
+
+
+def test_a_teacher_on_the_learners_gpus_stays_there_in_areal():
+    placed = {"actor,rollout,teacher": "0-7"}
+    plan = roost.plan({"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": placed}})
+    written = convert_plan(plan, Notation.AREAL, Findings())
+    again = roost.plan(written.values, notation="areal")
+    assert processes_of(again)["teacher"] == processes_of(again)["actor"] == "8 x 1 on 0-7"
+
+
 def test_verls_own_staleness_is_taken_where_none_is_written(tmp_path):
     command = FULLY_ASYNC.removesuffix(" async_training.staleness_threshold=0.5")
     assert plan_of(tmp_path, command).settings["async_generation_ratio"] == 0.1
