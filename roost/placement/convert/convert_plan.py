@@ -366,8 +366,8 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
     is_beside = part.name == "reference" and part.table == plan["actor"].table
     if is_beside and result.notation in REFERENCE_INSIDE:
         return f"{program} has no component {part.name}: its learner computes what it is for"
-    if is_beside or (result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part)):
-        return f"{program} has no place for {part.name}: {change}"
+    if result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part):
+        return f"{program} has no place for {part.name}, which has no model: {_held(part)}"
     return ""
 
 

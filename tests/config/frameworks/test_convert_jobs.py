@@ -420,6 +420,14 @@ def test_a_teacher_on_the_learners_gpus_stays_there_in_areal():
     assert processes_of(again)["teacher"] == processes_of(again)["actor"] == "8 x 1 on 0-7"
 
 
+@pytest.mark.parametrize("name", ["critic", "reference"])
+def test_a_component_on_devices_that_the_target_lacks_is_refused(name):
+    placed = {f"actor,{name}": "0-3", "rollout": "4-7"}
+    plan = roost.plan({"cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": placed}})
+    assert list(refusals(plan, "prime")) == [name]
+    assert convert_plan(plan, Notation.SLIME, Findings()) is not None  # which computes a reference in its learner
+
+
 def test_verls_own_staleness_is_taken_where_none_is_written(tmp_path):
     command = FULLY_ASYNC.removesuffix(" async_training.staleness_threshold=0.5")
     assert plan_of(tmp_path, command).settings["async_generation_ratio"] == 0.1
