@@ -7,11 +7,21 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import Findings, Where
+from roost.config.job import Notation
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.models import KEEP
 from roost.placement.models import has_devices
 from roost.placement.plan import Plan
+
+# The key of other notations that says how far rollouts are ahead.
+_AHEAD = {
+    Notation.AREAL: "rollout.max_head_offpolicyness",
+    Notation.PRIME: "orchestrator.max_off_policy_steps",
+    Notation.SKYRL: "trainer.fully_async.max_staleness_steps",
+    Notation.VERL: "async_training.staleness_threshold",
+    Notation.NEMO: "max_trajectory_age_steps",
+}
 
 
 def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
@@ -63,7 +73,7 @@ def _is_async(plan: Plan, findings: Findings) -> bool:
     if ratio not in (None, 0, 1):
         findings.error(
             "RST-N050",
-            Where(path=("async_generation_ratio",)),
+            Where(plan.file, path=(_AHEAD.get(plan.notation, "async_generation_ratio"),)),
             f"ml-loop lags by one iteration, not by {ratio}",
             fix="write 0 or 1",
         )

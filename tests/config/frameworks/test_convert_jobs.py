@@ -428,6 +428,12 @@ def test_a_component_on_devices_that_the_target_lacks_is_refused(name):
     assert convert_plan(plan, Notation.SLIME, Findings()) is not None  # which computes a reference in its learner
 
 
+def test_a_staleness_that_loop_lacks_is_named_by_the_key_of_the_job():
+    job = {"actor": {"backend": "fsdp:d4"}, "rollout": {"backend": "vllm:d4", "max_head_offpolicyness": 4}}
+    plan = roost.plan(job, notation="areal")
+    assert "rollout.max_head_offpolicyness" in refusals(plan, "loop")
+
+
 def test_verls_own_staleness_is_taken_where_none_is_written(tmp_path):
     command = FULLY_ASYNC.removesuffix(" async_training.staleness_threshold=0.5")
     assert plan_of(tmp_path, command).settings["async_generation_ratio"] == 0.1
