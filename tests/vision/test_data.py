@@ -1,14 +1,17 @@
 """Images of data sets: columns, places in prompts, tokens, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from roost.config.data import read_data
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import Completion, Finish, VersionSpan
+from roost.engines.weights.probe import AFTER_IMAGE, probe_image, probe_tokens, probe_with_image
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.colours import QUESTION, VOCABULARY, square, write_colour_data
@@ -19,7 +22,7 @@ from roost.rollout.gateway import _encode_form
 from roost.trainer.batch import _sample
 from roost.vision.image import Image, ImageError, from_cell, png, size, thumbnail
 from roost.vision.messages import files_of, placed
-from roost.vision.processor import Processor
+from roost.vision.processor import FAMILIES, Processor
 from tests.rollout.script import ran
 from tests.vision.shown import PAD, sample
 
@@ -243,3 +246,13 @@ def test_wrong_columns_are_reported_where_they_stand(data, key_path):
     findings = Findings()
     assert read_data(data, Where(path=("data",)), findings) is None
     assert [found.where.key_path for found in findings.found] == [key_path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_probe_with_an_image_fits_into_the_context_of_the_example(folders, family):
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples/vision/rlinf.yaml").read_text())
+    processor = Processor.of_model(str(folders[family]))
+    tokens, (image,) = probe_with_image(probe_tokens(100), processor)
+    assert len(tokens) < example["train"]["engine_options"]["max_context"], "and an engine generates a token more"
+    assert sum(token != processor.token_id for token in tokens) == 1 + AFTER_IMAGE
+    assert (image.data, image.start) == (probe_image(), 1)

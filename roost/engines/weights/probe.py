@@ -146,6 +146,7 @@ def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
 
 
 PROBE_EDGE = 56  # pixels; the least that the image processors of these families do not enlarge
+AFTER_IMAGE = 8  # tokens at least, which depend on it
 
 
 def probe_image() -> bytes:
@@ -157,10 +158,13 @@ def probe_image() -> bytes:
 
 
 def probe_with_image(tokens: Sequence[int], processor: Processor) -> tuple[tuple[int, ...], tuple[Image, ...]]:
-    """Tokens of a probe with an image after the first, and the image. Other placeholders are left out."""
+    """Tokens of a probe with an image after the first, and the image. Other placeholders are left out.
+
+    The image counts among the tokens, as the probe must fit into the context of engines.
+    """
     first, *others = (token for token in tokens if token != processor.token_id)
-    ids, images = processor.expand([first, processor.token_id, *others], [probe_image()])
-    return tuple(ids), images
+    ids, images = processor.expand([first, processor.token_id], [probe_image()])
+    return (*ids, *others[: max(AFTER_IMAGE, len(tokens) - len(ids))]), images
 
 
 @torch.no_grad()
