@@ -112,14 +112,18 @@ def compared(
         try:
             run(config, folder / "job", RUN_LIMIT_S, is_shown=True)
         except RuntimeError:
-            if not (folder / "job" / "run" / "trace.json").exists():
-                raise  # else its steps are done: the disk may have no room for the checkpoint
+            if steps_done(folder / "job" / "run" / "metrics.jsonl") < STEPS:
+                raise  # else the disk has no room for the checkpoint
         finally:
             readings = sampler.stop()
         phases = intervals(json.loads((folder / "job" / "run" / "trace.json").read_text()))
     last = max(each.step for each in phases)
     observed = by_phase(readings, [each for each in phases if each.step == last])
     return {phase: {"predicted": planned.get(phase), **figures} for phase, figures in observed.items()}
+
+
+def steps_done(metrics: Path) -> int:
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
 def predicted(config: Mapping[str, Any], decision: str, device_gib: float | None) -> dict[str, float | None]:
