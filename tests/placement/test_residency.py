@@ -127,6 +127,16 @@ class TestMlLoop:
         assert caught.value.findings[0].where.key_path.startswith("rl.")
 
 
+def learning_actor(model, **train):
+    """The actor's share of a device while it learns, on 8 of 16 devices."""
+    train = {"task": {"_target_": "a.Task"}, "micro_batch_tokens": 1024, **train}
+    config = rlinf({"actor": "0-7", "rollout": "8-15"}, {"model": {"model_path": model}})
+    config["cluster"]["num_nodes"] = 2
+    plan = roost.plan({**config, "train": train}, machines(80, nodes=2))
+    held = next(each for each in plan.residency.classes if "actor" in each.device_class.components)
+    return held.phases[Phase.LEARN][0]
+
+
 class TestComputed:
     def test_both_kept_where_they_fit(self, model):
         config = rlinf(
@@ -189,12 +199,7 @@ class TestComputed:
         count, embeddings = 7_615_616_512, 2 * 152_064 * 3_584
 
         def actor_of(**train):
-            train = {"task": {"_target_": "a.Task"}, "weight_dtype": "float32", "micro_batch_tokens": 1024, **train}
-            config = rlinf({"actor": "0-7", "rollout": "8-15"}, {"model": {"model_path": model}})
-            config["cluster"]["num_nodes"] = 2
-            plan = roost.plan({**config, "train": train}, machines(80, nodes=2))
-            held = next(each for each in plan.residency.classes if "actor" in each.device_class.components)
-            return held.phases[Phase.LEARN][0]
+            return learning_actor(model, weight_dtype="float32", **train)
 
         exact = actor_of()
         saved = count * 8 / 8 / 2**30 - np.array(
@@ -207,12 +212,7 @@ class TestComputed:
 
     def test_an_adapter_of_the_train_section_is_counted(self, model):
         def learning(**train):
-            train = {"task": {"_target_": "a.Task"}, "compute_dtype": "bfloat16", "micro_batch_tokens": 1024, **train}
-            config = rlinf({"actor": "0-7", "rollout": "8-15"}, {"model": {"model_path": model}})
-            config["cluster"]["num_nodes"] = 2
-            plan = roost.plan({**config, "train": train}, machines(80, nodes=2))
-            held = next(each for each in plan.residency.classes if "actor" in each.device_class.components)
-            return held.phases[Phase.LEARN][0].device_gib
+            return learning_actor(model, compute_dtype="bfloat16", **train).device_gib
 
         whole = 7_615_616_512 * (4 + 4 + 8) / 8 / 2**30
         frozen = 7_615_616_512 * 2 / 8 / 2**30
