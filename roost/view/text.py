@@ -62,7 +62,7 @@ def _has_mesh(part: ComponentPlan) -> bool:
 
 
 def _traffic(part: ComponentPlan) -> str:
-    """What each rank of a learner sends; empty if that is nothing, or not known."""
+    """Bytes that each rank of a learner sends, as text; empty if there are none or they are not known."""
     traffic = micro_batch_traffic(part)
     if traffic is None or not traffic.total:
         return ""

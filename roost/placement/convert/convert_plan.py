@@ -378,7 +378,7 @@ def _is_reordered(plan: Plan, result: Plan) -> bool:
 
 
 def _sharers(plan: Plan, names: set[str]) -> Counter[frozenset[str]]:
-    """How many devices each set of components shares."""
+    """Number of devices that each set of components shares."""
     on_device: dict[int, set[str]] = {}
     for part in plan.components:
         for number in _devices(part) if part.name in names else ():

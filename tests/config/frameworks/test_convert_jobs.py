@@ -26,7 +26,7 @@ NOT_WHOLE = {
 
 
 def facts_of(plan):
-    """What a conversion must keep or name; a reference may be inside the learner."""
+    """Facts that a conversion must keep or name; a reference may be inside the learner."""
     return {
         part.name: (part.parallel, part.role, part.model.sharding, part.model.memory_fraction)
         + ((part.model.offloads,) if part.role is Role.LEARNER else ())
