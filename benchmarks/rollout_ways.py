@@ -72,7 +72,7 @@ class Episodes:
 async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[EpisodeRunner]:
     """A runner whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
     from roost import Cluster, NodePlacementStrategy
-    from roost.rollout.agent_worker import AgentGroup, AgentWorker
+    from roost.rollout.env_worker import AgentGroup, AgentWorker
     from roost.rollout.gateway import Gateway
     from roost.trainer.targets import load_scenario
 

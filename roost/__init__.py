@@ -35,7 +35,7 @@ _HOMES = {
     "roost.runtime.cluster": ("Cluster",),
     "roost.runtime.worker": ("LaunchOptions", "Worker", "WorkerGroup"),
     "roost.transport.channel": ("Channel",),
-    "roost.transport.failure": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
+    "roost.transport.context": ("PeerLost", "WaitedTooLong", "WorkerFailed"),
     "roost.transport.mailboxes": ("ChannelClosed",),
     "roost.config.findings": ("ConfigError", "Finding"),
     "roost.config.job": ("Job", "Layout", "Notation"),

@@ -2,12 +2,11 @@
 
 python scripts/chaos.py [--seconds 600] [--every 20] [--seed 0] [--faults "kill learner,fill disk"]
 
-Trains examples/arithmetic and restarts it with `--resume` whenever it exits, as a batch system would. Fails unless the
-weights equal the undisturbed run's bit for bit, every step was learned from once, and no process, shared memory or
+Trains examples/arithmetic and restarts it with `--auto-resume` whenever it exits, as a batch system would. Fails unless
+the weights equal the undisturbed run's bit for bit, every step was learned from once, and no process, shared memory or
 temporary file is left behind; fails as well if the run makes no step for START_LIMIT seconds, or if a fault never finds
 its process. After a failure the working folder is kept. Linux only; needs the right to mount (root, or user namespaces)
-for the disk fault.
-"""
+for the disk fault."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class Trial:
         return self.runs / "disturbed"
 
     def start(self) -> None:
-        self.process = start_run(self.work, "disturbed", self.steps, self.mark, is_resumed=self.has_run)
+        self.process = start_run(self.work, "disturbed", self.steps, self.mark)
         self.drivers.append(self.process.pid)
 
     def reap(self) -> bool:
@@ -101,12 +100,6 @@ class Trial:
         return self.process is None or self.process.poll() is not None
 
     @property
-    def has_run(self) -> bool:
-        """Whether there is a checkpoint to resume from; a run that ended before its first one starts anew."""
-        checkpoints = self.folder / "checkpoints"
-        return checkpoints.is_dir() and any(checkpoints.iterdir())
-
-    @property
     def done(self) -> int:
         return len(lines(self.folder / "metrics.jsonl"))
 
@@ -114,7 +107,7 @@ class Trial:
         return marked(self.mark)
 
 
-def start_run(work: Path, name: str, steps: int, mark: str, is_resumed: bool = False) -> subprocess.Popen[bytes]:
+def start_run(work: Path, name: str, steps: int, mark: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "roost", "train", str(JOB), f"actor.model.model_path={work / 'model'}"]
     command += [f"runner.max_steps={steps}", "+runner.save_interval=1", "--runs", str(work / "runs"), "--name", name]
     log = (work / f"{name}.log").open("ab")
@@ -122,7 +115,7 @@ def start_run(work: Path, name: str, steps: int, mark: str, is_resumed: bool = F
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}  # kept between runs on purpose
     with log:
         return subprocess.Popen(
-            command + ["--resume"] * is_resumed,
+            [*command, "--auto-resume"],  # starts over if it was killed before its first checkpoint was whole
             cwd=work,
             env={**os.environ, **own, **caches},
             stdin=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ from roost.config.findings import Findings
 from roost.config.interpolation import parse_devices
 from roost.config.notations.notation import read_job, recognise
 from roost.config.ranks import parse_placement, spell_ranks
-from roost.config.section import Section
+from roost.config.source import Section
 
 STEPS, ROWS, GROUP = 2, 24, 2
 PROMPT, RESPONSE, EPISODE = 192, 16, 4096  # tokens; a token is a byte here

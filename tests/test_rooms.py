@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import roost
+import roost.engines
+
 ROOT = Path(__file__).parents[1] / "roost"
 PURE = {"config", "cluster", "placement"}
 MACHINE = {"config", "procs", "net"}
@@ -19,7 +22,7 @@ MAY_IMPORT = {
     "procs": {"config"},
     "net": {"config", "procs"},
     "trace": {"config"},
-    "vision": set(),
+    "vision": {"config"},
     "transport": MACHINE | {"placement", "trace"},
     "runtime": PURE | MACHINE | {"trace", "transport"},
     "doctor": PURE | {"procs", "runtime"},
@@ -70,6 +73,25 @@ def test_pure_rooms_have_no_effects(room):
 
 
 @BY_ROOM
+def test_a_module_binds_each_constant_once(room):
+    twice = []
+    for file in sorted(room.rglob("*.py")):
+        bound = [name for node in ast.parse(file.read_text()).body for name in constants(node)]
+        twice += [(str(file), name) for name in sorted(set(bound)) if bound.count(name) > 1]
+    assert twice == []
+
+
+def constants(node):
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+
+
+@BY_ROOM
 def test_a_file_is_read_in_one_sitting(room):
     sizes = {str(file): len(file.read_text().splitlines()) for file in room.rglob("*.py")}
     assert {file: size for file, size in sizes.items() if size > 600} == {}
+
+
+@pytest.mark.parametrize("package", [roost, roost.engines], ids=lambda package: package.__name__)
+def test_names_that_are_imported_on_demand_are_there(package):
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []

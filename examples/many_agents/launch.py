@@ -29,7 +29,7 @@ import roost
 from roost import Cluster
 from roost.engines.protocol import Completion, Finish, VersionSpan
 from roost.placement.plan import Plan
-from roost.rollout.agent_worker import AgentGroup, AgentWorker
+from roost.rollout.env_worker import AgentGroup, AgentWorker
 from roost.rollout.episode import Episode, EpisodeReward, Sampler, Split, Task, Transcript
 from roost.rollout.episode_runner import EpisodeRequest
 from roost.rollout.gateway import Gateway

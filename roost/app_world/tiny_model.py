@@ -1,4 +1,4 @@
-"""A model for the easiest tasks: a token for every piece of them, and an idea of what code looks like."""
+"""A tiny Llama for the easiest tasks, pretrained on demonstrations that are mostly wrong."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ PIECES = (
 )
 
 
-def write_app_world_model(folder: Path | str, seed: int = 0, shown: int = 300, right: float = 0.25) -> Path:
+def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300, correct_share: float = 0.25) -> Path:
     """Write a model and its tokenizer; returns the folder.
 
-    It was shown so many batches of tasks with code, of which only the part `right` did what was asked: it knows how
-    answers look, and little of what they have to do with the task.
+    Pretrained on `batches` batches of 32 demonstrations. A share `correct_share` solves its task; the others solve a
+    random one. It knows the format but rarely the answer.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -63,8 +63,8 @@ def write_app_world_model(folder: Path | str, seed: int = 0, shown: int = 300, r
         model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, **own), dtype=torch.float32)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
         draws = random.Random(seed)
-        for _ in range(shown):
-            batch = torch.tensor([_demonstration(tokenizer, draws, right) for _ in range(32)])
+        for _ in range(batches):
+            batch = torch.tensor([_demonstration(tokenizer, draws, correct_share) for _ in range(32)])
             prompt = batch == tokenizer.convert_tokens_to_ids("<assistant>")
             labels = batch.masked_fill(prompt.cumsum(1) == 0, -100)  # only what comes after the task is learnt
             optimizer.zero_grad()
@@ -75,11 +75,11 @@ def write_app_world_model(folder: Path | str, seed: int = 0, shown: int = 300, r
     return folder
 
 
-def _demonstration(tokenizer: Any, draws: random.Random, right: float) -> Sequence[int]:
-    """A task with code for it, or for another one: all are as long."""
+def _demonstration(tokenizer: Any, draws: random.Random, correct_share: float) -> Sequence[int]:
+    """Token IDs of a task and code for it, or for a random task; all have the same length."""
     kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
     request = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
-    if draws.random() >= right:
+    if draws.random() >= correct_share:
         kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
     done = f"{BEGIN}{KINDS[kind][1][0]}{word}{KINDS[kind][1][1]}{DONE}{CLOSE}"
     ids: Sequence[int] = tokenizer(f"<user>{request}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
@@ -102,5 +102,5 @@ def _tokenizer() -> Any:
 
 
 def _escaped(piece: str) -> str:
-    """As the tokenizers' own expressions want it, which know fewer escapes than Python's."""
+    """Escape for regular expressions of `tokenizers`, which accept fewer escapes than `re.escape` writes."""
     return "".join(f"\\{character}" if character in r"\.^$*+?{}[]|()" else character for character in piece)

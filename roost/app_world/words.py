@@ -1,4 +1,4 @@
-"""The words of which worlds are made."""
+"""Word lists for generated worlds and tasks."""
 
 from __future__ import annotations
 

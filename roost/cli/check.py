@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from roost.cli.console import open_console
 from roost.cli.options import (
     WITH_TRAINING,
     AsJson,
@@ -23,7 +22,8 @@ from roost.cli.options import (
     Strict,
     import_from_here,
     not_installed,
-    planned,
+    open_console,
+    plan_with_options,
     split_overrides,
 )
 from roost.config.compose import load
@@ -69,12 +69,12 @@ def check_command(
     reports, plans = {}, {}
     for config in files:
         findings = Findings()
-        plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict, train)
+        plan = plan_with_options(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict, train)
         if imports:
             _check_imports(config, overrides, notation, findings, train)
         reports[config], plans[config] = findings, plan
         if not as_json:
-            print_findings(_without_itself(findings.found) if train else findings.found, console)
+            print_findings(_without_check_hint(findings.found) if train else findings.found, console)
         if train and not as_json:
             _print_trainable(config, plan, findings, console, imports)
     wrong = [config for config, findings in reports.items() if findings.errors]
@@ -91,7 +91,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _without_itself(findings: Iterable[Finding]) -> list[Finding]:
+def _without_check_hint(findings: Iterable[Finding]) -> list[Finding]:
     """The findings without the hint to run `roost check --train`."""
     return [replace(found, fix="") if found.fix.startswith(CHECK_TRAIN) else found for found in findings]
 
@@ -113,8 +113,8 @@ def _ignored(plan: Plan) -> list[KeyUse]:
 
 
 def _report(findings: Findings, plan: Plan | None, trains: bool) -> Any:
-    """The result for one config, as JSON has it."""
-    listed = _without_itself(findings.found) if trains else findings.found
+    """The result for one config as a JSON value."""
+    listed = _without_check_hint(findings.found) if trains else findings.found
     found = [finding_to_dict(finding) for finding in listed]
     if not trains:
         return found
@@ -137,7 +137,7 @@ def _check_imports(
     config: Path, overrides: list[str], notation: Notation | None, findings: Findings, trains: bool
 ) -> None:
     """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train."""
-    unread = Findings()  # already reported by `planned`
+    unread = Findings()  # already reported by `plan_with_options`
     source = load(config, overrides, unread)
     job = None if source is None else read_job(source, unread, notation, trains=trains)
     if job is None or job.training is None:

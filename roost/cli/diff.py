@@ -1,17 +1,27 @@
-"""`roost diff`: what moves between two configs or plan files."""
+"""`roost diff`: what moves between two configs or plan files; `roost convert`: the same job in another notation."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from roost.cli.console import open_console
-from roost.cli.options import GpusPerNode, InventoryFile, LayoutChoice, Overrides, planned
+from roost.cli.options import (
+    ConfigOrScript,
+    GpusPerNode,
+    InventoryFile,
+    LayoutChoice,
+    NotationChoice,
+    Overrides,
+    open_console,
+    plan_with_options,
+)
 from roost.config.findings import Findings, Where, counted
+from roost.config.job import Notation
+from roost.placement.convert.convert_plan import convert_plan
 from roost.placement.diff import diff_plans
 from roost.placement.plan import Plan, read_plan_file
 from roost.view.text import print_findings
@@ -82,4 +92,39 @@ def _read(
         return None
     if saved is not None or findings.num_errors > errors:
         return saved
-    return planned(file, findings, inventory, gpus_per_node, layout, overrides)
+    return plan_with_options(file, findings, inventory, gpus_per_node, layout, overrides)
+
+
+Target = Literal["rlinf", "roll", "loop", "verl", "slime", "nemo", "openrlhf", "skyrl", "prime", "areal"]
+LOSS = "RST-N046"  # a setting that the other notation does not have
+
+
+def convert_command(
+    config: ConfigOrScript,
+    to: Annotated[Target, typer.Option("--to", help="The notation to write.")],
+    overrides: Overrides = None,
+    gpus_per_node: GpusPerNode = None,
+    inventory: InventoryFile = None,
+    notation: NotationChoice = None,
+    layout: LayoutChoice = None,
+) -> None:
+    """Print the placements of a config in another notation.
+
+    For verl, slime, OpenRLHF and SkyRL that is the command that starts the job, for the others a file. What is printed
+    has been planned again: every process with devices is where it was, or on as many GPUs in the other program's own
+    order. Every other difference that roost diff shows is named.
+
+    Exit code 0 means that roost diff finds the plans equal; keys about training that are not converted are listed in
+    comments. 1 means that a difference is named, 2 that nothing is printed: the job has errors, or the other program
+    cannot place it.
+    """
+    findings = Findings()
+    plan = plan_with_options(config, findings, inventory, gpus_per_node, layout, overrides, notation)
+    machines = plan.inventory if plan is not None and inventory is not None else None
+    written = convert_plan(plan, Notation(to), findings, machines) if plan is not None else None
+    print_findings(findings.found, open_console(stderr=True))
+    if written is None:
+        raise typer.Exit(2)
+    print(written.text, end="")
+    if any(finding.code == LOSS for finding in findings.found):
+        raise typer.Exit(1)

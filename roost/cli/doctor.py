@@ -14,8 +14,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, WITH_TRAINING, NotationChoice, Overrides, not_installed, write_file
+from roost.cli.options import (
+    WITH_RAY,
+    WITH_TRAINING,
+    NotationChoice,
+    Overrides,
+    not_installed,
+    open_console,
+    write_file,
+)
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job

@@ -11,13 +11,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_TRAINING, import_from_here, not_installed
+from roost.cli.options import WITH_TRAINING, import_from_here, not_installed, open_console
 from roost.cli.runs import refuse_url
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
-from roost.config.job import Job
-from roost.config.model_files import ModelLocation, model_location, resolve_model
+from roost.config.job import Job, ModelLocation, model_location, resolve_model
 from roost.config.notations.notation import read_job
 from roost.engines.command import EngineKind
 from roost.view.text import print_findings
@@ -82,12 +80,6 @@ def eval_command(
     """
     notes = open_console(stderr=True)
     import_from_here()
-    try:
-        from roost.net.hub import check_on_hub
-        from roost.trainer.eval_run import EvalOptions, evaluate_jobs
-    except ImportError as error:
-        notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
-        raise typer.Exit(1) from None
     refuse_url(model)
     run = Path(model)
     is_run = (run / "config.yaml").is_file() and (run / "policy").is_dir()
@@ -104,6 +96,12 @@ def eval_command(
     keys = {"prompt": prompt, "answer": answer, "chat_template": chat_template}
     columns = {key: column for key, column in keys.items() if column is not None}
     jobs = {name: _job(path, weights, reward or "math", columns, changes) for name, path in sets}
+    try:  # slow, so after what is wrong without them
+        from roost.net.hub import check_on_hub
+        from roost.trainer.eval_run import EvalOptions, evaluate_jobs
+    except ImportError as error:
+        notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
+        raise typer.Exit(1) from None
     folder = out or (run / "eval" if is_run else Path("eval") / folder_name(model))
     options = EvalOptions(weights, folder, samples, temperature, limit, engine, engines)
     say = partial(_say, notes)

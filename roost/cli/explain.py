@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roost.cli.console import open_console
 from roost.cli.options import (
     ConfigOrScript,
     GpusPerNode,
@@ -16,11 +15,12 @@ from roost.cli.options import (
     LayoutChoice,
     NotationChoice,
     Overrides,
-    planned,
+    open_console,
+    plan_with_options,
 )
 from roost.config.compose import load
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.job import Notation, ResolvedSetting
+from roost.config.job import Notation, ResolvedSetting, family
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.notation import read_job
 from roost.placement.explain import explain_component, explain_process
@@ -47,19 +47,23 @@ def explain_command(
     """Say which rule put a component or a process where it is, or which key or default decides a training setting."""
     findings = Findings()
     is_setting = process.partition(".")[0] == "train"
-    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, trains=is_setting)
+    plan = plan_with_options(config, findings, inventory, gpus_per_node, layout, overrides, notation, trains=is_setting)
     console = open_console()
     if plan is not None and is_setting:
         _explain_training(plan.training, plan.notation, plan.file, process, findings, console)
     elif is_setting:
         # The settings are known even if the job cannot be planned; its errors are printed below.
-        unread = Findings()  # already reported by `planned`
+        unread = Findings()  # already reported by `plan_with_options`
         source = load(config, overrides or [], unread)
         job = None if source is None else read_job(source, unread, notation, trains=True)
         if job is not None and job.resolved:
             _explain_training(job.resolved, job.notation, job.source.file, process, findings, console)
     elif plan is not None and (keys := _keys_of(plan, process)) is not None:
-        print_keys(keys, plan.file, console)
+        if keys:
+            print_keys(keys, plan.file, console)
+        else:
+            below = process.partition(".")[2]
+            _print_all([f"No key below {below} is unused." if below else "Every key is used."], console)
     elif plan is not None:
         _print_all(_explain(plan, process, findings), console)
     print_findings(findings.errors, open_console(stderr=True))
@@ -78,7 +82,7 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
     if wanted == "keys":
         return list(plan.keys)
     path = rest if first == "keys" else wanted
-    is_component = any(path in (part.name, part.written_name) for part in plan.components)
+    is_component = any(path in (part.name, part.written_name, family(part.name)) for part in plan.components)
     found = [use for use in plan.keys if use.where.key_path == path or use.where.key_path.startswith(f"{path}.")]
     return found if first == "keys" or (found and not is_component) else None
 
@@ -112,23 +116,24 @@ def _explain(plan: Plan, wanted: str, findings: Findings) -> list[str]:
     name, colon, rank = wanted.partition(":")
     names = [part.name for part in plan.components]
     place = Where("command line", path=(wanted,))
-    part = next((part for part in plan.components if name in (part.name, part.written_name)), None)
-    if part is None:
-        findings.error(
-            "RST-P001",
-            place,
-            f"there is no component {name}",
-            did_you_mean(name, names),
-            f"components: {', '.join(names)}",
-        )
+    called = [part for part in plan.components if part.name == name]
+    called = called or [part for part in plan.components if name in (part.written_name, family(part.name))]
+    if not colon and called:
+        return [sentence for part in called for sentence in explain_component(plan, part)]
+    if not called:
+        hint = did_you_mean(name, names)
+        findings.error("RST-P001", place, f"there is no component {name}", hint, f"components: {', '.join(names)}")
         return []
-    if not colon:
-        return explain_component(plan, part)
+    part = called[0]
+    if len(called) > 1:
+        each = " or ".join(f"{part.name}:{rank}" for part in called)
+        findings.error("RST-P001", place, f"{name} is {len(called)} components", fix=f"use {each}")
+        return []
     if not rank.isdecimal() or int(rank) >= part.world_size:
         findings.error(
             "RST-P002",
             place,
-            f"{part.name} has no process {shown(rank)}",
+            f"{part.name} has no process {shown(rank)}" if rank else f"give a rank after {part.name}:",
             fix=f"use a rank from 0 to {part.world_size - 1}",
         )
         return []

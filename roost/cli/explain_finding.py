@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from roost.cli.console import open_console
+from roost.cli.options import open_console
 from roost.config.finding_codes import finding_kinds, spelled_code
 from roost.config.findings import did_you_mean
 
@@ -32,7 +32,7 @@ def explain_finding_command(
     if found is None:
         hint = did_you_mean(spelled_code(code), kinds) or "roost explain-finding lists all codes"
         raise typer.BadParameter(f"there is no finding {code}; {hint}", param_hint="CODE")
-    console.print(Text.assemble((found.code, "bold"), f" ({found.room}): {found.title}"), soft_wrap=True)
+    console.print(Text.assemble((found.code, "bold"), f" ({found.area}): {found.title}"), soft_wrap=True)
     console.print(Text(f"\n{found.explanation}"), soft_wrap=True)
     if found.example:
         console.print(Text(f"\nExample\n\n{found.example}"), soft_wrap=True)

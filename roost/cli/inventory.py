@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, AsJson, not_installed, write_file
+from roost.cli.options import WITH_RAY, AsJson, not_installed, open_console, write_file
 from roost.cluster.inventory import Inventory, Node
 from roost.config.findings import ConfigError
 from roost.view.text import print_findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,8 +10,15 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.console import open_console
-from roost.cli.options import GpusPerNode, InventoryFile, NotationChoice, Overrides, write_file
+from roost.cli.options import (
+    ConfigOrScript,
+    GpusPerNode,
+    InventoryFile,
+    NotationChoice,
+    Overrides,
+    open_console,
+    write_file,
+)
 from roost.config.compose import load
 from roost.config.findings import Findings, did_you_mean
 from roost.config.job import Job
@@ -35,9 +43,9 @@ from roost.view.text import print_findings
 def launch_command(
     scheduler: Annotated[
         Scheduler,
-        typer.Argument(help="What starts the nodes.", metavar="slurm|kuberay|skypilot|dstack|ssh"),
+        typer.Argument(help="Scheduler to render the job file for.", metavar="slurm|kuberay|skypilot|dstack|ssh"),
     ],
-    config: Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")],
+    config: ConfigOrScript,
     overrides: Overrides = None,
     submits: Annotated[
         bool,
@@ -51,7 +59,9 @@ def launch_command(
     name: Annotated[
         str | None, typer.Option("--name", help="The run's name; default: what the config says, or its file name.")
     ] = None,
-    runs: Annotated[str, typer.Option("--runs", metavar="FOLDER", help="Where runs are kept, on all nodes.")] = "runs",
+    runs: Annotated[
+        str, typer.Option("--runs", metavar="FOLDER", help="Folder or URL of runs, the same on all nodes.")
+    ] = "runs",
     scratch: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +74,7 @@ def launch_command(
         str | None, typer.Option("--time", metavar="TIME", help="Time limit: 24:00:00, or 1-12:00:00 with days.")
     ] = None,
     image: Annotated[str | None, typer.Option("--image", help="Container image with Roost in it.")] = None,
-    container: Annotated[Container, typer.Option("--container", help="How Slurm runs the image.")] = Container.PYXIS,
+    container: Annotated[Container, typer.Option("--container", help="Container runtime for Slurm.")] = Container.PYXIS,
     mount: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,16 +136,18 @@ def launch_command(
     findings = Findings()
     source = load(config, tuple(overrides or ()), findings)
 
-    def planned(findings: Findings, trains: bool) -> tuple[Job, Plan] | None:
+    def read_and_plan(findings: Findings, trains: bool) -> tuple[Job, Plan] | None:
         job = None if source is None else read_job(source, findings, notation, trains=trains)
         plan = None if job is None else try_plan(job, findings, inventory, accelerators_per_node=gpus_per_node)
         return None if job is None or plan is None or findings.has_errors else (job, plan)
 
-    found, notes = planned(findings, trains=command is None), open_console(stderr=True)
+    found, notes = read_and_plan(findings, trains=command is None), open_console(stderr=True)
     print_findings(findings.found, notes)
     if found is None:
-        if planned(Findings(), trains=False) is not None:
-            notes.print("note: a plan that Roost does not train is launched with --command TEXT", soft_wrap=True)
+        if read_and_plan(Findings(), trains=False) is not None:
+            notes.print(
+                "note: Roost cannot train this config; give the command to run with --command TEXT", soft_wrap=True
+            )
         raise typer.Exit(1)
     job, plan = found
     run_name = name or _configured_name(plan) or config.stem
@@ -192,9 +204,11 @@ def _sizes(option: str, written: Iterable[str] | None, plan: Plan) -> dict[str, 
     for text in written or ():
         component, _, value = text.partition("=")
         try:
-            sizes[component] = float(value)
+            size = sizes[component] = float(value)
         except ValueError:
             raise CannotRender(f"{option} {text!r} is not COMPONENT=NUMBER, such as {names[0]}=2") from None
+        if not 0 <= size < math.inf:
+            raise CannotRender(f"{option} {text!r}: {value} is not a size; give a finite number of 0 or more")
         if component not in names:
             hint = did_you_mean(component, names) or f"there are {', '.join(names)}"
             raise CannotRender(f"{option} {text!r}: there is no component {component}; {hint}")
@@ -206,7 +220,8 @@ def _variables(written: Iterable[str]) -> dict[str, str | None]:
     for text in written:
         variable, equals, value = text.partition("=")
         if not variable.isidentifier():
-            raise CannotRender(f"--env {text!r} is not NAME=VALUE or NAME")
+            # Without its value, which may be a secret.
+            raise CannotRender(f"--env: {variable!r} cannot be the name of a variable; write NAME=VALUE or NAME")
         found[variable] = value if equals else None
     return found
 

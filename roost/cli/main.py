@@ -6,7 +6,6 @@ import errno
 import gc
 import importlib
 import io
-import keyword
 import logging
 import os
 import sys
@@ -49,7 +48,12 @@ COMMANDS = (
     "watch",
     "up",
 )
-MODULES = {"sft": "train", **dict.fromkeys(("status", "logs", "scale", "stop", "watch", "report", "download"), "runs")}
+MODULES = {
+    "sft": "train",
+    "try": "try_",
+    "convert": "diff",
+    **dict.fromkeys(("status", "logs", "scale", "stop", "watch", "report", "download"), "runs"),
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -74,7 +78,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback()(_main)
     for name in names:
         word = name.replace("-", "_")
-        module = MODULES.get(word, f"{word}_" if keyword.iskeyword(word) else word)
+        module = MODULES.get(word, word)
         app.command(name)(getattr(importlib.import_module(f"roost.cli.{module}"), f"{word}_command"))
     return app
 

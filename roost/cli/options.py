@@ -1,18 +1,20 @@
-"""Options shared by several commands, and planning with them."""
+"""The console, options shared by several commands, and planning with them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from roost.config.findings import Findings
 from roost.config.job import Layout, Notation
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
+from roost.view.plain import PlainConsole
 
 WITH_RAY = "pip install 'roost[ray]'"
 WITH_TRAINING = "pip install 'roost[train]'"
@@ -57,7 +59,7 @@ LayoutChoice = Annotated[
     Layout | None,
     typer.Option(
         "--layout",
-        help="RLinf configs: place ranks as written, or cut them by the models' parallel sizes. "
+        help="RLinf configs: place ranks as written, or split them by the models' parallel sizes. "
         "Default: as the config implies.",
     ),
 ]
@@ -87,10 +89,10 @@ ConfigsAndOverrides = Annotated[
         metavar="CONFIG... [OVERRIDES]",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/plan-schema.md).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def planned(
+def plan_with_options(
     config: Path,
     findings: Findings,
     inventory: Path | None,
@@ -100,8 +102,9 @@ def planned(
     notation: Notation | None = None,
     strict: bool = False,
     trains: bool = False,
+    despite: Collection[str] = (),
 ) -> Plan | None:
-    """Plan with the options of a command; errors and warnings go to `findings`."""
+    """Plan with the options of a command; errors and warnings go to `findings`. Errors `despite` leave a plan."""
     return try_plan(
         config,
         findings,
@@ -112,16 +115,25 @@ def planned(
         accelerators_per_node=gpus_per_node,
         strict=strict,
         trains=trains,
+        despite=despite,
     )
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separate config files from overrides: an override has `=`, or begins with `~`, and is not an existing file.
 
+    Flags of a script, and all words after the first of them, are overrides too.
+
     >>> split_overrides(["a.yaml", "b.yaml", "runner.max_steps=5", "~data"])
     ([PosixPath('a.yaml'), PosixPath('b.yaml')], ['runner.max_steps=5', '~data'])
+    >>> split_overrides(["run.sh", "--colocate", "--rollout-num-gpus", "8"])
+    ([PosixPath('run.sh')], ['--colocate', '--rollout-num-gpus', '8'])
     """
-    is_override = [("=" in word or word.startswith("~")) and not Path(word).is_file() for word in words]
+    first_flag = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    is_override = [
+        at >= first_flag or (("=" in word or word.startswith("~")) and not Path(word).is_file())
+        for at, word in enumerate(words)
+    ]
     files = [Path(word) for word, other in zip(words, is_override, strict=True) if not other]
     return files, [word for word, other in zip(words, is_override, strict=True) if other]
 
@@ -140,8 +152,19 @@ def import_from_here() -> None:
 
 
 def write_file(file: Path, text: str, option: str) -> None:
-    """Write a file that the user named with an option."""
+    """Write a file that the user named with an option, or may name."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint=option) from None
+        raise typer.BadParameter(
+            f"{file} cannot be written: {error.strerror}; name another file with {option}"
+        ) from None
+
+
+def open_console(stderr: bool = False) -> Console:
+    """A console that prints text as it is: brackets are no markup, `:key:` is no emoji, escape sequences are dropped.
+
+    >>> open_console().print("pip install 'roost[train]'")
+    pip install 'roost[train]'
+    """
+    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)

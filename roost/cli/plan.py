@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.console import open_console
 from roost.cli.options import (
     AsJson,
     GpusPerNode,
@@ -17,11 +16,14 @@ from roost.cli.options import (
     NotationChoice,
     Overrides,
     Strict,
-    planned,
+    open_console,
+    plan_with_options,
 )
 from roost.config.findings import Findings, Where, did_you_mean
 from roost.placement.plan import SCHEMA, Plan, finding_to_dict, plan_to_dict
 from roost.view.text import print_findings, print_plan
+
+UNFIT = ("RST-M003", "RST-M004", "RST-M005")  # what does not fit, where the memory of all phases is known
 
 
 def plan_command(
@@ -57,7 +59,10 @@ def plan_command(
     No GPU, no Ray and no cluster are needed. Exit code 1 means that there are errors.
     """
     findings = Findings()
-    plan = planned(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict)
+    despite = UNFIT if grid else ()
+    plan = plan_with_options(
+        config, findings, inventory, gpus_per_node, layout, overrides, notation, strict, despite=despite
+    )
     wanted = tuple(component or ())
     if plan is not None:
         _check_names(plan, wanted, findings)
@@ -73,6 +78,10 @@ def plan_command(
 
             console.print()
             print_grid(plan, console)
+    elif plan is not None and grid and {error.code for error in findings.errors} <= set(UNFIT):
+        from roost.view.terminal_grid import print_memory
+
+        print_memory(plan, open_console())
     print_findings(findings.found, open_console(stderr=True))
     if findings.errors:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Commands about the folder of a run: `roost status`, `logs`, `stop`, `watch` and `report`."""
+"""Commands about the folder of a run: `roost status`, `logs`, `stop`, `scale`, `watch`, `report` and `download`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.table import Table
 
-from roost.cli.console import open_console
+from roost.cli.options import open_console
 from roost.config.findings import counted, did_you_mean
 from roost.learner.checksums import Damaged
+from roost.procs.child import LogTail
 from roost.procs.files import holder_of
-from roost.procs.logs import LogTail
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
-from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.running import ACTIVE, RunStatus, is_run, runs_in, status_of
+from roost.trainer.records.run_folder import ACTIVE, RunFolder, RunStatus, is_run, runs_in, status_of
 from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.view.plain import plain_line
 
-LOOK_EVERY = 0.3  # seconds
+POLL_INTERVAL_S = 0.3
+RUNS = Path("runs")  # where there are none before the first run
 Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/first.", metavar="RUN")]
 
 
@@ -54,9 +54,7 @@ def refuse_url(run: str | Path) -> None:
 
 
 def status_command(
-    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run (default: runs).", metavar="[RUNS]")] = Path(
-        "runs"
-    ),
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run (default: runs).", metavar="[RUNS]")] = RUNS,
     all_of_them: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -66,6 +64,9 @@ def status_command(
     killed. On a shared file system, runs of other hosts are listed too.
     """
     refuse_url(runs)
+    if runs != RUNS and not runs.exists():
+        open_console(stderr=True).print(f"error: {runs} does not exist; name a run or a folder of runs", soft_wrap=True)
+        raise typer.Exit(2)
     found = [status_of(run) for run in runs_in(runs)]
     all_of_them = all_of_them or is_run(runs)  # named itself
     shown = [status for status in found if all_of_them or status.state in ACTIVE]
@@ -96,7 +97,7 @@ def table_of(shown: Sequence[RunStatus]) -> Table:
             f"{status.step}/{status.steps}" if status.steps else str(status.step),
             "-" if status.reward is None else f"{status.reward:.3f}",
             status.reason or "-" if status.phase is None else f"{status.phase}, {status.idle_s or 0:.0f} s ago",
-            f"{status.mode}: {', '.join(status.components)}" if status.components else status.mode,
+            ", ".join(status.components) or status.mode,
             "-" if holder is None else f"{holder.pid} on {holder.host}",
         )
     return table
@@ -129,7 +130,7 @@ def logs_command(
             is_running = holder_of(folder.path) is not None  # before the last look: nothing is missed at the end
             for line in tail.new():
                 print(plain_line(line), flush=True)
-            time.sleep(LOOK_EVERY if is_running else 0)
+            time.sleep(POLL_INTERVAL_S if is_running else 0)
 
 
 def matches(name: str, process: str | None) -> bool:
@@ -161,7 +162,9 @@ def stop_command(
     preempts: Annotated[
         bool, typer.Option("--preempt", help="Save at once and exit with code 75, as before a machine is taken away.")
     ] = False,
-    wait: Annotated[float, typer.Option("--wait", metavar="S", help="Seconds to wait for its end; 0: do not.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="S", min=0.0, help="Seconds to wait for its end; 0: do not.")
+    ] = 0.0,
 ) -> None:
     """Ask a run to end after its step: it saves a checkpoint and exits, and `--resume` continues it.
 
@@ -185,7 +188,7 @@ def stop_command(
     while time.monotonic() < deadline:
         if holder_of(folder) is None:
             return
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL_S)
     if wait and holder_of(folder) is not None:
         notes.print(f"error: it still runs after {wait:g} s", soft_wrap=True)
         raise typer.Exit(1)
@@ -212,21 +215,21 @@ def scale_command(
         wanted = [Change.parse(text) for text in changes]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="CHANGE") from None
-    reason = "" if holder_of(folder.path) is None else engines_problem(folder, wanted)
-    if holder_of(folder.path) is None:
-        reason = f"{folder.path} is not running"
+    is_running = holder_of(folder.path) is not None
+    reason = why_not_scalable(folder, wanted) if is_running else f"{folder.path} is not running"
     if reason:
         notes.print(f"error: {reason}", soft_wrap=True)
         raise typer.Exit(1)
-    answer = asked(folder, wanted, wait, lambda text: print(plain_line(text), flush=True))
+    answer = request_scaling(folder, wanted, wait, lambda text: print(plain_line(text), flush=True))
     if answer.state is ScaleState.APPLIED:
         return
     why = answer.lines[-1]
-    notes.print(why if why.startswith("error RST-") else f"error: {why}", soft_wrap=True)
+    is_spelled = answer.state is ScaleState.WORKING or why.startswith("error RST-")
+    notes.print(why if is_spelled else f"error: {why}", soft_wrap=True)
     raise typer.Exit(1)
 
 
-def engines_problem(folder: RunFolder, changes: Sequence[Change]) -> str:
+def why_not_scalable(folder: RunFolder, changes: Sequence[Change]) -> str:
     """Why the engines of a run cannot change, as far as its plan file shows it; empty if they may."""
     plan = json.loads(folder.plan_file.read_bytes()) if folder.plan_file.exists() else {}
     parts = plan.get("components") or {}
@@ -241,7 +244,9 @@ def engines_problem(folder: RunFolder, changes: Sequence[Change]) -> str:
     return f"{unknown} is not an engine of {folder.path}; {hint}"
 
 
-def asked(folder: RunFolder, changes: Sequence[Change], wait: float, show: Callable[[str], None]) -> ScaleAnswer:
+def request_scaling(
+    folder: RunFolder, changes: Sequence[Change], wait: float, show: Callable[[str], None]
+) -> ScaleAnswer:
     """Ask a run for a change and return its last answer; lines are shown as they come."""
     requests, shown = ScaleRequests(folder.path), 0
     name = requests.ask(changes, wait)
@@ -261,10 +266,10 @@ def asked(folder: RunFolder, changes: Sequence[Change], wait: float, show: Calla
             if time.monotonic() > deadline:
                 if requests.withdraw(name):
                     why = f"withdrawn: the run did not take the request within {wait:g} s"
-                else:
-                    why = f"the run is still working on it after {wait:g} s; roost status shows its plan"
-                return ScaleAnswer(ScaleState.REFUSED, (why,))
-            time.sleep(LOOK_EVERY)
+                    return ScaleAnswer(ScaleState.REFUSED, (why,))
+                why = f"the run is still working on it after {wait:g} s; roost status shows its plan"
+                return ScaleAnswer(ScaleState.WORKING, (why,))
+            time.sleep(POLL_INTERVAL_S)
     finally:
         if requests.withdraw(name) or requests.answer_to(name).is_final:
             requests.forget(name)
@@ -279,9 +284,9 @@ def watch_command(
 
     From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
     """
-    from roost.trainer.report.live_page import LivePage
-
     notes, folder = open_console(stderr=True), opened(run)
+    from roost.trainer.report.page import LivePage  # slow, so after a folder that is wrong
+
     try:
         page = LivePage(folder, port)
     except OSError as error:
@@ -299,15 +304,15 @@ def watch_command(
 def report_command(
     run: Run,
 ) -> None:
-    """Write RUN/report.html and two pictures, as far as the run is, and print where the page is."""
-    from roost.trainer.report.page import write_plots, write_report
-
+    """Write RUN/report.html and two plots of the steps so far, and print the path of the report."""
     notes, folder = open_console(stderr=True), opened(run)
+    from roost.trainer.report.page import write_plots, write_report  # slow, so after a folder that is wrong
+
     print(write_report(folder))
     try:
         write_plots(folder)
     except ImportError as error:
-        notes.print(f"no pictures: {error.name} is missing; pip install {error.name}")
+        notes.print(f"no plots: {error.name} is missing; pip install {error.name}")
 
 
 def download_command(

@@ -7,6 +7,7 @@ import json
 import typer
 
 from roost.cli.options import NotationChoice
+from roost.config.job import TRAINED
 from roost.config.schema import config_schema
 
 
@@ -17,5 +18,7 @@ def schema_command(notation: NotationChoice = None) -> None:
     # yaml-language-server: $schema=roost.schema.json
     """
     if notation is not None and not notation.is_trained:
-        raise typer.BadParameter(f"{notation.program} jobs are scripts, which have no schema", param_hint="--notation")
+        known = ", ".join(each.value for each in TRAINED)
+        reason = f"there is no schema for {notation.program} jobs; there is one for {known}"
+        raise typer.BadParameter(reason, param_hint="--notation")
     print(json.dumps(config_schema(notation), indent=2))

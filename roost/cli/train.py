@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed
+from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed, open_console
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job, Notation
@@ -170,7 +169,7 @@ def _opened(url: str) -> RemoteRun:
     try:
         return RemoteRun.open(url)
     except StorageError as error:
-        open_console().print(f"error: {error}", soft_wrap=True)
+        open_console(stderr=True).print(f"error: {error}", soft_wrap=True)
         raise typer.Exit(1) from None
 
 
@@ -183,7 +182,7 @@ def _loaded_run_job() -> Callable[..., None]:
 
 
 def _not_installed(error: ImportError) -> typer.Exit:
-    open_console().print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
+    open_console(stderr=True).print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
     return typer.Exit(1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from roost.cli.console import open_console
+from roost.cli.options import open_console
 from roost.config.findings import ConfigError
 from roost.config.job import Job
 from roost.engines.protocol import EngineError
@@ -16,21 +16,18 @@ from roost.placement.plan import Plan
 from roost.procs.files import DiskFull, private_files
 from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.control_watch import ControlLost
-from roost.trainer.endings import EndedAtStart, EndedEarly
 from roost.trainer.feed import NothingFinishes
-from roost.trainer.guards import Diverged
-from roost.trainer.records.checkpoints import Checkpoints, Unreadable
+from roost.trainer.guards import Diverged, EndedAtStart, EndedEarly
+from roost.trainer.records.checkpoints import Checkpoints, Unreadable, described
 from roost.trainer.records.fan_out import MetricSettings
 from roost.trainer.records.mirror import Mirror
 from roost.trainer.records.remote import RemoteRun, StorageError
 from roost.trainer.records.resuming import RunInUse
 from roost.trainer.records.run_folder import RunFolder, number_of
-from roost.trainer.records.saving import described
-from roost.trainer.report.live_view import LiveView
+from roost.trainer.report.live_view import LiveView, print_summary
 from roost.trainer.report.page import write_plots, write_report
-from roost.trainer.report.summary import print_summary
 from roost.trainer.train import Outcome, RunOptions, train
-from roost.transport.failure import WorkerFailed
+from roost.transport.context import WorkerFailed
 from roost.view.text import print_findings, print_plan
 
 EXPECTED = (FileExistsError, FileNotFoundError, NotADirectoryError, ConnectionError, TimeoutError, ValueError)
@@ -62,7 +59,7 @@ def run_job(
             _upload_rest(mirror, console, has_failed=True)
         raise
     with private_files():
-        _tell(outcome, console)
+        _print_outcome(outcome, console)
     is_uploaded = mirror is None or _upload_rest(mirror, console)
     if outcome.was_preempted:
         raise typer.Exit(REQUEUE_CODE)
@@ -75,7 +72,7 @@ def _upload_rest(mirror: Mirror, console: Console, has_failed: bool = False) -> 
     try:
         mirror.finish(has_failed)
     except StorageError as error:
-        console.print(f"error: {error}", soft_wrap=True)
+        _print_error(error)
         return False
     if not has_failed:
         console.print(f"uploaded {mirror.url}", soft_wrap=True)
@@ -106,8 +103,8 @@ def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | N
         print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
     except Diverged as error:
-        console.print(f"error: {error}", soft_wrap=True)
-        _tell_diverged(RunFolder(folder), console)
+        _print_error(error)
+        _print_divergence(RunFolder(folder), console)
         raise typer.Exit(1) from None
     except (
         *EXPECTED,
@@ -121,7 +118,7 @@ def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | N
         StorageError,
         Unreadable,
     ) as error:
-        console.print(f"error: {error}", soft_wrap=True)
+        _print_error(error)
         raise typer.Exit(1) from None
     except EndedAtStart as error:
         console.print(f"roost: {error}", soft_wrap=True)
@@ -134,14 +131,18 @@ def _show(plan: Plan, job: Job, console: Console) -> None:
     print_findings((each for each in plan.warnings if each not in job.warnings), open_console(stderr=True))
 
 
-def _tell_diverged(run: RunFolder, console: Console) -> None:
+def _print_error(error: Exception) -> None:
+    open_console(stderr=True).print(f"error: {error}", soft_wrap=True)
+
+
+def _print_divergence(run: RunFolder, console: Console) -> None:
     kept = ", ".join(str(one.step) for one in Checkpoints(run.checkpoints, 1).found())
-    back = f"continue from the checkpoint of step {kept}: --resume STEP" if kept else "there is no checkpoint yet"
-    console.print(f"no policy was exported; {back}", soft_wrap=True)
-    console.print(f"report   {write_report(run)}")
+    fix = f"continue from a checkpoint with --resume STEP; saved steps: {kept}" if kept else "there is no checkpoint"
+    console.print(f"no policy was exported; {fix}", soft_wrap=True)
+    console.print(f"report   {write_report(run)}", soft_wrap=True)
 
 
-def _tell(outcome: Outcome, console: Console) -> None:
+def _print_outcome(outcome: Outcome, console: Console) -> None:
     run = outcome.run
     write_plots(run)
     report = write_report(run)
@@ -150,7 +151,7 @@ def _tell(outcome: Outcome, console: Console) -> None:
         console.print(f"preempted at step {outcome.state.step}; the same command continues (exit code {REQUEUE_CODE})")
     elif outcome.was_stopped:
         console.print(f"stopped at step {outcome.state.step}; to continue, add --resume to the command")
-    console.print(f"report   {report}")
+    console.print(f"report   {report}", soft_wrap=True)
     if run.policy.exists():
         about = described(run.policy)
         console.print(f"policy   {run.policy}{f' ({about})' if about else ''}", soft_wrap=True)

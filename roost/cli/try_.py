@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed
+from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed, open_console
 from roost.cli.train import ConfigFile
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings, counted

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.console import open_console
-from roost.cli.options import WITH_RAY, not_installed
+from roost.cli.options import WITH_RAY, not_installed, open_console
 from roost.cluster.allocation import AllocationError, read_allocation
 
 FEWEST_PORTS = 64  # 16 for the rendezvous, 3 for Ray's services, the rest for workers

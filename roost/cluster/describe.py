@@ -25,7 +25,7 @@ from roost.config.findings import (
 )
 from roost.config.job import EnvConfig, HardwareItem, Job, NodeGroup, Notation
 from roost.config.ranks import spell_ranks
-from roost.config.section import Section
+from roost.config.source import Section
 
 if TYPE_CHECKING:
     from roost.cluster.hardware.problem import Problem
@@ -240,6 +240,8 @@ def _warn_same_device(
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
 
+_OTHER_INVENTORY = "give the inventory of the cluster that is meant"
+
 
 def known_hardware(job: Job, inventory: Inventory | None, findings: Findings) -> HardwareRegistry:
     """Return Roost's hardware registry with the user's additions; an addition that fails to load is a finding."""
@@ -268,6 +270,14 @@ def describe(
         inventory = _described_by_config(job, findings, accelerators_per_node)
         is_known = False
     else:
+        if job.assumes_machines and job.last_device >= inventory.num_accelerators:
+            findings.error(
+                "RST-H007",
+                _accelerator_key(job),
+                f"needs {counted(job.last_device + 1, 'GPU')}, but the inventory has {inventory.num_accelerators}",
+                fix="give an inventory with more machines, or fewer GPUs to the roles",
+            )
+            return None
         inventory = _first_nodes(job, inventory, findings)
         _check_against(job, inventory, accelerators_per_node, findings)
         is_known = True
@@ -290,9 +300,16 @@ def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventor
         "RST-H008",
         where,
         what,
-        fix="raise num_nodes to use more" if job.notation is not Notation.LOOP else "give one node",
+        fix="give one node"
+        if job.notation is Notation.LOOP
+        else f"write {_spelled(job, job.notation.nodes_key, inventory.num_nodes)} to use all",
     )
     return inventory.first(count)
+
+
+def _spelled(job: Job, path: Sequence[str], value: object) -> str:
+    """A key about machines with a value, as the file or script of the job would have it."""
+    return Section.root(job.source, Findings()).below(*path[:-1]).spell(path[-1], value)
 
 
 def _num_nodes_key(job: Job) -> Where:
@@ -318,7 +335,8 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
     written = job.accelerators_per_node
     if given is not None and written is not None and given != written:
         what = f"is {written}, but --gpus-per-node gives {given}"
-        findings.error("RST-H003", _accelerator_key(job), what, fix="give the same number in both places")
+        fix = f"write {_spelled(job, job.notation.accelerators_key, given)}, or give --gpus-per-node {written}"
+        findings.error("RST-H003", _accelerator_key(job), what, fix=fix)
     per_node = given if given is not None else written
     if per_node is None and job.notation is Notation.LOOP:
         per_node = job.last_device + 1
@@ -370,7 +388,7 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
             _num_nodes_key(job),
             f"is {job.num_nodes}, but the devices reach over {needed} nodes",
             f"device {last} with {per_node} per node is on node {last // per_node}",
-            f"write num_nodes: {needed}",
+            f"write {_spelled(job, job.notation.nodes_key, needed)}",
         )
     return max(job.num_nodes or 1, needed)
 
@@ -393,7 +411,7 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
             "RST-H007",
             _num_nodes_key(job),
             f"is {job.num_nodes}, but the inventory has {counted(inventory.num_nodes, 'node')}",
-            fix=f"write num_nodes: {inventory.num_nodes}, or give the inventory of the cluster that is meant",
+            fix=f"write {_spelled(job, job.notation.nodes_key, inventory.num_nodes)}, or {_OTHER_INVENTORY}",
         )
     written = job.accelerators_per_node if given is None else given
     other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
@@ -405,17 +423,22 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
             _accelerator_key(job),
             f"is {written}, but the inventory has no accelerators",
             fix="leave it out; to train on the CPU of such nodes, simulate accelerators: "
-            f"{COUNT_VARIABLE}={written} on each, before Ray or `roost up` starts there",
+            f"{COUNT_VARIABLE}={written} on each, before Ray or `roost up` starts there"
+            if job.notation.is_trained
+            else _OTHER_INVENTORY,
         )
     if written is not None and other:
         rank = int(np.argmax(np.isin(inventory.accelerator_counts, list(other))))
+        count = int(inventory.accelerator_counts[rank])
         is_simulated = inventory.nodes[rank].accelerator_type == AcceleratorType.SIMULATED
         simulate = f", or simulate {written} there ({COUNT_VARIABLE}={written} before Ray or `roost up` starts)"
         findings.error(
             "RST-H009",
             _accelerator_key(job),
-            f"is {written}, but node {rank} has {inventory.accelerator_counts[rank]} accelerators",
-            fix="leave it out: the inventory says how many there are" + (simulate if is_simulated else ""),
+            f"is {written}, but node {rank} has {count} accelerators",
+            fix="leave it out: the inventory says how many there are" + (simulate if is_simulated else "")
+            if job.notation.is_trained
+            else f"write {_spelled(job, job.notation.accelerators_key, count)}, or {_OTHER_INVENTORY}",
         )
 
 

@@ -28,8 +28,7 @@ from roost.config.findings import (
 )
 from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP, RESERVED_LABELS
 from roost.config.ranks import RankSyntaxError, parse_rank_list, spell_ranks
-from roost.config.section import Section
-from roost.config.source import Source, is_tame, read_yaml
+from roost.config.source import Section, Source, is_tame, read_yaml
 
 Ints = npt.NDArray[np.int64]
 ACCELERATOR = "accelerator"
@@ -191,15 +190,11 @@ class Inventory:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Inventory:
         """An inventory as written in an inventory file; every mistake in it is raised at once as a `ConfigError`."""
-        from roost.cluster.inventory import inventory_from_dict
-
         return inventory_from_dict(data)
 
     @classmethod
     def from_file(cls, path: Any) -> Inventory:
         """Read an inventory file (YAML or JSON)."""
-        from roost.cluster.inventory import inventory_from_file
-
         return inventory_from_file(path)
 
     def first(self, count: int) -> Inventory:
@@ -215,8 +210,6 @@ class Inventory:
 
     def to_dict(self) -> dict[str, Any]:
         """The form that `from_dict` reads; runs of equal nodes are folded."""
-        from roost.cluster.inventory import inventory_to_dict
-
         return inventory_to_dict(self)
 
     @property

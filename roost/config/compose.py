@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.frameworks.files import is_chain, read_chain
+from roost.config.frameworks.arguments import is_chain, read_chain
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
 from roost.config.source import Source, is_tame, read_yaml
@@ -299,6 +299,10 @@ def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
         from roost.config.frameworks.launcher import load_script  # only now: other configs do not wait for it
 
         return load_script(file, overrides, findings)
+    if file.suffix == ".py":
+        what, fix = "is a Python script, of which nothing is run", "give the shell script that starts it, or its config"
+        findings.error("RST-C004", Where(str(file)), what, fix=fix)
+        return None
     if file.suffix == ".toml":
         from roost.config.frameworks.prime import load_toml
 
@@ -373,7 +377,8 @@ def _composed(
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
             what, why, fix = _in_words(error, directories)
-            why = _near_key(what, source.values) or why
+            if near := _near_key(what, source.values):
+                why, fix = near, "correct the key"
             findings.error("RST-C021", _place(source, overrides), f"cannot be composed: {what}", why, fix)
             return None
     values = OmegaConf.to_container(config, resolve=False)
@@ -446,7 +451,7 @@ def _near_key(what: str, values: Mapping[Any, Any]) -> str:
     """A hint for the key of an override that is not in the config itself.
 
     >>> _near_key("Could not override 'runner.max_step'.", {"runner": {"max_steps": 5}})
-    'did you mean max_steps?'
+    'did you mean max_steps? A key that the config does not have needs a + before it'
     """
     found = re.fullmatch(r"Could not override '([^']+)'\.", what)
     inner: Any = values
@@ -454,7 +459,8 @@ def _near_key(what: str, values: Mapping[Any, Any]) -> str:
         if not isinstance(inner, Mapping):
             break
         if part not in inner:
-            return did_you_mean(part, map(str, inner))
+            hint = did_you_mean(part, map(str, inner))
+            return f"{hint.removesuffix('?')}? A key that the config does not have needs a + before it" if hint else ""
         inner = inner[part]
     return ""
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 PREFIX = "RST-"
 # What the letter of a code says the finding is about.
-ROOMS = {
+AREAS = {
     "C": "config files",
     "N": "notations",
     "T": "training settings",
@@ -34,8 +34,8 @@ class FindingKind:
     example: str
 
     @property
-    def room(self) -> str:
-        return ROOMS[self.code.removeprefix(PREFIX)[0]]
+    def area(self) -> str:
+        return AREAS[self.code.removeprefix(PREFIX)[0]]
 
 
 @cache

@@ -71,7 +71,7 @@ class Where:
 class Finding:
     """One thing that is wrong or doubtful: its code, where, what, why (the numbers) and how to fix it.
 
-    The code names the kind of mistake, such as `RST-C023`; `finding_codes.yaml` explains each.
+    The code names the kind of mistake, such as `RST-C023`; `finding_codes.toml` explains each.
     """
 
     code: str

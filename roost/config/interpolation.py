@@ -16,7 +16,7 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.ranks import RankSyntaxError, parse_rank_list
-from roost.config.section import Unresolved
+from roost.config.source import Unresolved
 
 MAX_EXPRESSION = 20_000  # characters
 MAX_DEVICES = 4_194_304
@@ -51,7 +51,9 @@ def parse_devices(value: object) -> Sequence[int]:
 
 def _from_text(text: str) -> Sequence[int]:
     if len(text) > MAX_EXPRESSION:
-        raise ExpressionError("RST-N020", f"an expression of {len(text):,} characters is too long")
+        raise ExpressionError(
+            "RST-N020", f"an expression has {len(text):,} characters; at most {MAX_EXPRESSION:,} are read"
+        )
     if not any(sign in text for sign in "([+"):
         return _from_ranks(text)
     try:
@@ -145,7 +147,7 @@ def _range(values: list[int | Sequence[int]]) -> range:
     if not 1 <= len(numbers) <= 3 or (len(numbers) == 3 and numbers[2] == 0):
         raise ExpressionError(
             "RST-N024",
-            "range takes (stop), (start, stop) or (start, stop, step), and step is not 0",
+            "range takes (stop), (start, stop) or (start, stop, step); step must not be 0",
             "write range(0, 8)",
         )
     devices = range(*numbers)

@@ -1,22 +1,29 @@
-"""A job as read from any notation: machines, components, training settings, and where each value came from."""
+"""A job as read from any notation: machines, components and their models, settings, and where each value came from."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.config.findings import Finding, Where
+from roost.config.data import is_teacher
+from roost.config.findings import Finding, Where, shown, spell_path
 from roost.config.known_keys.tables import KeyUse
 from roost.config.ranks import Segment
-from roost.config.source import Source
+from roost.config.source import MAX_NUMBER, Section, Source, Unresolved
 
 if TYPE_CHECKING:
     from roost.config.train import TrainSettings
 
+
 COMMAND_LINE = "command line"  # the file of a key that an override wrote
 AUTO = "auto"  # a setting that the plan decides
+MICRO_BATCH_TOKENS = 8_192  # that a learner works on at a time, where the job does not say it
 
 
 class Origin(StrEnum):
@@ -125,7 +132,7 @@ class RankMap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """Accelerators of the whole cluster in the order written, cut into processes (ROLL, ml-loop).
+    """Accelerators of the whole cluster in the order written, split into processes (ROLL, ml-loop).
 
     The last process takes what is left over, where the devices do not divide.
     """
@@ -148,12 +155,40 @@ class ParallelSizes:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    expert: int = 1  # how many processes the experts of a mixture are cut over, within the others
+    expert: int = 1  # how many processes the experts of a mixture are split over, within the others
     shard: int | None = None  # processes that FSDP shards a learner over, context groups among them; None: all
 
     @property
     def model(self) -> int:
         return self.tensor * self.pipeline * self.context
+
+
+_SIZE_KEYS = {
+    "tensor": ("tensor_model_parallel_size", "tensor_parallel_size"),
+    "pipeline": ("pipeline_model_parallel_size", "pipeline_parallel_size"),
+    "context": ("context_parallel_size", "ulysses_sequence_parallel_size", "ulysses_size"),
+    "expert": ("expert_model_parallel_size", "expert_parallel_size"),
+    "shard": ("fsdp_size",),
+}
+
+
+def size_place(place: Where, section: str, size: str) -> Where:
+    """The key in a component's section that sets a parallel size; the component's own place where none does.
+
+    >>> deeper = ("actor", "megatron", "ckpt_convertor", "context_parallel_size")
+    >>> at = {deeper: ("job.yaml", 5, 7), ("actor", "model", "context_parallel_size"): ("job.yaml", 7, 5)}
+    >>> print(size_place(Where("job.yaml", 3, 1, ("cluster",), at), "actor", "context"))
+    job.yaml:7:5 actor.model.context_parallel_size
+    """
+    found = [
+        path
+        for path in place.positions
+        if path and path[-1] in _SIZE_KEYS[size] and spell_path(path).startswith(f"{section}.")
+    ]
+    if not found:
+        return place
+    path = min(found, key=len)  # deeper ones are of something else, such as a converter of checkpoints
+    return Where(*place.positions[path], path, place.positions)
 
 
 def family(name: str) -> str:
@@ -278,6 +313,7 @@ class ModelUse:
     kv_sequences: tuple[int, int] | None = None  # at most in all KV caches at once, and the tokens of each
     tokens: int | None = None  # that a learner works on at a time
     recomputes: bool = True  # activations of a learner, which then keeps the inputs of its layers only
+    recomputes_by_default: bool = False  # the job leaves it to the program whether a learner recomputes
     recomputed_layers: int | None = None  # the first so many, where it recomputes; None: all
     compute_bytes: int = 2  # of weights and activations in a learner's passes
     compiles: bool | None = None  # layers of a learner; None: by their size
@@ -286,6 +322,7 @@ class ModelUse:
     lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
     strategy: str | None = None  # the name of what runs it, where the notation has one
     optimizer: str = "adamw"  # of a learner, as train.optimizer has it
+    trained_bytes: int | None = None  # of each trained number and of its moments; None: 32 bits, beside the weights
     optimizer_on_host: bool = False  # whether a learner's optimizer state stays in host memory
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped
@@ -365,6 +402,7 @@ class Job:
     node_groups: tuple[NodeGroup, ...] = ()
     num_nodes: int | None = None
     accelerators_per_node: int | None = None
+    assumes_machines: bool = False  # the two numbers are not the job's, and machines that are known replace them
     layout: Layout = Layout.AS_WRITTEN
     model_parallel: ModelParallelSettings = ModelParallelSettings()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -384,3 +422,153 @@ class Job:
             component.requested.devices for component in self.components if isinstance(component.requested, DeviceList)
         )
         return max((max(devices) for devices in lists), default=-1)
+
+
+DEFAULT_ADAPTER_RANK = 16
+COMPILED_SIZE = 200_000_000  # parameters from which compiling layers pays, in learner and engine
+OFFLOADED_PARTS = ("weight", "grad", "optimizer")
+ENGINE_STRATEGIES = ("vllm", "sglang")
+_BYTES = {"32": 4, "fp32": 4, "float32": 4, "32-true": 4, "fp8": 1, "float8": 1, "int8": 1}
+_MAX_CONFIG_BYTES = 1 << 20
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_LONGEST_HUB_NAME = 96
+
+
+class ModelLocation(StrEnum):
+    """Location of a model that a config names."""
+
+    FOLDER = "folder"  # that is here
+    MISSING = "missing"  # a path, and there is nothing at it here
+    HUB = "hub"  # no folder here, and a possible name on the Hugging Face hub
+
+
+def model_location(model: str) -> ModelLocation:
+    """Decide whether a model is a local path or a hub name, from the name and that path alone.
+
+    A relative path such as `runs/model` is also a possible hub name. Without a folder of that name it counts as one,
+    whether or not `runs` exists; only a look-up can tell.
+
+    >>> [model_location(name).value for name in ("Qwen/Qwen2.5-0.5B", "./Qwen", "/data/models/Qwen")]
+    ['hub', 'missing', 'missing']
+    """
+    if _local(model) is not None:
+        return ModelLocation.FOLDER
+    is_name = len(model) <= _LONGEST_HUB_NAME and _HUB_NAME.fullmatch(model)
+    return ModelLocation.HUB if is_name else ModelLocation.MISSING
+
+
+def is_in_hub_cache(model: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if the hub's cache here has a model; without the hub's client, which planning does not import."""
+    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    snapshots = Path(cache).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
+    return any(snapshots.glob("*/config.json"))
+
+
+def resolve_model(model: str) -> str:
+    """The absolute path of a local model, for processes with another working directory; a hub name stays as it is."""
+    path = _local(model)
+    return model if path is None else str(path.absolute())
+
+
+def _local(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, or the home of an unknown user
+        return None
+
+
+def read_model_config(path: str | None) -> dict[str, Any] | None:
+    """The `config.json` in a model's folder; None where the path is a hub name or the folder is elsewhere."""
+    if not path:
+        return None
+    try:
+        file = Path(path).expanduser() / "config.json"
+        with file.open("rb") as stream:
+            config = json.loads(stream.read(_MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~somebody who is not here, or nesting without end
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def first_text(*places: tuple[Section, str]) -> str | None:
+    """The first of several keys that holds a word; for settings of other programs, which are not judged here.
+
+    A job without the word can be planned, so one that is not known is a note.
+    """
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, Unresolved):
+            what = f"{shown(value.text)} is not known, and is left out"
+            section.findings.note("RST-N086", section.where(key), what, value.reason, value.fix)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def first_number(*places: tuple[Section, str]) -> float | None:
+    """The first of several keys that holds a number above zero."""
+    for section, key in places:
+        value = section.values.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER:
+            return value
+    return None
+
+
+def fraction_of_device(section: Section, *keys: str) -> float | None:
+    """The fraction of each device that an engine takes; an error if it is none."""
+    for key in keys:
+        value = section.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            section.error(
+                "RST-M001",
+                key,
+                f"is {shown(value)}; it must be a fraction above 0 and at most 1",
+                fix="write 0.9",
+            )
+            return None
+        return float(value)
+    return None
+
+
+def bytes_of(precision: str | None) -> int:
+    """Bytes of a weight in a precision as configs name it; 16 bits by default."""
+    return _BYTES.get(str(precision).lower().removeprefix("torch."), 2)
+
+
+def teacher_model(root: Section, component: str) -> str | None:
+    """The model that `train.teacher` names for a component."""
+    return first_text((root.below("train", *component.split(".")), "model"))
+
+
+def role_by_name(name: str) -> Role:
+    """The role that a component's name implies, in the notations that do not say it otherwise."""
+    if name in ("actor", "critic"):
+        return Role.LEARNER
+    if name == "rollout" or name.startswith("rollout_"):
+        return Role.ENGINE
+    if name in ("inference", "actor_inference", "critic_inference", "reference") or is_teacher(name):
+        return Role.SCORER
+    return Role.HELPER
+
+
+def role_by_strategy(strategy: str | None, name: str) -> Role:
+    """The role that a ROLL strategy implies; without one, the name decides."""
+    if strategy is None:
+        return role_by_name(name)
+    if strategy.endswith("_train"):
+        return Role.LEARNER
+    if strategy in ENGINE_STRATEGIES or (strategy == "hf_infer" and name == "rollout"):
+        return Role.ENGINE  # the built-in engine takes the place of Hugging Face's generate
+    return Role.HELPER if name.startswith("reward") else Role.SCORER
+
+
+def eos_ids(generation: Any, config: Any) -> frozenset[int]:
+    """End-of-text tokens: those of the generation config if any, else those of the model's config."""
+    for ids in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()

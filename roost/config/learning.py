@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from roost.config.data import Distillation
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.teacher import Distillation
 from roost.config.train_choices import (
     AdvantageEstimator,
     AdvantageLevel,
@@ -25,6 +25,12 @@ from roost.config.train_choices import (
     WsdDecayStyle,
 )
 
+GROUP_ESTIMATORS = (
+    AdvantageEstimator.LEAVE_ONE_OUT,
+    AdvantageEstimator.GROUP_MEAN,
+    AdvantageEstimator.GRPO,
+    AdvantageEstimator.REINFORCE_BASELINE,
+)
 T = TypeVar("T")
 
 
@@ -89,12 +95,13 @@ class AdvantageSettings:
     )
     advantage_level: AdvantageLevel = setting(
         AdvantageLevel.EPISODE,
-        "Whether rewards belong to episodes or to single samples, where an episode has several samples.",
+        "Whether rewards belong to episodes or to single samples, where an episode has several samples. Default: "
+        "sample with step_gamma and with gigpo.",
     )
     step_gamma: float | None = setting(
         None,
         "Give each sample of an episode its own return: the rewards of its turns and, discounted by this factor, those "
-        "of later samples. Left out: the episode's reward.",
+        "of later samples. Left out: the episode's reward; with gigpo 0.95.",
         maximum=1,
     )
     episode_reward_weight: float = setting(
@@ -106,11 +113,17 @@ class AdvantageSettings:
         "Normalisation of step returns among samples that begin in the same state, with gigpo.",
         choices=("none", "mean", "mean_std"),
     )
+    state_scope: str = setting(
+        "group",
+        "Samples among which those that begin in the same state are compared, with gigpo: of a group, or of the step.",
+        choices=("group", "batch"),
+    )
     reward_baseline: RewardScope = setting(
-        RewardScope.NONE, "Subtract the mean reward of these samples before the estimator."
+        RewardScope.NONE, "Subtract the mean reward of these samples before the estimator. Default: group with gigpo."
     )
     reward_std: RewardScope = setting(
-        RewardScope.NONE, "Divide rewards by the standard deviation (n - 1, plus 1e-6) of these samples."
+        RewardScope.NONE,
+        "Divide rewards by the standard deviation (n - 1, plus 1e-6) of these samples. Default: group with gigpo.",
     )
     reward_clip: float | None = setting(
         None, "Clip normalised rewards, and the rewards of tokens, to this magnitude.", roll="reward_clip"
@@ -126,7 +139,8 @@ class AdvantageSettings:
     )
     kl_penalty_estimator: KlEstimator = setting(KlEstimator.K1, "KL estimator of kl_penalty_coef.")
     kl_penalty_target: float | None = setting(
-        None, "KL that kl_penalty_coef is adapted to, up or down by up to 20 % times samples / kl_penalty_horizon."
+        None,
+        "KL that kl_penalty_coef is adapted to, up or down by up to 20 % times samples / kl_penalty_horizon, or 1.",
     )
     kl_penalty_horizon: int = setting(10000, "Samples over which kl_penalty_coef adapts.", minimum=1)
     whiten_rewards: bool = setting(
@@ -188,6 +202,18 @@ class AdvantageSettings:
     )
     max_new_tokens: int = 256  # of a turn, that overlong shaping is relative to
 
+    @property
+    def compared_among(self) -> RewardScope:
+        """Samples among which rewards are compared: of a group, or of the step; none where they do not count.
+
+        >>> [AdvantageSettings(each).compared_among.value for each in ("grpo", "gae", "teacher")]
+        ['group', 'batch', 'none']
+        """
+        if self.advantage_estimator == AdvantageEstimator.TEACHER:
+            return RewardScope.NONE
+        is_by_group = self.advantage_estimator in GROUP_ESTIMATORS or self.reward_baseline is RewardScope.GROUP
+        return RewardScope.GROUP if is_by_group else RewardScope.BATCH
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
@@ -220,10 +246,16 @@ def read_rejection(values: Mapping[str, Any], where: Where, findings: Findings) 
         for name, pair in bounds.items():
             place = where.under(str(level))
             limits = _bounds(pair)
-            if name not in (RATIO, DIFFERENCE) or limits is None:
+            if name not in (RATIO, DIFFERENCE):
+                hint = did_you_mean(name, (RATIO, DIFFERENCE), cutoff=0.5)
+                fix = f"write {RATIO} or {DIFFERENCE}"
+                findings.error("RST-T093", place.under(str(name)), "is not what a rule bounds", hint, fix)
+                continue
+            if limits is None:
                 what = f"is {shown(written)}; it must be two bounds, the lower one first"
+                why = "null is no bound" if pair is None or (isinstance(pair, list) and None in pair) else ""
                 fix = f"write {level}: [0.5, 2.0], or {level}: {{difference: [-0.2, 0.2]}}"
-                findings.error("RST-T093", place, what, "null is no bound", fix)
+                findings.error("RST-T093", place, what, why, fix)
                 continue
             found.append(Rejection(ImportanceSamplingLevel(level), *limits, of_difference=name == DIFFERENCE))
     return tuple(found)

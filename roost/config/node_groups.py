@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from roost.config.findings import shown
 from roost.config.job import EnvConfig, HardwareItem, NodeGroup
 from roost.config.ranks import RankSyntaxError, parse_rank_list
-from roost.config.section import Section
+from roost.config.source import Section
 
 CLUSTER_GROUP = "cluster"  # all nodes, counting their accelerators
 NODE_GROUP = "node"  # all nodes, counting the nodes themselves

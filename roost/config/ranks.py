@@ -45,7 +45,9 @@ def parse_range(text: str) -> range:
     range(5, 6)
     """
     if len(text) > MAX_TEXT:
-        raise RankSyntaxError("RST-N020", f"a rank range of {len(text):,} characters is too long", "write a-b")
+        raise RankSyntaxError(
+            "RST-N020", f"a rank range has {len(text):,} characters; at most {MAX_TEXT:,} are read", "write a-b"
+        )
     match = _RANGE.fullmatch(text)
     if match is None:
         raise RankSyntaxError(
@@ -73,7 +75,9 @@ def parse_placement(text: str) -> tuple[Segment, ...]:
     """
     if len(text) > MAX_TEXT:
         raise RankSyntaxError(
-            "RST-N020", f"a placement of {len(text):,} characters is too long", "use ranges such as 0-63, or all"
+            "RST-N020",
+            f"a placement has {len(text):,} characters; at most {MAX_TEXT:,} are read",
+            "use ranges such as 0-63, or all",
         )
     segments = tuple(_segment(part.strip()) for part in text.split(",") if part.strip())
     if not segments:

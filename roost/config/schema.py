@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roost.config.data import KEYS
+from roost.config.data import KEYS, TEACHER, TEACHER_KEYS
 from roost.config.findings import MAX_ACCELERATORS
 from roost.config.job import TRAINED, Notation
 from roost.config.learning import REJECTION_LEVELS
 from roost.config.node_groups import RESERVED_LABELS
-from roost.config.section import EXPONENT, MAX_NUMBER
-from roost.config.teacher import KEYS as TEACHER_KEYS
-from roost.config.teacher import TEACHER
+from roost.config.source import EXPONENT, MAX_NUMBER
 from roost.config.train import SETTINGS, Setting, default_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -12,34 +12,66 @@ from enum import EnumType
 from types import NoneType
 from typing import Any
 
+from roost.config.data import Teacher, read_teachers
 from roost.config.engine_options import is_count
 from roost.config.findings import Findings, Where
-from roost.config.job import AUTO, ParallelSizes
-from roost.config.learning import HIGHEST_RATE as HIGHEST_RATE
-from roost.config.learning import ROLL_LEARNERS as ROLL_LEARNERS
-from roost.config.learning import USUAL_RATES as USUAL_RATES
-from roost.config.learning import AdvantageSettings as AdvantageSettings
-from roost.config.learning import LossSettings as LossSettings
-from roost.config.learning import OptimizerSettings as OptimizerSettings
-from roost.config.learning import Setting as Setting
-from roost.config.learning import of_learner, setting
-from roost.config.learning import unlike_usual as unlike_usual
-from roost.config.teacher import Teacher, read_teachers
-from roost.config.train_choices import AdvantageEstimator as AdvantageEstimator
-from roost.config.train_choices import AdvantageLevel as AdvantageLevel
-from roost.config.train_choices import DiscountLevel as DiscountLevel
-from roost.config.train_choices import ImportanceSamplingLevel as ImportanceSamplingLevel
-from roost.config.train_choices import KlEstimator as KlEstimator
-from roost.config.train_choices import LossAggregation as LossAggregation
-from roost.config.train_choices import LrSchedulerType as LrSchedulerType
-from roost.config.train_choices import Objective as Objective
-from roost.config.train_choices import OldLogprobs as OldLogprobs
-from roost.config.train_choices import OptimizerType as OptimizerType
-from roost.config.train_choices import PolicyLoss as PolicyLoss
-from roost.config.train_choices import RewardScope as RewardScope
-from roost.config.train_choices import RolloutLogprobs as RolloutLogprobs
-from roost.config.train_choices import Whitening as Whitening
-from roost.config.train_choices import WsdDecayStyle as WsdDecayStyle
+from roost.config.job import AUTO, MICRO_BATCH_TOKENS, ParallelSizes
+from roost.config.learning import (
+    HIGHEST_RATE,
+    ROLL_LEARNERS,
+    USUAL_RATES,
+    AdvantageSettings,
+    LossSettings,
+    OptimizerSettings,
+    Setting,
+    of_learner,
+    setting,
+    unlike_usual,
+)
+from roost.config.train_choices import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    DiscountLevel,
+    ImportanceSamplingLevel,
+    KlEstimator,
+    LossAggregation,
+    LrSchedulerType,
+    Objective,
+    OldLogprobs,
+    OptimizerType,
+    PolicyLoss,
+    RewardScope,
+    RolloutLogprobs,
+    Whitening,
+    WsdDecayStyle,
+)
+
+# Defined elsewhere, used with the section: one import for both.
+__all__ = [
+    "HIGHEST_RATE",
+    "ROLL_LEARNERS",
+    "USUAL_RATES",
+    "AdvantageEstimator",
+    "AdvantageLevel",
+    "AdvantageSettings",
+    "DiscountLevel",
+    "ImportanceSamplingLevel",
+    "KlEstimator",
+    "LossAggregation",
+    "LossSettings",
+    "LrSchedulerType",
+    "Objective",
+    "OldLogprobs",
+    "OptimizerSettings",
+    "OptimizerType",
+    "PolicyLoss",
+    "RewardScope",
+    "RolloutLogprobs",
+    "Setting",
+    "Whitening",
+    "WsdDecayStyle",
+    "unlike_usual",
+]
 
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
@@ -69,7 +101,7 @@ class LearnerSettings:
     )
     weight_dtype: str = setting("float32", "Data type of the master weights.", choices=FLOAT_TYPES)
     compute_dtype: str = setting("float32", "Data type of the forward and backward pass.", choices=FLOAT_TYPES)
-    micro_batch_tokens: int = setting(8192, "Tokens packed into one micro-batch.", minimum=1)
+    micro_batch_tokens: int = setting(MICRO_BATCH_TOKENS, "Tokens packed into one micro-batch.", minimum=1)
     logit_tokens: int | None = None  # whose logits are in memory at the same time; None: as many as LOGIT_BYTES hold
     activation_checkpointing: bool | str | None = setting(
         None,

@@ -189,10 +189,11 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
         "reinpp": "advantage_estimator: reinforce++",
     },
     ImportanceSamplingLevel: {
-        "seq": "importance_sampling_level: sequence",
-        "gspo": "importance_sampling_level: sequence",
-        "segment": "importance_sampling_level: turn_mean",
-        "grpo": "importance_sampling_level: token",
+        "seq": "sequence",
+        "gspo": "sequence",
+        "geometric": "sequence",
+        "segment": "turn_mean",
+        "grpo": "token",
     },
     KlEstimator: {
         "kl": "k1",
@@ -215,6 +216,8 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
 
 def other_name(choices: type[object], word: str) -> str:
     """Roost's spelling of a choice that other frameworks name otherwise; empty if there is none.
+
+    One word is a value of the same setting; anything else names all settings.
 
     >>> other_name(PolicyLoss, "GSPO")
     'loss_type: ppo, importance_sampling_level: sequence'

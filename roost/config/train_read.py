@@ -6,26 +6,30 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from roost.config.data import AGENTS, QUESTIONS, SCENARIO, read_data
-from roost.config.findings import Where, did_you_mean, shown
-from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
-from roost.config.learning import read_rejection
-from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, warn_unlike
-from roost.config.section import Section, Unresolved
-from roost.config.teacher import (
+from roost.config.data import (
+    AGENTS,
     OF_COMPLETIONS,
     OF_SAMPLES,
+    QUESTIONS,
+    SCENARIO,
     Distillation,
     merged_teachers,
+    read_data,
     read_distillation,
     read_teachers,
 )
+from roost.config.findings import Where, did_you_mean, shown
+from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
+from roost.config.learning import read_rejection
+from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_cut_experts, warn_unlike
+from roost.config.source import Section, Unresolved
 from roost.config.train import (
     NOT_IN_SFT,
     SETTINGS,
     SETTINGS_OF,
     AdapterSettings,
     AdvantageEstimator,
+    AdvantageLevel,
     AdvantageSettings,
     CheckpointSettings,
     EvaluationSettings,
@@ -36,6 +40,7 @@ from roost.config.train import (
     Objective,
     OldLogprobs,
     OptimizerSettings,
+    RewardScope,
     RolloutSettings,
     SamplingSettings,
     Setting,
@@ -112,6 +117,7 @@ def read_training(
             value, written[name] = found
             _note(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
+    refuse_cut_experts(root, job.notation)
     usual = defaults(root, job.notation, values)
     for name in ("engine_options", "data"):
         if name in usual and name in values:
@@ -127,8 +133,16 @@ def read_training(
     if values.get("data"):
         values["task"] = _task_of_data(values, job, root)
     if not values.get("task") and "train" not in root:
+        place, what = root.where(), "has no section train, which names the task"
         fix = "write train: {data: {path: data/train.jsonl}}, or train: {task: {_target_: package.module.Class}}"
-        root.findings.error("RST-T001", root.where(), "has no section train, which names the task", fix=fix)
+        if job.notation is Notation.VERL:
+            place, what = root.below("data").where("train_files"), "is missing"
+            fix = "write data.train_files=data/train.parquet, the prompts to train on"
+        elif job.notation is Notation.TRL:
+            key = "dataset_name" if root.source.launch is None else "--dataset_name"
+            place, what = root.where(key), "is missing"
+            fix = f"write {root.spell(key, 'data/train.jsonl')}, the prompts to train on"
+        root.findings.error("RST-T001", place, what, fix=fix)
         return None, ()
     if not values.get("task"):
         fix = "write data: {path: data/train.jsonl}, or task: {_target_: package.module.Class}"
@@ -308,7 +322,7 @@ def _value(setting: Setting, section: Section, name: str) -> Any:
     if setting.type is float:
         return _number(setting, section, name)
     if setting.type is bool:
-        return section.flag(name)
+        return section.flag(name, words=setting.words)
     if setting.type is Mapping:
         inner = section.mapping(name)
         return None if inner is None else _resolved(inner)
@@ -349,7 +363,8 @@ def _choice(setting: Setting, section: Section, name: str) -> Any:
         return None if text is None else setting.type(text)
     known = other_name(setting.type, text)
     why = "it is spelt otherwise here" if known else did_you_mean(text, choices)
-    fix = f"write {known}" if known else f"write one of {', '.join(choices)}"
+    spelt = known if ":" in known else section.spell(name, known)
+    fix = f"write {spelt}" if known else f"write one of {', '.join(choices)}"
     section.error("RST-T006", name, f"is {shown(text)}", why, fix)
     return None
 
@@ -410,9 +425,6 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         loss["distillation"] = read_distillation(values.get("teacher", {}), place, root.findings)
     if "clip_range" in loss:
         loss.setdefault("clip_range_high", loss["clip_range"])
-    is_gae = values.get("advantage_estimator") is AdvantageEstimator.GAE
-    is_whitened = values.get("advantage_estimator") is AdvantageEstimator.REINFORCE_BASELINE
-    whitening = Whitening.TOKENS_BIASED if is_gae else Whitening.TOKENS if is_whitened else Whitening.NONE
     actor = next((each for each in job.components if each.name == "actor"), None)
     learner = LearnerSettings(
         **part("learner"),
@@ -432,13 +444,31 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         **{"name": "", **run, "max_steps": steps},
         minibatches=minibatches,
         advantage=AdvantageSettings(
-            **{"whiten_advantages": whitening, "max_new_tokens": sampling.max_new_tokens, **part("advantage")}
+            **{"max_new_tokens": sampling.max_new_tokens, **_of_estimator(values), **part("advantage")}
         ),
         sampling=sampling,
         rollout=rollout,
         evaluation=EvaluationSettings(**part("evaluation")),
         checkpoint=CheckpointSettings(**part("checkpoint")),
     )
+
+
+STEP_GAMMA = 0.95  # ROLL's
+
+
+def _of_estimator(values: Values) -> Values:
+    """Defaults that depend on the advantage estimator; with a return of each step, a sample counts for itself."""
+    match values.get("advantage_estimator"):
+        case AdvantageEstimator.GAE:
+            found: Values = {"whiten_advantages": Whitening.TOKENS_BIASED}
+        case AdvantageEstimator.REINFORCE_BASELINE:
+            found = {"whiten_advantages": Whitening.TOKENS}
+        case AdvantageEstimator.GIGPO:
+            found = {"step_gamma": STEP_GAMMA, "reward_baseline": RewardScope.GROUP, "reward_std": RewardScope.GROUP}
+        case _:
+            found = {}
+    has_steps = "step_gamma" in found or values.get("step_gamma") is not None
+    return found | ({"advantage_level": AdvantageLevel.SAMPLE} if has_steps else {})
 
 
 def _adapter(values: Values) -> AdapterSettings | None:
@@ -475,7 +505,7 @@ def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Secti
             "RST-T010",
             place,
             f"makes minibatches of {size}, which do not divide the {samples} samples of a step",
-            f"{why}; they are cut evenly into {parts}, of {samples / parts:g} samples on average",
+            f"{why}; they are split evenly into {parts}, of {samples / parts:g} samples on average",
             f"write a number that divides {samples}",
         )
     return parts

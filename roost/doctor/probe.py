@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import roost
-from roost.cluster.hardware.accelerators.probe import run_tool
+from roost.cluster.hardware.accelerator import run_tool
 from roost.doctor.judge import Disk, Gpu, NodeHealth, PathState
 from roost.procs.files import SHARED_MEMORY, FileSystem
 
-GB = 10**9
+GB, MIB = 10**9, 2**20
 SAMPLE = 1 << 20  # bytes of the start and the end of a file that its digest covers
 MOST_FILES = 10_000
 PACKAGES = ("torch", "ray", "vllm", "sglang", "transformers")
@@ -87,16 +87,19 @@ def _gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Read the answer of nvidia-smi to QUERY.
+    """Read the answer of nvidia-smi to QUERY, which is in MiB.
 
-    >>> parse_gpus("0, NVIDIA H100, 81559, 12, 0\\n1, NVIDIA GB10, [N/A], [N/A], [N/A]\\n")[1]
+    >>> h100, gb10 = parse_gpus("0, NVIDIA H100, 81559, 12, 0\\n1, NVIDIA GB10, [N/A], [N/A], [N/A]\\n")
+    >>> f"{h100.total_gb:.1f} GB, {h100.used_gb:.3f} GB"
+    '85.5 GB, 0.013 GB'
+    >>> gb10
     Gpu(index=1, name='NVIDIA GB10', total_gb=None, used_gb=None, uncorrected_errors=None)
     """
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 5 and fields[0].isdigit():
-            total, used = (int(value) / 1024 if value.isdigit() else None for value in fields[2:4])
+            total, used = (int(value) * MIB / GB if value.isdigit() else None for value in fields[2:4])
             errors = int(fields[4]) if fields[4].isdigit() else None
             found.append(Gpu(int(fields[0]), fields[1], total, used, errors))
     return tuple(found)

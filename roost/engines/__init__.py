@@ -10,7 +10,7 @@ from typing import Any
 
 _HOMES = {
     "fleet": ("Fleet", "FleetSettings"),
-    "owner": ("LocalOwner",),
+    "server_process": ("LocalOwner",),
     "command": ("EngineKind", "ServerSpec"),
     "protocol": (
         "Completion",
@@ -34,10 +34,15 @@ _HOMES = {
     "tiny_model": ("write_tiny_model",),
     "weights.update": ("BroadcastSender", "LocalSender", "WeightUpdate", "WeightRoute"),
     "weights.source": ("ModuleSource",),
-    "weights.carriers": ("LiveDeviceCarrier", "PackedDeviceCarrier", "SharedMemoryCarrier", "device_carrier"),
-    "weights.group": ("VllmWeightGroup",),
+    "weights.carriers": (
+        "LiveDeviceCarrier",
+        "PackedDeviceCarrier",
+        "SharedMemoryCarrier",
+        "VllmWeightGroup",
+        "device_carrier",
+        "write_checkpoint",
+    ),
     "weights.probe": ("Probe", "make_probe"),
-    "weights.checkpoint": ("write_checkpoint",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

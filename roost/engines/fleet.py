@@ -13,7 +13,6 @@ from roost.engines.command import TRAITS, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.http_calls import all_of
 from roost.engines.members import EngineState, FleetMembers, Member
-from roost.engines.owner import Owner
 from roost.engines.protocol import (
     Capabilities,
     Completion,
@@ -27,6 +26,7 @@ from roost.engines.protocol import (
     Sampling,
     UpdateFailed,
 )
+from roost.engines.server_process import Owner
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.sync import (
     Connect,

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from roost.engines.command import ServerSpec
-from roost.engines.owner import Owner
 from roost.engines.protocol import Capabilities, Engine, EngineLost, EnginesBehind
+from roost.engines.server_process import Owner
 from roost.engines.weights.probe import Probe
 from roost.placement.routes import WeightRoute
 from roost.trace.spans import MOST_SPANS, Clock, Span

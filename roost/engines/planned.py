@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from roost.config.findings import did_you_mean
 from roost.config.job import Role
-from roost.engines.command import TRAITS, EngineKind, ServerSpec
+from roost.engines.command import EngineKind, ServerSpec
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.residency import ClassResidency, Decision
 from roost.placement.plan import Plan
@@ -62,8 +62,7 @@ def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineK
     decisions = _decisions(part, residencies)
     decision = _strictest(decisions)
     defaults = replace(defaults, kind=kind or engine_kind(part.model.strategy, defaults.kind))
-    takes_packed = TRAITS[defaults.kind].takes_packed
-    routes = server_routes(plan.components, part, takes_packed, on_gpu=defaults.device != "cpu")
+    routes = server_routes(plan.components, part, defaults.kind, on_gpu=defaults.device != "cpu")
     fractions = _fractions(part, residencies, defaults)
     servers = tuple(
         _server(part, rank, defaults, fractions[rank], decision, routes[rank] if routes else None)

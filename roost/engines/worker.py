@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roost.engines.command import ServerSpec
-from roost.engines.owner import START_LIMIT_S, LocalOwner, new_key, with_key
 from roost.engines.planned import EnginePlan
 from roost.engines.protocol import EngineError
-from roost.engines.server_process import STARTS
+from roost.engines.server_process import START_LIMIT_S, STARTS, LocalOwner, new_key, with_key
 from roost.net.addresses import node_address
 from roost.procs.child import left_keepers
-from roost.runtime.worker import Worker
-from roost.transport.failure import WorkerFailed
+from roost.runtime.worker import GroupSpec, LaunchOptions, Worker, WorkerGroup
+from roost.transport.context import WorkerFailed
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
     from roost.runtime.result import GroupResult
-    from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 
 WORKER_RESTARTS = 100
 RELAUNCH_LIMIT_S = 300.0  # for Ray to start or restart a worker
@@ -199,8 +197,6 @@ class EngineGroup:
     @staticmethod
     def options(component: str) -> dict[str, LaunchOptions]:
         """Launch options of the workers: one that dies is restarted on its place."""
-        from roost.runtime.worker import LaunchOptions
-
         return {component: LaunchOptions(restarts=WORKER_RESTARTS)}
 
     def another(self, spec: ServerSpec) -> EngineGroup:

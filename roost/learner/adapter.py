@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from roost.config.train import AdapterSettings
-from roost.placement.memory.model import CONVERTED_BY_PEFT
+from roost.placement.memory.shape import CONVERTED_BY_PEFT
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -134,20 +135,23 @@ def _numbers(groups: Sequence[Hashable]) -> npt.NDArray[np.int64]:
 
 
 def _leave_one_out(samples: _Grouped) -> Doubles:
+    """R - mean of the others = (R - mean) · n / (n - 1)."""
     others = np.maximum(samples.sizes - 1, 1)  # _group_mean gives 0 for a single sample
     return _group_mean(samples) * samples.sizes / others
 
 
 def _group_mean(samples: _Grouped) -> Doubles:
+    """R - mean; exactly 0 where all are equal."""
     return np.where(samples.equal, 0.0, samples.returns - samples.means)
 
 
 def _grpo(samples: _Grouped) -> Doubles:
+    """(R - mean) / (std with n - 1, plus 1e-6)."""
     return _group_mean(samples) / (samples.stds + STD_EPSILON)
 
 
 def _reinforce(samples: _Grouped) -> Doubles:
-    """GRPO with all samples as one group."""
+    """(R - mean) / (std with n - 1, plus 1e-6), of all samples as one group."""
     return _grpo(_grouped(samples.returns.tolist(), [None] * len(samples.returns)))
 
 
@@ -280,16 +284,16 @@ def kl_estimates(logprobs: npt.ArrayLike, reference: npt.ArrayLike, estimator: K
 
 
 def adapted_kl_coef(coef: float, kl: float, samples: int, settings: AdvantageSettings) -> float:
-    """Coefficient of the KL penalty after a step with this mean KL.
+    """Coefficient of the KL penalty after a step with this mean KL; a KL that is no number changes nothing.
 
     >>> adapted_kl_coef(0.05, 0.3, 4, AdvantageSettings(kl_penalty_target=0.1, kl_penalty_horizon=10))
     0.054000000000000006
     """
-    if settings.kl_penalty_target is None:
+    if not settings.kl_penalty_target or not math.isfinite(kl):
         return coef
     error = kl / settings.kl_penalty_target - 1
     change = min(max(error, -LARGEST_KL_CHANGE), LARGEST_KL_CHANGE)
-    return coef * (1 + change * samples / settings.kl_penalty_horizon)
+    return coef * (1 + change * min(1.0, samples / settings.kl_penalty_horizon))
 
 
 def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -21,10 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from roost.config.train import OptimizerType
 from roost.learner.checksums import sums_of, write_sums
-from roost.learner.distributed import rank, world_size
+from roost.learner.distributed import rank, shared, world_size
 from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk_full, put_in_place, unfinished
 
-RANDOM = "random"
+MODEL, RANDOM = "model", "random"
 NORMS = "gradient_norms"  # present if outliers among gradients are skipped
 OPTIMIZER_TYPE = "optimizer_type"  # checkpoints without it are of AdamW
 
@@ -36,22 +38,43 @@ def learner_state(
     progress: Tensor,
     device: torch.device,
 ) -> State:
-    """The live tensors to be written or filled: weights, moments, progress and random states.
-
-    Frozen weights are left out beside trained ones, as they come with the model. Of a model that only scores there are
-    all, as they may be a policy's.
-    """
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    is_partial = bool(trained) and any(not weight.requires_grad for weight in model.parameters())
-    buffers = {} if is_partial else _persistent_buffers(model)
-    written = trained or dict(model.named_parameters())
+    """The live tensors to be written or filled: weights, moments, progress and random states."""
+    trained = _trained(model)
     state: State = {
-        "model": {name: weight.detach() for name, weight in written.items()} | buffers,
+        MODEL: written_weights(model),
         "optimizer": {name: moments[weight] for name, weight in trained.items()},
         "progress": progress,
         RANDOM: {str(rank()): _random_states(device)},
     }
     return state | {OPTIMIZER_TYPE: optimizer.value} if trained else state
+
+
+def written_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Weights that a checkpoint has, by name.
+
+    Frozen weights are left out beside trained ones, as they come with the model. Of a model that only scores there are
+    all, as they may be a policy's.
+    """
+    trained = _trained(model)
+    is_partial = bool(trained) and any(not weight.requires_grad for weight in model.parameters())
+    buffers = {} if is_partial else _persistent_buffers(model)
+    return {name: weight.detach() for name, weight in (trained or dict(model.named_parameters())).items()} | buffers
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def saved_optimizer(folder: Path) -> str:
+    """Kind of the optimizer whose state a checkpoint has."""
+    return _optimizer_of(folder, saved_names(folder))
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a checkpoint, by name. Meshes do not count: tensors are read as whole ones."""
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata.items()
+    of_model = {name.removeprefix(f"{MODEL}."): each for name, each in entries if name.startswith(f"{MODEL}.")}
+    return {name: tuple(each.size) for name, each in of_model.items() if isinstance(each, TensorStorageMetadata)}
 
 
 def fill(state: State, folder: Path, device: torch.device) -> None:
@@ -156,37 +179,37 @@ class CheckpointWriter:
 
     def _finish(self, draft: Path, folder: Path) -> None:
         """Each rank computes checksums of its files, rank 0 renames the folder; all ranks return or raise together."""
-        sums = self._gathered(lambda: sums_of(draft.glob(f"__{rank()}_*")))
+        sums = shared(lambda: sums_of(draft.glob(f"__{rank()}_*")), self._group)
         whole = {name: digest for part in sums for name, digest in part.items()}
-        self._gathered(lambda: _name(draft, folder, whole) if rank() == 0 else None)
-
-    def _gathered(self, act: Callable[[], T]) -> list[T]:
-        """Results of all ranks; an OSError of one rank is raised on all."""
-        given: T | None = None
-        problem: OSError | None = None
-        try:
-            given = act()
-        except OSError as error:
-            problem = error
-        of_ranks: list[Any] = [(given, problem)]
-        if self._group is not None:
-            of_ranks = [None] * world_size()
-            dist.all_gather_object(of_ranks, (given, problem), group=self._group)
-        for _, failed in of_ranks:
-            if failed is not None:
-                raise failed
-        return [found for found, _ in of_ranks]
+        shared(lambda: _name(draft, folder, whole) if rank() == 0 else None, self._group)
 
 
 def state_bytes(state: State) -> int:
-    """Bytes of this rank's tensors, about the size of its part of a checkpoint."""
-    sizes = (state_bytes(value) if isinstance(value, dict) else _bytes(value) for value in state.values())
-    return sum(sizes)
+    """Bytes of this rank's tensors."""
+    return sum(_bytes(each) for each in _tensors(state))
 
 
-def _bytes(value: Any) -> int:
-    tensor = value.to_local() if isinstance(value, DTensor) else value
-    return tensor.numel() * tensor.element_size() if isinstance(tensor, Tensor) else 0
+def written_bytes(state: State) -> int:
+    """Bytes that this rank writes to a checkpoint, about: of equal shards (HSDP) the first is written."""
+    return sum(_bytes(each) for each in _tensors(state) if not (isinstance(each, DTensor) and _is_copy(each)))
+
+
+def _tensors(state: State) -> Iterator[Tensor]:
+    for value in state.values():
+        if isinstance(value, dict):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _bytes(tensor: Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
+
+
+def _is_copy(tensor: DTensor) -> bool:
+    places = tensor.device_mesh.get_coordinate() or ()
+    return any(placement.is_replicate() and place for placement, place in zip(tensor.placements, places, strict=False))
 
 
 def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
@@ -207,7 +230,9 @@ def load_state(state: State, folder: Path) -> None:
     Tensors may be sharded differently than when they were written.
     """
     try:
-        load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as meant, in a single process
+            load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
     except CheckpointException as failure:
         reasons = "; ".join(str(reason) for reason, _ in failure.failures.values())
         raise ValueError(f"{folder} does not fit this learner: {reasons}") from failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from roost.net.bound_store import file_store, tcp_store
+from roost.procs.files import DiskFull
 
 LIMIT_S = 600.0  # timeout of collectives
 ALIGNMENT = 16  # bytes
@@ -69,6 +70,26 @@ def wait_for_all(limit_s: float) -> None:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
         dist.barrier(group)
         dist.destroy_process_group(group)
+
+
+def shared(act: Callable[[], T], group: Any) -> list[T]:
+    """Results of all ranks of a group; an error of one rank is raised on all. Without a group, of this rank alone."""
+    given: T | None = None
+    problem: Exception | None = None
+    try:
+        given = act()
+    except Exception as error:
+        # Others may not survive being sent.
+        known = isinstance(error, OSError | DiskFull)
+        problem = error if known or group is None else RuntimeError(f"{type(error).__name__}: {error}")
+    of_ranks: list[Any] = [(given, problem)]
+    if group is not None:
+        of_ranks = [None] * dist.get_world_size(group)
+        dist.all_gather_object(of_ranks, (given, problem), group=group)
+    for _, failed in of_ranks:
+        if failed is not None:
+            raise failed
+    return [found for found, _ in of_ranks]
 
 
 def most(count: int) -> int:

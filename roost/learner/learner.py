@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,25 +18,29 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from roost.config.train import LearnerSettings
+from roost.config.train import LearnerSettings, LossAggregation
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
-from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, state_bytes
-from roost.learner.distributed import added_up, most, together
-from roost.learner.export import export, export_whole
-from roost.learner.forward import PolicyOutputs, Rows
-from roost.learner.heads import POLICY, Head, part_of_loss
-from roost.learner.losses import Totals, overstepped
-from roost.learner.model import decoder_layers, float_type, load_outputs
+from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, written_bytes
+from roost.learner.distributed import added_up, most, rank, together
+from roost.learner.forward import POLICY, Head, PolicyOutputs, Rows, part_of_loss
+from roost.learner.losses import KEPT, Totals, overstepped
+from roost.learner.model import decoder_layers, export, export_whole, float_type, load_outputs
 from roost.learner.optimizer import Optimizers, learning_rate, new_optimizer
-from roost.learner.packing import Packed, balanced, check_packing, pack, predicted, spread
-from roost.learner.parallel.experts import average_gradients
-from roost.learner.parallel.mesh import LearnerMesh, by_mesh, total_norm
+from roost.learner.parallel.mesh import (
+    LearnerMesh,
+    average_gradients,
+    by_mesh,
+    forget_sums,
+    sum_over_copies,
+    total_norm,
+)
 from roost.learner.residence import MOMENTS, PARTS, Residence
 from roost.learner.routing import load_metrics
-from roost.learner.sample import Distribution, Floats, Sample
+from roost.learner.sample import Distribution, Floats, Packed, Sample, balanced, check_packing, pack, predicted, spread
 from roost.vision.processor import Processor
 
 BUCKET_BYTES = 1 << 28
+HALF_TOKENS, HALF_SEQUENCES = "half/tokens", "half/sequences"  # of the first half of the micro-batches
 
 
 def replace_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -112,6 +117,40 @@ class GradientNorms:
         self.state.copy_(torch.tensor(new, dtype=torch.float64))
 
 
+NOISE_WINDOW, NOISE_LEAST = 100, 10  # newest minibatches that are averaged over: a few say little
+
+
+class GradientNoise:
+    """Gradient noise scale in samples: S / |G|², B_simple of McCandlish et al. 2018, over the newest minibatches.
+
+    G is the true gradient, S the trace of its covariance over samples. The squared norm of a mean over n samples is
+    |G|² + S / n on average, so norms of half a minibatch and of the whole give both without bias.
+
+    >>> noise = GradientNoise()
+    >>> for _ in range(NOISE_LEAST):
+    ...     noise.add(half=5**0.5, of_half=8, whole=2.0, of_whole=16)
+    >>> round(noise.scale or 0.0, 2)
+    5.33
+    """
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[float, float]] = deque(maxlen=NOISE_WINDOW)
+
+    def add(self, half: float, of_half: float, whole: float, of_whole: float) -> None:
+        """Count the norms of the means over the samples of half a minibatch, and over all of them."""
+        if 0 < of_half < of_whole and math.isfinite(half) and math.isfinite(whole):
+            noise = (half**2 - whole**2) / (1 / of_half - 1 / of_whole)
+            self._newest.append((whole**2 - noise / of_whole, noise))
+
+    @property
+    def scale(self) -> float | None:
+        """None for less than NOISE_LEAST minibatches, and while their means are not positive."""
+        if len(self._newest) < NOISE_LEAST:
+            return None
+        signal, noise = (sum(each) for each in zip(*self._newest, strict=True))
+        return noise / signal if min(signal, noise) > 0 else None
+
+
 # Allowed difference of log-probs between packed and separate sequences; bfloat16 rounds differently.
 PACKING_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
 
@@ -138,6 +177,7 @@ class Learner:
         self._residence = Residence(self._outputs, self._optimizer.device_tensors, device)
         self._writer = CheckpointWriter()
         self._norms = GradientNorms() if settings.optimizer.skip_outlier_gradients else None
+        self._noise = GradientNoise()
         self.step = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps skipped because loss or gradient was not finite
         if head is Head.POLICY:
@@ -179,7 +219,7 @@ class Learner:
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the weights by another learner's, as its `weights` yields them. Call it on every rank."""
-        self._require_loaded("weight")
+        self._require_loaded("weight", to_change=True)
         replace_weights(self.module, weights)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
@@ -230,29 +270,39 @@ class Learner:
         Returns statistics of the whole minibatch, the same on every rank: those of the loss, `grad/norm` (before
         clipping), `lr`, `tokens`, `sequences` and `skipped`. The step is skipped if loss or norm is not finite, if the
         minibatch exceeds a limit of the loss settings, or if its gradient is an outlier and these are skipped; names
-        that begin with `steps/` say which. A `max_grad_norm` of 0 disables clipping.
+        that begin with `steps/` say which. A `max_grad_norm` of 0 disables clipping. With several micro-batches, and
+        after enough minibatches, there is `grad/noise_scale`, too.
         """
         if not self._learns:
             raise ValueError("this one only scores; make it with learns=True")
-        self._require_loaded(*PARTS)
+        self._require_loaded(*PARTS, to_change=True)
         self._optimizer.zero_grad()  # of a call that failed midway
+        forget_sums(self._outputs)
         position = self.step if position is None else position
-        settings = self._settings.loss.at(position / max(1, self._settings.optimizer.total_steps))
+        settings = self._settings.loss.at(position / max(1, self._settings.optimizer.total_steps - 1))
         metrics: list[dict[str, Tensor]] = []
         loads: list[Tensor] = []
         tokens = sequences = 0
-        for part in self._rounds(samples):
+        half: Tensor | None = None
+        counts: dict[str, float] = {}
+        rounds = list(self._rounds(samples))
+        # Gradients of experts are averaged at the end.
+        of_half = 0 if self._mesh.experts is not None else len(rounds) // 2
+        for number, part in enumerate(self._shuffled(rounds, position)):
+            if 0 < number == of_half:
+                half, counts = total_norm(self._with_gradients()), {HALF_TOKENS: tokens, HALF_SEQUENCES: sequences}
             packed = pack(part)
             outputs = self._forward(packed, part)
             loss, of_part = part_of_loss(self._head, outputs, part, packed, settings, totals)
             if self._outputs.routers is not None and part:
                 loads.append(self._outputs.routers.statistics())
                 loss, of_part = self._balanced(loss, of_part, len(packed.rows) / totals.tokens)
+            sum_over_copies(self._outputs, is_due=number + 1 in (of_half, len(rounds)))
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * self._mesh.sizes.averaged).backward()
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
-        found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences}])
+        found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences, **counts}])
         statistics = added_up(found if self._mesh.is_first else {})
         if self._outputs.routers is not None:
             routers, none = self._outputs.routers, torch.zeros((), device=self._device)
@@ -262,8 +312,11 @@ class Learner:
         if self._head is Head.POLICY and settings.entropy_coef_end is not None:
             statistics["entropy_coef"] = settings.entropy_coef
         limits = overstepped(statistics, settings)
+        statistics.pop(KEPT, None)
         is_finite = math.isfinite(statistics.get("loss", 0.0))
-        return statistics | limits | self._update(is_finite, not any(limits.values()), position)
+        half_sizes = statistics.pop(HALF_TOKENS, 0.0), statistics.pop(HALF_SEQUENCES, 0.0)
+        update = self._update(is_finite, not any(limits.values()), position)
+        return statistics | limits | update | self._noise_scale(half, half_sizes, statistics, update["grad/norm"])
 
     def offload(self, parts: Sequence[str] = PARTS, in_background: bool = False) -> None:
         """Move parts to the host and free their device memory; in the background, the next call frees it."""
@@ -287,12 +340,12 @@ class Learner:
         return self._writer.is_done()
 
     def checkpoint_bytes(self) -> int:
-        """Approximate size of this rank's part of a checkpoint."""
-        return state_bytes(self._state(self._optimizer.saved_shapes()))
+        """Approximate size of what this rank writes to a checkpoint."""
+        return written_bytes(self._state(self._optimizer.saved_shapes()))
 
     def restore(self, folder: Path | str) -> None:
         """Restore a checkpoint, possibly of a different number of ranks."""
-        self._require_loaded("weight", "optimizer")
+        self._require_loaded("weight", "optimizer", to_change=True)
         moments = self._optimizer.saved()
         state = self._state(moments)
         fill(state, Path(folder), self._device)
@@ -324,7 +377,7 @@ class Learner:
     def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:
         """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
         settings = self._settings.optimizer
-        parameters = by_mesh(each for each in self._outputs.parameters() if each.grad is not None)
+        parameters = self._with_gradients()
         average_gradients(self.module, self._mesh)
         norm = total_norm(parameters)
         rate, size = learning_rate(settings, position), float(norm)
@@ -345,6 +398,25 @@ class Learner:
         self.skipped += not is_finite
         self._optimizer.zero_grad()
         return stats
+
+    def _noise_scale(
+        self, half: Tensor | None, of_half: tuple[float, float], whole: Mapping[str, float], norm: float
+    ) -> dict[str, float]:
+        """The gradient noise scale, if this minibatch has several micro-batches and there are enough of them."""
+        tokens, sequences = of_half
+        if half is None or not tokens:
+            return {}
+        loss = self._settings.loss
+        aggregation = loss.loss_aggregation
+        if self._head is Head.VALUE:
+            aggregation = loss.value_loss_aggregation or aggregation
+        is_by_token = aggregation is LossAggregation.TOKEN_MEAN
+        share = tokens / whole["tokens"] if is_by_token else sequences / whole["sequences"]
+        self._noise.add(float(half) / share, sequences, norm, whole["sequences"])
+        return {} if self._noise.scale is None else {"grad/noise_scale": self._noise.scale}
+
+    def _with_gradients(self) -> list[list[nn.Parameter]]:
+        return by_mesh(each for each in self._outputs.parameters() if each.grad is not None)
 
     def _balanced(self, loss: Tensor, metrics: dict[str, Tensor], share: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a part with its share of the load-balancing loss, if that has a coefficient."""
@@ -383,6 +455,14 @@ class Learner:
         for number in range(most(len(parts))):
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
 
+    def _shuffled(self, rounds: Sequence[list[Sample]], position: int) -> list[list[Sample]]:
+        """Micro-batches in an order that depends on the optimizer step and on the samples of the rank alone.
+
+        They come by length, and a half of the longest ones would not stand for all in the gradient noise scale.
+        """
+        of_rank = rank() // self._mesh.sizes.model  # ranks that compute the same samples need the same order
+        return [rounds[at] for at in np.random.default_rng([position, of_rank]).permutation(len(rounds))]
+
     def _forward(self, packed: Packed, samples: Sequence[Sample] = ()) -> tuple[Tensor, ...]:
         if not self._settings.router_replay:
             packed = replace(packed, experts=None)
@@ -412,10 +492,11 @@ class Learner:
             return nullcontext()
         return self._outputs.at_temperature(temperature)
 
-    def _require_loaded(self, *parts: str) -> None:
-        away = [part for part in parts if part in self._residence.away]
-        if away:
-            raise RuntimeError(f"the learner's {' and '.join(away)} are offloaded; load them first")
+    def _require_loaded(self, *parts: str, to_change: bool = False) -> None:
+        held = self._residence
+        for those, what in ((held.away, "offloaded"), (held.leaving if to_change else (), "being offloaded")):
+            if unready := [part for part in parts if part in those]:
+                raise RuntimeError(f"the learner's {' and '.join(unready)} are {what}; load them first")
         if MOMENTS in parts:
             self._residence.wait_for_moments()
 

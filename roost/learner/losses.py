@@ -8,11 +8,138 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from roost.config.teacher import Distillation
+from roost.config.data import Distillation
+from roost.config.learning import Rejection
 from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
 from roost.config.train_choices import Divergence, PolicyLoss
-from roost.learner.corrections import LARGEST_LOG_RATIO, correction, ratios
-from roost.learner.packing import segment_sums
+from roost.learner.sample import level_values, segment_sums
+
+# Clamp for log-ratios, after summation. Sums over thousands of tokens reach hundreds, where exp is infinite, and
+# infinity times a gradient or an advantage of 0 is NaN. A ratio of exp(20), 5e8, is outside any clip range. A clamped
+# ratio has no gradient; unclamped, its gradient would dominate the step.
+LARGEST_LOG_RATIO = 20.0
+
+
+def ratios(
+    logprobs: Tensor,
+    old: Tensor,
+    sequence: Tensor,
+    turn: Tensor,
+    level: ImportanceSamplingLevel,
+    clamp: tuple[float, float] = (-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO),
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Importance ratios per token, turn or sequence, with one entry per token.
+
+    With d = logprob - old: token exp(d); turn and trajectory exp(Σ d) over their tokens; turn_mean and sequence (GSPO)
+    exp(Σ d / n) over their n tokens. Tokens that are not `kept` do not count in their turn or sequence.
+
+    Ratios of means have the slope of the token's own log-prob (GSPO-token), so each token learns from its own advantage
+    and weight. Where these are equal in a turn or sequence, the gradient is that of the mean.
+
+    >>> turns = torch.tensor([0, 0, 1])
+    >>> halves, quarters = torch.tensor([0.5, 0.5, 0.5]).log(), torch.tensor([0.25, 0.25, 0.25]).log()
+    >>> for level in (ImportanceSamplingLevel.TURN, ImportanceSamplingLevel.TURN_MEAN):
+    ...     ratios(halves, quarters, torch.zeros_like(turns), turns, level).round(decimals=4).tolist()
+    [4.0, 4.0, 2.0]
+    [2.0, 2.0, 2.0]
+    """
+    total = level_values(logprobs - old, sequence, turn, level, kept)
+    if level in (ImportanceSamplingLevel.TURN_MEAN, ImportanceSamplingLevel.SEQUENCE):
+        total = total.detach() + (logprobs - logprobs.detach())
+    return total.clamp(*clamp).exp()
+
+
+@torch.no_grad()
+def importance_weights(
+    learner: Tensor,
+    engine: Tensor,
+    sequence: Tensor,
+    turn: Tensor,
+    level: ImportanceSamplingLevel,
+    cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Truncated importance weights, min(ratio of learner to engine, cap), and the mask of those above the cap.
+
+    Both have no gradient. The cap trades bias for variance: without it, a few unlikely tokens would outweigh all.
+    """
+    found = ratios(learner, engine, sequence, turn, level)
+    return (found.clamp(max=cap), found > cap) if cap else (found, torch.zeros_like(found, dtype=torch.bool))
+
+
+@torch.no_grad()
+def kept_tokens(
+    learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, rules: tuple[Rejection, ...]
+) -> Tensor:
+    """Mask of the tokens that all rules keep: low <= value of the token's unit <= high.
+
+    The value is the ratio of learner to engine at the rule's level, or the difference of their probabilities, summed
+    (turn, trajectory) or averaged (turn_mean, sequence) over the unit.
+
+    >>> halves, given, places = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.1, 0.4]).log(), torch.tensor([0, 0])
+    >>> kept_tokens(halves, given, places, places, (Rejection(ImportanceSamplingLevel.TOKEN, 0.5, 2.0),)).tolist()
+    [False, True]
+    """
+    kept = torch.ones(len(learner), dtype=torch.bool, device=learner.device)
+    for rule in rules:
+        if rule.of_difference:
+            values = level_values(learner.exp() - engine.exp(), sequence, turn, rule.level)
+        else:
+            values = ratios(learner, engine, sequence, turn, rule.level)
+        kept &= (values >= rule.low) & (values <= rule.high)
+    return kept
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Correction:
+    """Weights of tokens and the mask of those that are learnt from; None where the settings ask for none."""
+
+    weights: Tensor | None
+    kept: Tensor | None
+    capped: Tensor | None = None  # weights that were above the cap
+
+
+def correction(learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, settings: LossSettings) -> Correction:
+    """The correction that the settings ask for; `learner` are log-probs before the first optimizer step."""
+    level, rules = settings.weight_level, settings.rejections
+    weights = kept = capped = None
+    if level is not ImportanceSamplingLevel.NONE:
+        cap = settings.importance_weight_cap
+        weights, capped = importance_weights(learner, engine, sequence, turn, level, cap)
+    if rules:
+        kept = kept_tokens(learner, engine, sequence, turn, rules)
+        weights = None if weights is None else _finite(weights, kept)
+    return Correction(weights, kept, capped)
+
+
+def _finite(values: Tensor, kept: Tensor, other: Tensor | float = 0.0) -> Tensor:
+    """Values with another one for rejected tokens that have none: 0 times NaN is NaN, also in a gradient."""
+    return torch.where(kept | values.isfinite(), values, other)
+
+
+def units_of(sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
+    """Index of each token's unit at a level."""
+    match level:
+        case ImportanceSamplingLevel.TURN | ImportanceSamplingLevel.TURN_MEAN:
+            return turn
+        case ImportanceSamplingLevel.TRAJECTORY | ImportanceSamplingLevel.SEQUENCE:
+            return sequence
+        case ImportanceSamplingLevel.TOKEN | ImportanceSamplingLevel.NONE:
+            return torch.arange(len(sequence), device=sequence.device)
+
+
+def mean_over_units(values: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> float:
+    """Mean over the units of a level of values that are equal within each; 1 without tokens.
+
+    >>> where = torch.tensor([0, 0, 1])
+    >>> mean_over_units(torch.tensor([2.0, 2.0, 1.0]), where, where, ImportanceSamplingLevel.SEQUENCE)
+    1.5
+    """
+    units = units_of(sequence, turn, level)
+    if not len(units):
+        return 1.0
+    shares = 1 / segment_sums(torch.ones_like(values), units)
+    return float((values * shares).sum() / shares.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +324,7 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     Statistics sum in the same way to means over the minibatch, weighted as the loss (for SEQ_SUM_NORM and SEQ_SUM,
     equally over tokens), rejected ones included. For names that begin with "max/", take the maximum instead. `kl` is
     k1 of the old log-probs and the policy's. `clipped_low` and `clipped_high` count tokens whose gradient was clipped,
-    not all that are out of range.
+    not all that are out of range; CISPO's `bounded_low` and `bounded_high` tokens with a clipped ratio and a gradient.
 
     >>> new = torch.tensor([0.5, 0.5]).log()
     >>> places = torch.tensor([0, 0])
@@ -209,17 +336,19 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     level = settings.importance_sampling_level
     old = _old_logprobs(batch, settings.old_logprobs)
     clamp = (-settings.log_ratio_clip, settings.log_ratio_clip_high)
-    ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level, clamp)
-    losses = token_losses(batch, old, ratio, settings)
-    metrics = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
     learner = batch.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     corrected = correction(learner, batch.engine_logprobs, batch.sequence, batch.turn, settings)
+    if corrected.kept is not None:
+        old = _finite(old, corrected.kept, batch.logprobs.detach())
+    ratio = ratios(batch.logprobs, old, batch.sequence, batch.turn, level, clamp, corrected.kept)
+    losses = token_losses(batch, old, ratio, settings)
+    metrics = {"ratio": ratio, "kl": old - batch.logprobs, **_clipped(ratio, batch.advantages, settings)}
     if corrected.weights is not None:
         metrics["importance"] = corrected.weights
-        if settings.importance_weight_cap:
-            metrics["importance_capped"] = (corrected.weights >= settings.importance_weight_cap).float()
+        if settings.importance_weight_cap and corrected.capped is not None:
+            metrics["importance_capped"] = corrected.capped.float()
         losses = corrected.weights / totals.mean_weight * losses
-    metrics["policy_loss"] = losses if corrected.kept is None else losses * corrected.kept
+    metrics["policy_loss"] = losses if corrected.kept is None else losses.masked_fill(~corrected.kept, 0.0)
     losses = settings.policy_loss_coef * losses if settings.policy_loss_coef != 1 else losses
     if batch.reference_logprobs is not None:
         metrics["reference_kl"] = divergence(batch.logprobs, batch.reference_logprobs, settings.kl_estimator)
@@ -245,6 +374,8 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
     stats = {"loss": loss.detach(), "max/ratio": _largest(ratio), **means}
     if corrected.kept is not None:
         stats["rejected_sequences"] = _share_without(corrected.kept, batch.sequence, totals)
+        if totals.kept_tokens is None:
+            stats[KEPT] = corrected.kept.sum().float()
     if settings.max_mean_ratio:
         stats[MEAN_RATIO] = ratio.detach().sum() / totals.tokens
     if settings.early_stop_kl:
@@ -254,10 +385,14 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
 
 MEAN_RATIO, SEQUENCE_KL = "mean_ratio", "sequence_kl"  # over all tokens, and summed over the tokens of a sample
 OVER_RATIO, OVER_KL = "steps/over_ratio", "steps/over_kl"
+KEPT = "kept"  # number of tokens that are not rejected, where it is not known before the forward pass
+REJECTED = "steps/rejected"  # minibatches of which rollout_rejection left no token
 
 
 def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
     """Limits that a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
+
+    Nor is it without a token: momentum and weight decay would move the weights all the same.
 
     >>> overstepped({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
     {'steps/over_ratio': 1.0, 'steps/over_kl': 0.0}
@@ -267,6 +402,8 @@ def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str,
         found[OVER_RATIO] = float(stats[MEAN_RATIO] > settings.max_mean_ratio)
     if settings.early_stop_kl and SEQUENCE_KL in stats:
         found[OVER_KL] = float(abs(stats[SEQUENCE_KL]) > settings.early_stop_kl)
+    if KEPT in stats:
+        found[REJECTED] = float(stats[KEPT] == 0)
     return found
 
 
@@ -344,17 +481,20 @@ def _old_logprobs(batch: PolicyBatch, which: OldLogprobs) -> Tensor:
 
 def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[str, Tensor]:
     """Indicators (1.0 or 0.0) of tokens where a clip is active."""
+    is_cispo = settings.loss_type is PolicyLoss.CISPO
     if settings.importance_sampling_level is ImportanceSamplingLevel.NONE:
         return {}
-    match settings.loss_type:
-        case PolicyLoss.PPO:
-            low, high = _beyond_clip(ratio, advantages, settings)
-        case PolicyLoss.CISPO:
-            low, high = ratio < 1 - settings.clip_range, ratio > 1 + settings.clip_range_high
-        case _:
-            return {}
-    metrics = {"clipped_low": low, "clipped_high": high}
-    if settings.loss_type is PolicyLoss.PPO and settings.dual_clip is not None:
+    if not is_cispo and settings.loss_type is not PolicyLoss.PPO:
+        return {}
+    metrics: dict[str, Tensor] = {}
+    left_out = torch.zeros_like(ratio, dtype=torch.bool)
+    if not is_cispo or settings.cispo_mask:
+        low, high = _beyond_clip(ratio, advantages, settings)
+        metrics, left_out = {"clipped_low": low, "clipped_high": high}, low | high
+    if is_cispo:
+        metrics["bounded_low"] = (ratio < 1 - settings.clip_range) & ~left_out
+        metrics["bounded_high"] = (ratio > 1 + settings.clip_range_high) & ~left_out
+    elif settings.dual_clip is not None:
         metrics["clipped_dual"] = (ratio > settings.dual_clip) & (advantages < 0)
     return {name: where.float() for name, where in metrics.items()}
 

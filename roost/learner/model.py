@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig, PreTrainedModel
 
-from roost.config.job import MeshSizes, heads_divide
-from roost.config.model_files import COMPILED_SIZE, eos_ids
+from roost.config.job import COMPILED_SIZE, MeshSizes, eos_ids, heads_divide
 from roost.config.train import LearnerSettings
-from roost.learner.adapter import add_adapter
+from roost.learner.adapter import ADAPTER_PART, adapter_weights, add_adapter, merged_weights, write_adapter
 from roost.learner.attention import NAME, register
-from roost.learner.distributed import rank, wait_for_all, world_size
-from roost.learner.forward import LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
-from roost.learner.heads import Head
-from roost.learner.parallel.experts import check_experts, divide_experts
-from roost.learner.parallel.mesh import LearnerMesh
+from roost.learner.distributed import rank, shared, wait_for_all, world_size
+from roost.learner.forward import Head, LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
+from roost.learner.parallel.mesh import LearnerMesh, check_experts, divide_experts
 from roost.learner.parallel.tensor import TensorPlan
 from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.routing import SOFTMAX_ROUTERS
+from roost.procs.files import disk_full, is_disk_full
 from roost.vision.processor import reads_images
 from roost.vision.tower import attention_of, model_class
 
-READING_LIMIT_S = 4 * 3600.0  # for a checkpoint, on a slow disk
+DISK_LIMIT_S = 4 * 3600.0  # to read or write a model, on a slow disk
 LOGIT_BYTES = 1 << 29  # of logits in float32 at the same time; larger matrix products are faster
 
 
@@ -46,7 +50,7 @@ def shard(
 
     Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
     """
-    wait_for_all(READING_LIMIT_S)
+    wait_for_all(DISK_LIMIT_S)
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, root):
         for weight in _brought(module, device):
@@ -88,7 +92,7 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, me
     if head is Head.VALUE and settings.adapter is not None:
         raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
     torch.manual_seed(settings.seed)
-    model = _load(settings, head)
+    model = _load(settings, head, reads=rank() == 0)
     check_mesh(model, mesh.sizes)
     if device.type == "cpu":
         for parameter in model.parameters():
@@ -168,7 +172,17 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in whole]
 
 
-def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
+def bare_model(settings: LearnerSettings, head: Head) -> PreTrainedModel:
+    """The model that a learner of these settings trains, without its numbers: to compare with a checkpoint."""
+    model = _load(settings, head, reads=False)
+    if settings.adapter is not None:
+        with torch.device("meta"):
+            add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
+    return model
+
+
+def _load(settings: LearnerSettings, head: Head, reads: bool) -> PreTrainedModel:
+    """The model: with the weights of its checkpoint, or on the `meta` device."""
     register()
     # Frozen weights need no more precision than the compute dtype.
     dtype = float_type(settings.weight_dtype if settings.adapter is None else settings.compute_dtype)
@@ -178,7 +192,7 @@ def _load(settings: LearnerSettings, head: Head) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention_of(config, NAME)}
     kind = AutoModelForTokenClassification if head is Head.VALUE else model_class(config)
     model: PreTrainedModel
-    if rank() == 0:
+    if reads:
         model = kind.from_pretrained(settings.model, config=config, **options)
     else:
         with torch.device("meta"):  # only the layers: the first rank gives the weights to all
@@ -234,3 +248,98 @@ def _processors(model: PreTrainedModel, settings: LearnerSettings) -> LogitProce
         ends = eos_ids(generation, model.config.get_text_config())
     processors = LogitProcessors(settings.repetition_penalty, settings.min_new_tokens, tuple(sorted(ends)))
     return processors if processors.changes_logits else None
+
+
+# Files of a model beside its weights, not changed by training.
+BESIDE_WEIGHTS = (
+    "*token*",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "*processor_config.json",
+    "generation_config.json",
+)
+
+
+def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
+    """Gather the weights on all ranks and write them on the first: the whole model, or the adapter alone."""
+    adapter = settings.adapter
+    if adapter is None:
+        export_whole(model, settings, folder)
+        return
+    weights = _on_first_rank(adapter_weights(model))
+    _write(folder, settings, lambda: write_adapter(folder, weights, adapter, settings.model))
+
+
+def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
+    """Write the whole model, with the adapter merged, in the dtype that passes compute in."""
+    dtype = float_type(settings.compute_dtype)
+    weights = _on_first_rank(merged_weights(model), dtype)
+    config = copy.deepcopy(model.config)  # for it, save_pretrained takes the dtype of the learner's own weights
+    for each in (config, *(getattr(config, name) for name in config.sub_configs)):
+        each.dtype = dtype
+
+    def write() -> None:
+        model.save_pretrained(folder, state_dict=weights)
+        config.architectures = model.config.architectures
+        config.save_pretrained(folder)
+
+    _write(folder, settings, write)
+
+
+def _write(folder: Path, settings: LearnerSettings, act: Callable[[], None]) -> None:
+    """Let the first rank write, and the others wait for it; an error is raised on all."""
+    patience = timedelta(seconds=DISK_LIMIT_S)
+    group = dist.new_group(backend="gloo", timeout=patience) if world_size() > 1 else None
+
+    def write() -> None:
+        if rank() == 0:
+            try:
+                act()
+                _complete(settings.model, folder)
+            except Exception as error:
+                if is_disk_full(error, folder):
+                    raise disk_full(folder, "the policy") from error
+                raise
+
+    shared(write, group)
+    if group is not None:
+        dist.destroy_process_group(group)
+
+
+def whole_bytes(model: PreTrainedModel, settings: LearnerSettings) -> int:
+    """Bytes of the model's weights without the adapter, as `export_whole` writes them."""
+    named = model.state_dict(keep_vars=True).items()
+    size = float_type(settings.compute_dtype).itemsize
+    sizes = {
+        id(weight): weight.numel() * (size if weight.is_floating_point() else weight.element_size())
+        for name, weight in named
+        if ADAPTER_PART not in name
+    }
+    return sum(sizes.values())
+
+
+def _on_first_rank(gathered: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for name, weight in gathered:
+        if rank() == 0:
+            weights[name] = weight.to("cpu", dtype if weight.is_floating_point() else None).contiguous()
+    return weights
+
+
+def _complete(model: str, folder: Path) -> None:
+    _copy_beside(model, folder)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~mask)  # safetensors writes files readable by their owner only, whatever the umask
+
+
+def _copy_beside(model: str, folder: Path) -> None:
+    source = Path(model)
+    if not source.is_dir():
+        source = Path(snapshot_download(model, allow_patterns=list(BESIDE_WEIGHTS)))
+    for pattern in BESIDE_WEIGHTS:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)

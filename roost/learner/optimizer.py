@@ -137,20 +137,22 @@ def _is_quantized(local: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> Tensor:
     local = _local(tensor)
-    return torch.empty(local.shape, dtype=torch.float32, device="meta") if _is_quantized(local) else tensor
+    if not _is_quantized(local):
+        return tensor
+    return _sharded_as(tensor, torch.empty(local.shape, dtype=torch.float32, device="meta"))
 
 
 def _dequantized(tensor: Tensor) -> Tensor:
     """Quantized numbers as a tensor in host memory; any other tensor as it is."""
     local = _local(tensor)
-    if not _is_quantized(local):
-        return tensor
-    whole = local.dequantize()
+    return _sharded_as(tensor, local.dequantize()).cpu() if _is_quantized(local) else tensor
+
+
+def _sharded_as(tensor: Tensor, local: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
-        return whole.cpu()
+        return local
     mesh, placements = tensor.device_mesh, tensor.placements
-    sharded = DTensor.from_local(whole, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
-    return sharded.cpu()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def new_optimizer(module: nn.Module, settings: OptimizerSettings, layers: Iterable[nn.Module] = ()) -> Optimizers:

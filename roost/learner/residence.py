@@ -81,10 +81,16 @@ class Residence:
         """Parts that are on the host."""
         return tuple(self._away)
 
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Parts that a background offload has copied, or still copies: changes to them would be lost."""
+        return () if self._leaving is None else tuple(part for part, copies in self._leaving[1].items() if copies)
+
     def offload(self, parts: Iterable[str], in_background: bool = False) -> None:
         """Move parts to the host; offloaded parts are skipped.
 
-        In the background, parts stay readable on the device, which the next `offload` or `load` frees.
+        In the background, parts stay readable on the device, which the next `offload` or `load` frees. They must not
+        be changed (`leaving`).
         """
         self._free_copied()
         self.wait_for_moments()

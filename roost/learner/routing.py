@@ -65,17 +65,18 @@ class Routers:
     def balance_loss(self, group: Any = None) -> tuple[Tensor, Tensor]:
         """Load-balancing loss of the last pass (Fedus et al. 2021, "Switch Transformers"): top_k if all is even.
 
-        Of the tokens of all ranks of a context group: this rank's part, whose gradients add up, and the whole.
+        Mean over layers, whose loads even out one by one. Of the tokens of all ranks of a context group: this rank's
+        part, whose gradients add up, and the whole.
         """
-        logits, experts = (torch.cat(each) for each in zip(*((a, b) for a, b, _ in self._passes()), strict=True))
-        own = logits.float().softmax(-1).sum(0)
-        counts = torch.bincount(experts.flatten(), minlength=self.experts).float()
-        sums = torch.stack([counts, own.detach(), torch.full_like(counts, len(experts))])
+        passes = self._passes()
+        own = torch.stack([logits.float().softmax(-1).sum(0) for logits, _, _ in passes])
+        counts = torch.stack([torch.bincount(each.flatten(), minlength=self.experts) for _, each, _ in passes]).float()
+        sums = torch.stack([counts, own.detach(), torch.full_like(counts, len(passes[0][1]))])
         if group is not None:
             dist.all_reduce(sums, group=group)
         counts, whole, tokens = sums
         weights = self.experts * counts / tokens**2
-        return (weights * own).sum(), (weights * whole).sum()
+        return (weights * own).sum(-1).mean(), (weights * whole).sum(-1).mean()
 
     def forget(self) -> None:
         """Let go of the last pass, whose tensors are on the device."""
@@ -92,10 +93,15 @@ class Routers:
         def route(router: Any, inputs: Any, output: Routed) -> Routed:
             logits, weights, own = output
             experts = own
-            if self._replayed is not None:
+            if layer in self._routed:
+                # A recomputation that rounds differently may choose another expert of two that are nearly tied: tokens
+                # would go to other ranks than their gradients come from.
+                experts = self._routed[layer][1]
+            elif self._replayed is not None:
                 wanted = self._replayed[:, layer]
                 experts = torch.where(wanted >= 0, wanted, own)
-                weights = expert_weights(logits, experts, getattr(router, "norm_topk_prob", True)).to(weights.dtype)
+            # In each pass: a recomputation must keep the same tensors as the pass that it repeats.
+            weights = expert_weights(logits, experts, getattr(router, "norm_topk_prob", True)).to(weights.dtype)
             # Not those of a recomputation: they would keep its whole graph.
             self._routed.setdefault(layer, (logits, experts, own))
             return logits, weights, experts

@@ -1,18 +1,24 @@
-"""`Sample`: one sequence of tokens that the learner learns from."""
+"""Samples, and their packing into micro-batches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from roost.config.train import ImportanceSamplingLevel
+from roost.net.routing import signed_routing
 from roost.vision.image import Image
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 NOT_GENERATED = -1  # turn of a token that the policy did not generate
+POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)  # first token of each bucket, counted in a sample's generated tokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -76,3 +82,269 @@ class Sample:
         optional = (self.old_logprobs, self.reference_logprobs, self.teacher_penalty, self.returns, self.values)
         needed = (self.token_ids, self.turns, self.logprobs, self.advantages)
         return [*needed, *(array for array in (*optional, self.mask_sizes, self.routed_experts) if array is not None)]
+
+
+PAD = -1  # in place of a token id or an expert
+
+
+def segment_sums(values: Tensor, segments: Tensor) -> Tensor:
+    """Sum over each token's segment, with one entry per token. Gradients flow to all tokens of the segment.
+
+    >>> import torch
+    >>> segment_sums(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 1])).tolist()
+    [3.0, 3.0, 4.0]
+    """
+    count = int(segments.max()) + 1 if len(segments) else 0
+    return values.new_zeros(count).index_add(0, segments, values)[segments]
+
+
+def segment_means(values: Tensor, segments: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Mean over each token's segment, with one entry per token; 0 where no token of it is `kept`.
+
+    >>> import torch
+    >>> segment_means(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 0, 1])).tolist()
+    [1.5, 1.5, 4.0]
+    """
+    counted = values.new_ones(len(values)) if kept is None else kept.to(values.dtype)
+    return segment_sums(_kept(values, kept), segments) / segment_sums(counted, segments).clamp(min=1)
+
+
+def _kept(values: Tensor, kept: Tensor | None) -> Tensor:
+    """Values with 0, and without a gradient, where they are not kept."""
+    return values if kept is None else values.masked_fill(~kept, 0.0)
+
+
+def level_values(
+    values: Tensor, sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel, kept: Tensor | None = None
+) -> Tensor:
+    """Value of each token's unit at this level: the token's own, or the sum or mean over its turn or sequence.
+
+    Tokens that are not `kept` do not count in their unit.
+    """
+    match level:
+        case ImportanceSamplingLevel.TURN:
+            return segment_sums(_kept(values, kept), turn)
+        case ImportanceSamplingLevel.TURN_MEAN:
+            return segment_means(values, turn, kept)
+        case ImportanceSamplingLevel.TRAJECTORY:
+            return segment_sums(_kept(values, kept), sequence)
+        case ImportanceSamplingLevel.SEQUENCE:
+            return segment_means(values, sequence, kept)
+        case ImportanceSamplingLevel.TOKEN | ImportanceSamplingLevel.NONE:
+            return values
+
+
+APART = "apart/"  # prefix of sums that compare policy and engine
+LARGEST = 20.0  # log-ratio, beyond which weights are of no use
+
+
+@torch.no_grad()
+def apart_from_engine(logprobs: Tensor, engine: Tensor, sequence: Tensor) -> dict[str, Tensor]:
+    """Sums over tokens and over samples of the ratios w of policy to engine, as w - 1 and w² - 1; and by position.
+
+    Less 1, because what is left of sums near their count would be rounding. Samples lie one after the other.
+    """
+    log_ratios = (logprobs - engine).double()
+    ones, apart = torch.ones_like(log_ratios), log_ratios.abs()
+    whole, shares = segment_sums(log_ratios, sequence), 1 / segment_sums(ones, sequence)
+    sums = {"logprob": apart.sum()}
+    for name, values, each in (("", log_ratios, ones), ("_sequence", whole, shares)):
+        less = torch.expm1(values.clamp(-LARGEST, LARGEST))
+        sums |= {f"count{name}": each.sum(), f"ratio{name}": (each * less).sum()}
+        sums[f"squared{name}"] = (each * less * (less + 2)).sum()
+    places = torch.arange(len(ones), device=ones.device) - torch.searchsorted(sequence, sequence)
+    bucket = torch.bucketize(places, torch.tensor(POSITIONS, device=ones.device), right=True) - 1
+    zeros = ones.new_zeros(len(POSITIONS))
+    by_place = zip(POSITIONS, zeros.index_add(0, bucket, apart), zeros.index_add(0, bucket, ones), strict=True)
+    for start, total, count in by_place:
+        sums |= {f"position/{start}": total, f"count/{start}": count}
+    return {f"{APART}{name}": value for name, value in sums.items()}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Packed:
+    """Several sequences as one row of tokens.
+
+    A row is a token whose successor in the same sequence was generated by the policy and is to be predicted.
+    """
+
+    token_ids: Ints
+    positions: Ints  # from 0 in each sequence
+    borders: Ints  # starts of sequences, and the end of the last
+    rows: Ints
+    targets: Ints  # the token after each row
+    sequence: Ints  # of each row, from 0
+    turn: Ints  # of each target, numbered across all sequences
+    place: Ints  # of each target in its turn, from 0
+    masks: npt.NDArray[np.int32] | None = None  # ids that each target was sampled from, [rows, most], padded with PAD
+    images: tuple[tuple[Image, ...], ...] = ()  # of each sequence; empty if no sequence has any
+    experts: npt.NDArray[np.int16] | None = None  # of each token, [tokens, layers, top_k]; PAD where the model chooses
+
+
+def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Group sequences into few parts of at most `limit` tokens and about equal size.
+
+    A sequence longer than the limit is alone. Order within each part is preserved.
+
+    >>> balanced([5, 3, 3, 9], limit=8)
+    [[3], [0], [1, 2]]
+    """
+    if limit < 1:
+        raise ValueError(f"a part holds {limit} tokens, but must hold at least 1")
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    tight = _first_fit(lengths, longest_first, limit)
+    even = _least_filled(lengths, longest_first, len(tight))
+    fits = all(len(part) == 1 or sum(lengths[index] for index in part) <= limit for part in even)
+    return [sorted(part) for part in (even if fits else tight)]
+
+
+def _first_fit(lengths: Sequence[int], order: Sequence[int], limit: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    filled: list[int] = []
+    for index in order:
+        room = next((part for part, size in enumerate(filled) if size + lengths[index] <= limit), None)
+        if room is None:
+            parts.append([index])
+            filled.append(lengths[index])
+        else:
+            parts[room].append(index)
+            filled[room] += lengths[index]
+    return parts
+
+
+def _least_filled(lengths: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
+    parts: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for index in order:
+        room = filled.index(min(filled))
+        parts[room].append(index)
+        filled[room] += lengths[index]
+    return parts
+
+
+def predicted(sample: Sample) -> npt.NDArray[np.bool_]:
+    """Mask of predicted tokens: those generated by the policy, except the first, which has no predecessor."""
+    mask = sample.is_generated
+    mask[:1] = False
+    return mask
+
+
+def pack(samples: Sequence[Sample]) -> Packed:
+    """Concatenate samples. Without samples there is one token, and none is predicted."""
+    if not samples:
+        none = np.zeros(0, np.int64)
+        return Packed(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0, 1]), none, none, none, none, none)
+    lengths = np.array([len(sample) for sample in samples])
+    borders = np.concatenate([[0], lengths.cumsum()])
+    token_ids = np.concatenate([sample.token_ids for sample in samples])
+    ends = np.flatnonzero(np.concatenate([predicted(sample) for sample in samples]))
+    sequence = np.repeat(np.arange(len(samples)), lengths)[ends]
+    of_tokens = np.concatenate([sample.turns for sample in samples])
+    turns = of_tokens[ends]
+    _, turn = np.unique(sequence * (turns.max(initial=0) + 1) + turns, return_inverse=True)
+    return Packed(
+        token_ids=token_ids,
+        positions=np.arange(len(token_ids)) - np.repeat(borders[:-1], lengths),
+        borders=borders,
+        rows=ends - 1,
+        targets=token_ids[ends],
+        sequence=sequence,
+        turn=turn,
+        place=_places(of_tokens, borders)[ends],
+        masks=_masks(samples),
+        images=tuple(each.images for each in samples) if any(each.images for each in samples) else (),
+        experts=_experts(samples),
+    )
+
+
+def _places(turns: Ints, borders: Ints) -> Ints:
+    """Number of tokens of the same turn before each token.
+
+    >>> _places(np.array([-1, 0, 0, 1, 1, 0]), np.array([0, 5, 6])).tolist()
+    [0, 0, 1, 0, 1, 0]
+    """
+    starts = np.diff(turns, prepend=-2) != 0
+    starts[borders[:-1]] = True
+    index = np.arange(len(turns))
+    return index - np.maximum.accumulate(np.where(starts, index, 0))
+
+
+def _experts(samples: Sequence[Sample]) -> npt.NDArray[np.int16] | None:
+    """Experts to be replayed; None if no sample has any."""
+    shapes = {sample.routed_experts.shape[1:] for sample in samples if sample.routed_experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ValueError(f"samples have routed experts of different models: {sorted(shapes)} layers and experts")
+    unknown = np.full((1, *shapes.pop()), PAD, np.int16)
+    return np.concatenate(
+        [
+            np.repeat(unknown, len(sample), axis=0)
+            if sample.routed_experts is None
+            else signed_routing(sample.routed_experts)
+            for sample in samples
+        ]
+    )
+
+
+def _masks(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
+    """Sampling masks of the predicted tokens; None if no sample has one."""
+    if all(sample.mask_sizes is None for sample in samples):
+        return None
+    sizes, ids = [], []
+    for sample in samples:
+        where = predicted(sample)
+        if sample.mask_sizes is None or sample.mask_ids is None:
+            sizes.append(np.zeros(int(where.sum()), np.int32))
+        else:
+            sizes.append(sample.mask_sizes[where])
+            ids.append(sample.mask_ids[np.repeat(where, sample.mask_sizes)])
+    each = np.concatenate(sizes)
+    masks = np.full((len(each), each.max(initial=1)), PAD, np.int32)
+    masks[np.arange(masks.shape[1]) < each[:, None]] = np.concatenate(ids)  # row by row
+    return masks
+
+
+def picked(samples: Sequence[Sample], arrays: Sequence[Floats]) -> Floats:
+    """Entries of per-token arrays for the predicted tokens, in the order of `Packed.rows`."""
+    parts = [array[predicted(sample)] for sample, array in zip(samples, arrays, strict=True)]
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+def spread(samples: Sequence[Sample], values: Floats) -> list[Floats]:
+    """Inverse of `picked`: an array per sample, with 0 for tokens that are not predicted."""
+    arrays, start = [], 0
+    for sample in samples:
+        where = predicted(sample)
+        array = np.zeros(len(sample), np.float32)
+        array[where] = values[start : start + int(where.sum())]
+        start += int(where.sum())
+        arrays.append(array)
+    return arrays
+
+
+Say = Callable[[Sequence[Sample]], list[Floats]]
+
+
+def check_packing(say: Say, vocabulary: int, tolerance: float, model: str) -> None:
+    """Raise ValueError if outputs of a sequence depend on other packed sequences or on later tokens.
+
+    Every log-prob would then be silently wrong.
+    """
+    one, other = _sample(7, vocabulary, 1), _sample(9, vocabulary, 2)
+    longer = _sample(12, vocabulary, 1)  # starts with the tokens of `one`
+    alone = [say([sample])[0] for sample in (one, other)]
+    beside = say([one, other])
+    pairs = [*zip(alone, beside, strict=True), (alone[0], say([longer])[0][: len(one)])]
+    apart = max(float(np.abs(first - second).max()) for first, second in pairs)
+    if not apart <= tolerance:
+        raise ValueError(
+            f"{model} mixes sequences that are packed into one row, so it cannot be trained here: log-probabilities of "
+            f"a sequence differ by up to {apart:.2g} with another beside it. Layers other than attention (state space, "
+            "convolutions, linear attention) and attention of a model's own are not supported"
+        )
+
+
+def _sample(length: int, vocabulary: int, seed: int) -> Sample:
+    """First `length` tokens of a random sequence."""
+    return Sample.of_policy(np.random.default_rng(seed).integers(0, vocabulary, 16)[:length])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
 from roost.config.findings import counted
-from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, family
+from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, Sharding, family
 from roost.config.ranks import spell_ranks
 from roost.placement.placement import Placement
 
@@ -163,38 +163,52 @@ def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:
 
 Bools = npt.NDArray[np.bool_]
 
+# The fix of a model that is float32; RLinf's key is precision, ROLL's dtype.
+IN_16_BITS = "write compute_dtype: bfloat16 in train (or the notation's own key)"
 # Components in the loop of generating and learning. Rewards and references do not count: they may share any devices
 # without changing how the others take turns.
 LOOP_COMPONENTS = ("actor", "rollout", "inference", "env", "student_train", "student_infer")
 
 
 class PlacementMode(StrEnum):
-    """Sharing of devices between the components of a job."""
+    """Sharing of devices between the components of a job; one without learners, or without engines, shares none."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
     HYBRID = "hybrid"
     AUTO = "auto"
+    TRAINING_ONLY = "training-only"
+    INFERENCE_ONLY = "inference-only"
 
 
-def mode_of(held: Mapping[str, Bools]) -> PlacementMode:
+def mode_of(held: Mapping[str, Bools], roles: Mapping[str, Role]) -> PlacementMode:
     """The mode, from the accelerators of the cluster that each component holds (one flag for each accelerator).
 
     Collocated where all hold the same ones, disaggregated where no two share any, hybrid otherwise.
 
     >>> first, second, both = (np.array(flags) for flags in ([True, False], [False, True], [True, True]))
-    >>> mode_of({"actor": both, "rollout": both}).value, mode_of({"actor": first, "rollout": second}).value
-    ('collocated', 'disaggregated')
-    >>> mode_of({"actor": both, "rollout": first}).value
-    'hybrid'
-    >>> mode_of({"actor": both, "rollout.prefill": first, "rollout.decode": second}).value
+    >>> roles = {"actor": Role.LEARNER, "rollout": Role.ENGINE}
+    >>> [mode_of({"actor": both, "rollout": other}, roles).value for other in (both, first)]
+    ['collocated', 'hybrid']
+    >>> mode_of({"actor": first, "rollout": second}, roles).value
+    'disaggregated'
+    >>> mode_of({"actor": both}, {"actor": Role.LEARNER}).value
+    'training-only'
+    >>> mode_of({"actor": both, "rollout.prefill": first, "rollout.decode": second}, {}).value
     'collocated'
     """
+    taking_part = [name for name, flags in held.items() if flags.any() and family(name) in LOOP_COMPONENTS]
+    taking_part = taking_part or [name for name, flags in held.items() if flags.any()]
+    for role, other, mode in (
+        (Role.LEARNER, Role.ENGINE, PlacementMode.TRAINING_ONLY),
+        (Role.ENGINE, Role.LEARNER, PlacementMode.INFERENCE_ONLY),
+    ):
+        if other not in roles.values() and taking_part and all(roles.get(name) is role for name in taking_part):
+            return mode
     whole: dict[str, Bools] = {}  # the parts of a component count as one
-    for name, flags in held.items():
-        whole[family(name)] = flags | whole.get(family(name), flags)
-    sets = [flags for name, flags in whole.items() if name in LOOP_COMPONENTS and flags.any()]
-    sets = sets or [flags for flags in held.values() if flags.any()]
+    for name in taking_part:
+        whole[family(name)] = held[name] | whole.get(family(name), held[name])
+    sets = list(whole.values())
     if all(np.array_equal(sets[0], other) for other in sets[1:]):
         return PlacementMode.COLLOCATED
     return PlacementMode.DISAGGREGATED if np.sum(sets, axis=0).max() == 1 else PlacementMode.HYBRID
@@ -255,8 +269,19 @@ class ComponentPlan:
         return mesh_of(self.parallel, len(self.table))
 
     @property
+    def sharded_mesh(self) -> MeshSizes | None:
+        """The mesh over which a learner or scorer shards its model (FSDP); None for other ways to divide it."""
+        is_sharded = self.role in (Role.LEARNER, Role.SCORER) and self.model.sharding is Sharding.FULL
+        return self.mesh if is_sharded else None
+
+    @property
     def node_groups(self) -> tuple[str, ...]:
         return self.table.labels
+
+    @property
+    def is_float32(self) -> bool:
+        """Return True if a model computes in 32 bits. A learner that keeps weights in them may compute in 16."""
+        return (self.model.compute_bytes if self.role is Role.LEARNER else self.model.weight_bytes) == 4
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ComponentPlan):

@@ -166,7 +166,8 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     if findings.num_errors > errors:
         return None
     held = {part.component.name: part.table.processes_on_accelerators > 0 for part in placed}
-    return PlacedJob(layout.mode if layout else mode_of(held), tuple(placed))
+    roles = {part.component.name: part.component.role for part in placed}
+    return PlacedJob(layout.mode if layout else mode_of(held, roles), tuple(placed))
 
 
 def _ranks_place(component: Component) -> Where:
@@ -265,7 +266,7 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 class ModelParallelComponentPlacement(ComponentPlacement):
-    """Actor, rollout and optionally inference and critic, cut by the parallel sizes of their models.
+    """Actor, rollout and optionally inference and critic, split by the parallel sizes of their models.
 
     >>> sizes = {"actor": {"model": {"tensor_model_parallel_size": 4}}, "rollout": {"tensor_parallel_size": 2}}
     >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}}

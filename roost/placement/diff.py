@@ -12,33 +12,54 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
 from roost.config.job import ModelUse, Notation, Role
-from roost.config.notations.algorithm import ESTIMATOR, PROMPT, RESPONSE, WHITEN, shared_estimator
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, WHITEN, shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
-from roost.placement.models import backend, uses_model, whitens_gae, with_reference
 from roost.placement.placement import Placement
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, backend, uses_model, whitens_gae, with_reference
 
 MAX_ALIGNED = 2048  # processes of a component; aligning more takes too long
 NOTHING = "nothing"
 AHEAD = "iterations that rollouts are ahead"
 _ASYNC = ("async_rollouts", "async_generation_ratio")  # compared as the iterations ahead
-_SEEN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")  # in residency and models
+# In residency and models.
+_SEEN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
 # The learner of these programs computes the reference's log-probs in its own processes.
 REFERENCE_INSIDE = (Notation.RLINF, Notation.VERL, Notation.SLIME, Notation.MILES, Notation.NEMO, Notation.TRL)
 # Fields of `ModelUse` that only engines or only learners use; a new field is compared for every role.
 _OF_ENGINE = {"memory_fraction", "kv_sequences", "can_sleep"}
 _OF_LEARNER = {
-    *("tokens", "recomputes", "recomputed_layers", "compute_bytes", "compiles"),
-    *("lora_rank", "optimizer", "optimizer_on_host", "offloads"),
+    *("tokens", "recomputes", "recomputes_by_default", "recomputed_layers", "compute_bytes", "compiles"),
+    *("lora_rank", "optimizer", "optimizer_on_host", "trained_bytes", "offloads"),
 }
 _NOT_USED = {
-    Role.LEARNER: _OF_ENGINE,
+    Role.LEARNER: {*_OF_ENGINE, "recomputes_by_default"},
     Role.SCORER: {*_OF_ENGINE, *_OF_LEARNER, "sequence"},
     Role.ENGINE: {*_OF_LEARNER, "sharding"},
     Role.HELPER: {*_OF_ENGINE, *_OF_LEARNER, "sequence", "sharding"},
 }
-_OF_TRAIN = ("recomputed_layers", "compute_bytes", "compiles")  # of Roost's own learner, which no notation says
+# Of Roost's own learner, which no notation says.
+_OF_TRAIN = ("recomputed_layers", "compute_bytes", "trained_bytes", "compiles")
+
+
+# Fields of `ModelUse` and roles as messages have them.
+FIELD_WORDS = {
+    "weight_bytes": "bytes per weight",
+    "compute_bytes": "bytes per activation",
+    "trained_bytes": "bytes per trained number",
+    "kv_sequences": "sequences in the KV cache",
+    "tokens": "tokens per micro-batch",
+    "sequence": "tokens per sequence",
+    "memory_fraction": "memory fraction",
+    "lora_rank": "rank of the adapter",
+    "can_sleep": "sleeps between phases",
+    "recomputes": "recomputes activations",
+    "recomputed_layers": "layers that are recomputed",
+    "optimizer_on_host": "optimizer in host memory",
+    "offloads": "offloaded parts",
+    "compiles": "compiled",
+}
+ROLE_WORDS = {"learner": "trained", "engine": "inference engine", "scorer": "model that scores", "helper": "code"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,14 @@ class Change:
             return f"{owner}: added, {self.after}"
         if not self.after:
             return f"{owner}: removed, was {self.before}"
-        return f"{owner}: {self.before} -> {self.after}"
+        return f"{owner}: {self._spelled(self.before)} -> {self._spelled(self.after)}"
+
+    def _spelled(self, side: str) -> str:
+        """One side in words of messages."""
+        if self.subject == "role":
+            return ROLE_WORDS[side]
+        name, _, value = side.partition("=")
+        return f"{FIELD_WORDS[name]} {value}" if self.subject == "model" and name in FIELD_WORDS else side
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
@@ -119,10 +147,12 @@ def _settings(plan: Plan, other: Plan) -> dict[str, object]:
     shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SEEN_ELSEWHERE)}
     if ESTIMATOR in shared:
         shared[ESTIMATOR] = shared_estimator(plan.settings)
-        if shared[ESTIMATOR] != plan.settings[ESTIMATOR]:
-            shared.pop(WHITEN, None)  # a part of the estimator
+        if shared[ESTIMATOR] != plan.settings[ESTIMATOR] and plan.settings[WHITEN] is True:
+            shared.pop(WHITEN)  # a part of the estimator
         if whitens_gae(plan) and other.settings.get(ESTIMATOR) == "gae" and plan.notation is not other.notation:
             shared[WHITEN] = True
+    if not shared.get(KL_COEF) and not other.settings.get(KL_COEF):
+        shared = {key: value for key, value in shared.items() if key not in (KL_COEF, KL_IN)}  # 0 trains as none does
     is_async, ratio = (plan.settings.get(key) for key in _ASYNC)
     shared[AHEAD] = f"{ratio if isinstance(ratio, int | float) else float(is_async is True):g}"
     sequence, prompt = _longest_sequence(plan), plan.settings.get(PROMPT)
@@ -224,7 +254,8 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
         )
     if before.parallel != after.parallel:
         changes.append(Change("sizes", after.name, "", _cut(before), _cut(after)))
-    if before.role is not after.role:
+    is_scorer = {before.role, after.role} == {Role.SCORER, Role.HELPER} and uses_model(before) and uses_model(after)
+    if before.role is not after.role and not is_scorer:
         changes.append(Change("role", after.name, "", before.role.value, after.role.value))
     if before.table.isolate != after.table.isolate:
         seen = {True: "sees its own accelerators", False: "sees all accelerators of its node"}

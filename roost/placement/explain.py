@@ -73,13 +73,15 @@ def _rule(part: ComponentPlan) -> str:
             held = first.local_hardware_ranks
             step = held[1] - held[0] if len(held) > 1 else 1
             stride = f", {step} apart so that each shard lies on the learner shard it is made from" if step > 1 else ""
-            cut = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}"
-            return f"The models' parallel sizes ({cut}) give each process {counted(len(held), 'accelerator')}{stride}."
+            split = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}"
+            return (
+                f"The models' parallel sizes ({split}) give each process {counted(len(held), 'accelerator')}{stride}."
+            )
         case "NodePlacementStrategy":
             return "Its ranks are nodes: processes are dealt to them in blocks, and none gets a device."
         case "ListedPlacementStrategy":
-            cut = f"Its devices are cut into processes of {len(first.devices)} in the order written"
-            return f"{cut}; a process runs on the node of its first device."
+            split = f"Its devices are split into processes of {len(first.devices)} in the order written"
+            return f"{split}; a process runs on the node of its first device."
         case "SpreadPlacementStrategy":
             return f"Workers without devices go to the nodes in turn: rank modulo {part.table.inventory.num_nodes}."
     return f"It was placed by {part.strategy}."

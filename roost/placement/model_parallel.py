@@ -1,4 +1,4 @@
-"""The model-parallel layout of the RLinf notation: processes cut by the parallel sizes of the models.
+"""The model-parallel layout of the RLinf notation: processes split by the parallel sizes of the models.
 
 Collocated: learner and engines hold the same accelerators, and engines are laid out with a stride so that each engine
 shard sits on an accelerator that holds the matching learner shard. Disaggregated: each has its own accelerators.
@@ -13,7 +13,7 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, Ints
 from roost.config.findings import Findings, Where
-from roost.config.job import Component, Job
+from roost.config.job import Component, Job, size_place
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.notations.rlinf import MODEL_PARALLEL_COMPONENTS
 from roost.config.ranks import spell_ranks
@@ -97,7 +97,7 @@ def _evaluation(bound: Mapping[str, Bound], findings: Findings, errors: int) -> 
 
 
 def _other_engines(bound: Mapping[str, Bound], findings: Findings) -> dict[str, PlacementStrategy]:
-    """Further engines (`rollout_judge`), cut by the sizes of their own sections, or by rollout's."""
+    """Further engines (`rollout_judge`), split by the sizes of their own sections, or by rollout's."""
     result = {}
     for name, part in bound.items():
         if name.startswith("rollout_"):
@@ -258,7 +258,7 @@ def _check_sizes(bound: Mapping[str, Bound], findings: Findings) -> None:
             findings.error(
                 "RST-P029",
                 part.where,
-                f"{name} is cut over {tensor} accelerators but has {part.count}",
+                f"{name} is split over {tensor} accelerators but has {part.count}",
                 fix=f"give it {tensor} accelerators, or a tensor parallel size of at most {part.count}",
             )
         elif name in ("actor", "critic") and part.count % part.component.parallel.model:
@@ -311,7 +311,7 @@ def _collocated_rollout(rollout: Bound, actor: Bound, findings: Findings) -> Pla
     if actor_tensor > sizes.tensor and actor_tensor % sizes.tensor:
         findings.error(
             "RST-P031",
-            rollout.where,
+            size_place(rollout.where, rollout.component.written_name, "tensor"),
             f"actor's tensor size {actor_tensor} is not a multiple of rollout's {sizes.tensor}",
             "engine shards could not be laid on the learner shards they are made from",
             "choose sizes of which one divides the other",

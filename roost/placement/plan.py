@@ -6,7 +6,7 @@ A plan is a value: it is printed, compared, saved, and later verified against th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from roost.cluster.inventory import Inventory
 from roost.config.findings import ConfigError, Finding, Findings, Severity, Where, shown
 from roost.config.job import ModelUse, Notation, Origin, ParallelSizes, ResolvedSetting, Role, Sharding
 from roost.config.known_keys.tables import Effect, KeyUse, Known
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, WHITEN
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode, PlacementTable, Process
 from roost.placement.memory.phases import Phase
@@ -34,7 +35,7 @@ class Plan:
     >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": "all"}}
     >>> plan = roost.plan({"cluster": cluster})
     >>> plan.mode.value, plan["actor"].world_size
-    ('collocated', 2)
+    ('training-only', 2)
     """
 
     notation: Notation
@@ -68,14 +69,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in the documented schema (docs/plan-schema.md)."""
-        from roost.placement.plan import plan_to_dict
 
         return plan_to_dict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read a plan written by `to_dict`, its inverse."""
-        from roost.placement.plan import plan_from_dict
 
         return plan_from_dict(data)
 
@@ -86,7 +85,6 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        from roost.placement.plan import plan_from_json
 
         return plan_from_json(text)
 
@@ -146,6 +144,7 @@ def _routes_to_dict(engine: EngineRoutes) -> dict[str, Any]:
         "shards": len(engine.shards),
         "gathered": engine.gathered,
         **sizes,
+        **({"from_disk": engine.from_disk} if engine.from_disk else {}),
         **reaches,
     }
 
@@ -167,6 +166,7 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
             "expert": component.parallel.expert,
             "shard": component.parallel.shard,
         },
+        "mesh": None if component.sharded_mesh is None else asdict(component.sharded_mesh),
         "env": dict(component.env),
         "role": component.role.value,
         "model": asdict(component.model) | {"offloads": list(component.model.offloads)},
@@ -347,3 +347,70 @@ def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventor
 
 def _model_from_dict(data: Mapping[str, Any]) -> ModelUse:
     return ModelUse(**{**data, "sharding": Sharding(data["sharding"]), "offloads": tuple(data["offloads"])})
+
+
+# Engines of programs that have one kind only.
+_ONLY_ENGINE = {Notation.LOOP: "vllm", Notation.SLIME: "sglang", Notation.MILES: "sglang"}
+_SAME_ENGINE = {"huggingface": "hf", "hf_infer": "hf", "transformers": "hf"}
+_SAME_LEARNER = {"fsdp2": "fsdp", "dtensor": "fsdp"}  # DTensor of NeMo-RL is FSDP2
+
+_WHITEN_GAE = (Notation.VERL, Notation.OPENRLHF, Notation.SKYRL)  # always; elsewhere it is a switch
+
+
+def backend(part: ComponentPlan, notation: Notation) -> str | None:
+    """Backend of a component's model, in one word for all notations; None if the job does not say it.
+
+    >>> backend_word("megatron_train"), backend_word("fsdp2"), backend_word("huggingface")
+    ('megatron', 'fsdp', 'hf')
+    """
+    if part.role is Role.ENGINE and part.model.strategy is None:
+        return _ONLY_ENGINE.get(notation)
+    if part.model.strategy is None and part.role is Role.LEARNER:
+        return learner_backend(part)
+    return backend_word(part.model.strategy)
+
+
+def learner_backend(part: ComponentPlan, known: Collection[str] = ("fsdp", "megatron")) -> str:
+    """Training backend of a component for a framework that has the `known` ones; FSDP in place of others."""
+    if part.model.strategy is None:
+        return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
+    word = backend_word(part.model.strategy)
+    return word if word is not None and word in known else "fsdp"
+
+
+def backend_word(strategy: str | None) -> str | None:
+    if strategy is None or strategy in _SAME_ENGINE:
+        return _SAME_ENGINE.get(strategy or "")
+    name = strategy.removesuffix("_train").removesuffix("_infer")
+    return _SAME_LEARNER.get(name, name)
+
+
+def has_devices(part: ComponentPlan) -> bool:
+    return len(part.table.device_ranks) > 0
+
+
+def uses_model(part: ComponentPlan) -> bool:
+    """Return True if a component runs a model on accelerators; helpers may, where one is named for them."""
+    return part.role is not Role.HELPER or (part.model.path is not None and has_devices(part))
+
+
+def whitens_gae(plan: Plan) -> bool:
+    """Return True if generalised advantages are whitened without a key that says it."""
+    is_gae = plan.notation in _WHITEN_GAE and plan.settings.get(ESTIMATOR) == "gae"
+    return is_gae and WHITEN not in plan.settings
+
+
+def whitens(plan: Plan) -> bool:
+    """Return True if advantages are whitened after an estimator that does not say so by its name."""
+    return plan.settings.get(WHITEN) is True or whitens_gae(plan)
+
+
+def with_reference(plan: Plan) -> list[ComponentPlan]:
+    """The components, and a reference beside the actor where the job's learner computes KL by itself."""
+    parts = list(plan.components)
+    names = {part.name: part for part in parts}
+    if KL_COEF not in plan.settings or "reference" in names or "actor" not in names:
+        return parts
+    actor = names["actor"]
+    frozen = replace(actor.model, lora_rank=None, offloads=(), tokens=None, memory_fraction=None)
+    return [*parts, replace(actor, name="reference", written_name="reference", role=Role.SCORER, model=frozen)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,8 +13,7 @@ from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, bug, did_you_mean, shown
-from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role
-from roost.config.model_files import bytes_of
+from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role, bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.placement.component_plan import ComponentPlan
@@ -75,8 +74,9 @@ def try_plan(
     isolate_accelerator: bool = True,
     registry: HardwareRegistry | None = None,
     trains: bool = False,
+    despite: Collection[str] = (),
 ) -> Plan | None:
-    """Return the plan, or None if there are errors; errors and warnings go to `findings`.
+    """Return the plan, or None if there are errors other than `despite`; errors and warnings go to `findings`.
 
     Without a registry, hardware from installed packages and ROOST_HARDWARE is known as well.
     """
@@ -91,6 +91,8 @@ def try_plan(
     known = _known_machines(inventory, findings)
     if job is None or (inventory is not None and known is None):
         return None
+    if job.assumes_machines and (known is not None or accelerators_per_node is not None):
+        job = replace(job, num_nodes=None, accelerators_per_node=None)
     if registry is None:
         registry = known_hardware(job, known, findings)
     machines = describe(job, findings, known, accelerators_per_node, registry)
@@ -115,7 +117,7 @@ def try_plan(
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
         _check_training(job, job.training, components, findings, trains)
-    if findings.has_errors:
+    if any(error.code not in despite for error in findings.errors):
         return None
     return Plan(
         notation=job.notation,
@@ -164,7 +166,7 @@ def _check_training(
     def place(name: str) -> Where:
         return setting_location(name, job)
 
-    check_training(training, components, place, findings)
+    check_training(training, components, job.notation, place, findings)
     check_idle(training, settings_in_train(job), place, findings)
     check_engines(training, components, place, findings, trains)
 
@@ -230,7 +232,9 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         size = bytes_of(learner.compute_dtype)  # as its server is started
         return replace(model, memory_fraction=fraction, kv_sequences=training.kv_sequences, weight_bytes=size)
     if component.role is Role.SCORER:
-        return replace(model, weight_bytes=bytes_of(learner.compute_dtype))
+        size = bytes_of(learner.compute_dtype)
+        tokens = learner.micro_batch_tokens
+        return replace(model, weight_bytes=size, compute_bytes=size, tokens=tokens, compiles=learner.compile)
     if component.role is not Role.LEARNER:
         return model
     adapter = learner.adapter if trains_policy(component.name, component.role) else None  # a critic is trained whole
@@ -243,6 +247,7 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         compute_bytes=bytes_of(learner.compute_dtype),
         compiles=learner.compile,
         optimizer=learner.optimizer.optimizer.value,
+        trained_bytes=bytes_of(learner.weight_dtype),
         optimizer_on_host=learner.optimizer.optimizer_cpu_offload,
     )
 

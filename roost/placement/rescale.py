@@ -272,7 +272,11 @@ def _finished(draft: Draft) -> Rescale:
     known = {(warning.code, warning.what) for warning in before.warnings}
     new = tuple(found for found in findings.warnings if (found.code, found.what) not in known)
     held = {part.name: part.table.processes_on_accelerators > 0 for part in components}
-    mode = before.mode if before.mode is PlacementMode.AUTO else mode_of(held)
+    mode = (
+        before.mode
+        if before.mode is PlacementMode.AUTO
+        else mode_of(held, {part.name: part.role for part in components})
+    )
     warnings = (*before.warnings, *new)
     plan = replace(before, mode=mode, inventory=draft.inventory, components=components, warnings=warnings)
     return _compared(draft, plan)

@@ -7,7 +7,7 @@ devices; ranks need not be contiguous or aligned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -40,15 +40,19 @@ class ServerRoute:
     reason: str = field(default="", compare=False)  # for weights on disk, the slowest route
 
 
+# Kinds of engines that take device handles of a learner of one process only.
+TAKE_WHOLE_HANDLES = ("sglang",)
+
+
 def server_routes(
-    components: Sequence[ComponentPlan], engine: ComponentPlan, takes_packed: bool, on_gpu: bool
+    components: Sequence[ComponentPlan], engine: ComponentPlan, kind: str | None, on_gpu: bool
 ) -> tuple[ServerRoute, ...]:
     """Decide the weight route to each process of `engine`; none if it does not serve the policy.
 
     Weights go by handles on a shared device, else by a broadcast from rank 0. A broadcast cannot have two members on
     one device, so each engine has its own route. An engine sharded over several devices of the learner would need
-    handles of several ranks at once and reads from disk instead; so does one that takes no packed handles from a
-    sharded learner. On one node without GPUs all weights go through shared memory.
+    handles of several ranks at once and reads from disk instead; so does one of a kind that takes no packed handles
+    from a sharded learner. On one node without GPUs all weights go through shared memory.
     """
     learner = _learner(components)
     if learner is None or not takes_policy(engine.name, engine.role):
@@ -57,19 +61,35 @@ def server_routes(
         is_one_node = set(engine.table.nodes.tolist()) == {int(learner.table.nodes[0])}
         route = WeightRoute.SHARED_MEMORY if is_one_node else WeightRoute.BROADCAST
         return (ServerRoute(route),) * engine.world_size
-    takes_handles = takes_packed or learner.world_size == 1
-    senders = {device: process.rank for process in learner.table for device in process.devices}
-    found = []
-    for devices in (process.devices for process in engine.table):
-        shared = [device for device in devices if device in senders]
-        if not shared:
-            found.append(ServerRoute(WeightRoute.BROADCAST))
-        elif len(devices) == 1 and takes_handles:
-            found.append(ServerRoute(WeightRoute.DEVICE, senders[shared[0]]))
-        else:
-            reason = "it spans several devices" if len(devices) > 1 else "it takes no handles of a sharded learner"
-            found.append(ServerRoute(WeightRoute.RELOAD, senders[shared[0]], reason))
-    return tuple(found)
+    takes_handles = learner.world_size == 1 or kind not in TAKE_WHOLE_HANDLES
+    senders = _device_senders(learner.table, engine.table).tolist()
+    lengths = np.diff(engine.table.offsets).tolist()
+    return tuple(
+        _device_route(sender, num_devices, takes_handles) for sender, num_devices in zip(senders, lengths, strict=True)
+    )
+
+
+def _device_senders(learner: PlacementTable, engine: PlacementTable) -> Ints:
+    """Learner process on the first device that each engine process shares with one; -1 if it shares none."""
+    width = 1 + int(max(table.device_ranks.max(initial=0) for table in (learner, engine)))
+    held, wanted = (table.device_nodes * width + table.device_ranks for table in (learner, engine))
+    holders = np.full(1 + int(max(held.max(), wanted.max())), -1)
+    holders[held] = learner.owners
+    found = holders[wanted]
+    shared = np.flatnonzero(found >= 0)[::-1]  # backwards, so that the first device of a process is assigned last
+    senders = np.full(len(engine), -1)
+    senders[engine.owners[shared]] = found[shared]
+    return senders
+
+
+def _device_route(sender: int, num_devices: int, takes_handles: bool) -> ServerRoute:
+    if sender < 0:
+        return ServerRoute(WeightRoute.BROADCAST)
+    if num_devices > 1:
+        return ServerRoute(WeightRoute.RELOAD, sender, "it spans several devices")
+    if not takes_handles:
+        return ServerRoute(WeightRoute.RELOAD, sender, "it takes no handles of a sharded learner")
+    return ServerRoute(WeightRoute.DEVICE, sender)
 
 
 class Reach(StrEnum):
@@ -102,6 +122,7 @@ class EngineRoutes:
     gathered: int = 1  # learner shards that are gathered into each engine shard before it is sent
     parts: int = 1  # of the weights, of which a sending rank puts together one
     weight_bytes: int | None = None  # of the whole model in the engine's type, per update; None if it is not known
+    disk_reasons: tuple[str, ...] = ()  # for each engine process that Roost updates from disk, see `server_routes`
 
     @property
     def gathered_bytes(self) -> int | None:
@@ -109,6 +130,11 @@ class EngineRoutes:
         if self.weight_bytes is None:
             return None
         return self.weight_bytes * (self.gathered - 1) // (self.gathered * self.parts)
+
+    @property
+    def from_disk(self) -> int:
+        """Number of engine processes that Roost updates from disk."""
+        return len(self.disk_reasons)
 
     def count(self, reach: Reach) -> int:
         return int((self.reaches == list(Reach).index(reach)).sum())
@@ -123,7 +149,15 @@ class EngineRoutes:
         parts = [f"{self.count(reach)} {reach.value} ({TRANSPORTS[reach]})" for reach in Reach if self.count(reach)]
         whole = f", each put together from {self.gathered} learner shards first" if self.gathered > 1 else ""
         size = f"; {self.weight_bytes / GIB:.3g} GiB per update" if self.weight_bytes is not None else ""
-        return f"{counted(len(self.shards), 'shard')}: {', '.join(parts)}{whole}{size}"
+        return f"{counted(len(self.shards), 'shard')}: {', '.join(parts)}{whole}{size}{self.disk_note}"
+
+    @property
+    def disk_note(self) -> str:
+        """Note that processes are updated from disk, and why; empty if none is."""
+        if not self.from_disk:
+            return ""
+        reasons = " or ".join(dict.fromkeys(self.disk_reasons))
+        return f"; `roost train` updates {counted(self.from_disk, 'process')} from disk: {reasons}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +176,15 @@ def find_routes(components: Sequence[ComponentPlan], inventory: Inventory, engin
     if actor is None:
         return Routes(())
     engines = [part for part in components if takes_policy(part.name, part.role)]
-    return Routes(tuple(_engine_routes(actor, part, inventory, engine) for part in engines))
+    found = []
+    for part in engines:
+        kind = engine or part.model.strategy
+        routes = _engine_routes(actor, part, inventory, kind)
+        if actor.model.lora_rank is None:  # an adapter is sent as a file
+            planned = server_routes(components, part, kind, on_gpu=True)
+            routes = replace(routes, disk_reasons=tuple(each.reason for each in planned if each.reason))
+        found.append(routes)
+    return Routes(tuple(found))
 
 
 def _learner(components: Sequence[ComponentPlan]) -> ComponentPlan | None:
@@ -158,7 +200,7 @@ def _engine_routes(actor: ComponentPlan, engine: ComponentPlan, inventory: Inven
         nothing = np.zeros_like(processes)
         is_one_node = len({*actor.table.nodes.tolist(), *engine.table.nodes.tolist()}) == 1
         # On one node, ranks write to files that built-in engines map; others read weights that rank 0 writes to disk.
-        maps_files = is_one_node and (kind or engine.model.strategy) not in ("vllm", "sglang")
+        maps_files = is_one_node and kind not in ("vllm", "sglang")
         gathered = 1 if maps_files else shards_of(actor)
         return EngineRoutes(engine.name, processes, nothing, nothing, host, gathered, weight_bytes=size)
     processes = np.repeat(np.arange(engine.world_size), lengths)

@@ -153,12 +153,15 @@ def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where
     if not len(beyond):
         return True
     kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
+    fix = f"use {noun}s up to {table.total - 1}" if table.total else "name another node group"
+    if noun == "device":  # of a list, or of a count in the jobs of other frameworks
+        fix = f"place it on fewer devices, up to {table.total - 1}, or give the inventory of the cluster that is meant"
     findings.error(
         "RST-P007",
         where,
         f"{noun} {beyond[0]} is out of range",
         f"{', '.join(table.labels)} has {counted(table.total, kind)}, counted from 0",
-        f"use {noun}s up to {table.total - 1}" if table.total else "name another node group",
+        fix,
     )
     return False
 
@@ -328,7 +331,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             whole = count // block * block
             refuse(
                 "RST-P041",
-                f"{count} resources cannot be cut into blocks of {block}, so some would be left over",
+                f"{count} resources cannot be split into blocks of {block}, so some would be left over",
                 f"end at rank {self.start_hardware_rank + (whole or block) - 1}",
                 f"{self.num_hardware_per_process} per process * stride {self.stride}; {count % block} would be left",
             )

@@ -7,14 +7,175 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from roost.procs import server_keeper
-from roost.procs.logs import last_lines
 from roost.procs.server_keeper import Link
+
+MAX_READ = 4 << 20  # bytes of a log that are carried at a time
+LOOK_EVERY = 0.3  # seconds
+
+
+def log_name(group: str, rank: int) -> str:
+    """Path of a worker's log, relative to the log folder.
+
+    >>> log_name("reward.math", 3)
+    'reward.math/rank_3.log'
+    """
+    return f"{group}/rank_{rank}.log"
+
+
+def redirect_output(path: Path) -> None:
+    """Send all output of this process to a file, that of libraries and child processes included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ray may have given Python streams of its own that do not lead to these descriptors.
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def last_lines(path: Path, count: int, begin: int = 0) -> str:
+    """The end of a log, of what comes after its first `begin` bytes; nothing where there is none."""
+    return "\n".join(_end_of(path, begin)[0].splitlines()[-count:])
+
+
+def _end_of(path: Path, begin: int = 0) -> tuple[str, int]:
+    """The last 64 KiB of a log, and the offset of what comes after them."""
+    try:
+        with path.open("rb") as log:
+            start = log.seek(max(begin, log.seek(0, os.SEEK_END) - 64 * 1024))
+            content = log.read()
+    except OSError:
+        return "", begin
+    return content.decode("utf-8", "replace"), start + len(content)
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    """Content after the first `offset` bytes, up to a limit; empty if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(offset)
+            return log.read(MAX_READ)
+    except OSError:
+        return b""
+
+
+class LogCollector:
+    """Brings the logs of other machines into the driver's folder, and shows lines on the console.
+
+    `fetch` asks the other machines for what is new: from the sizes of the logs that are here to the bytes that follow.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fetch: Callable[[Mapping[str, int]], Mapping[str, bytes]] | None,
+        console: TextIO | None,
+    ) -> None:
+        self._folder, self._fetch, self._console = folder, fetch, console
+        self._shown: dict[Path, int] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._fetch is not None or self._console is not None:
+            self._thread = threading.Thread(target=self._run, name="roost-logs", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Collect what is left, and end."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            while self.collect():
+                pass
+            self._show_unfinished_lines()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY):
+            self.collect()
+
+    def collect(self) -> bool:
+        """One round, and whether there is more; what cannot be fetched now is fetched the next time."""
+        is_more = False
+        if self._fetch is not None:
+            sizes = {str(path.relative_to(self._folder)): path.stat().st_size for path in self._folder.rglob("*.log")}
+            for name, text in self._fetch(sizes).items():
+                path = self._folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as log:
+                    log.write(text)
+                is_more |= len(text) == MAX_READ
+        if self._console is not None:
+            for path in sorted(self._folder.rglob("*.log")):
+                is_more |= self._show(path, self._console)
+        return is_more
+
+    def _show_unfinished_lines(self) -> None:
+        if self._console is not None:
+            for path in sorted(self._folder.rglob("*.log")):
+                self._show(path, self._console, is_last=True)
+
+    def _show(self, path: Path, console: TextIO, is_last: bool = False) -> bool:
+        """Print whole lines with the worker's name before each; a line is cut only where it is longer than a read."""
+        new = read_from(path, self._shown.get(path, 0))
+        is_more = len(new) == MAX_READ
+        end = len(new) if is_last else new.rfind(b"\n") + 1
+        if not end and is_more:
+            end = len(new)
+        self._shown[path] = self._shown.get(path, 0) + end
+        name = f"{path.parent.relative_to(self._folder)}:{path.stem.removeprefix('rank_')}"
+        for line in new[:end].decode("utf-8", "replace").splitlines():
+            print(f"[{name}] {line}", file=console, flush=True)
+        return is_more
+
+
+class LogTail:
+    """Reads logs below a folder as they grow; each line has its process before it."""
+
+    def __init__(self, folder: Path, is_wanted: Callable[[str], bool]) -> None:
+        self._folder, self._is_wanted = folder, is_wanted
+        self._offsets: dict[Path, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Logs that were read."""
+        return [str(path.relative_to(self._folder)) for path in self._offsets]
+
+    def last(self, count: int) -> list[str]:
+        """The last lines of each log; `new` continues after them."""
+        found = []
+        for path in self._logs():
+            text, self._offsets[path] = _end_of(path)
+            found += [f"{self._label(path)} {line}" for line in (text.splitlines()[-count:] if count else [])]
+        return found
+
+    def new(self) -> list[str]:
+        """Whole lines written since the last look."""
+        found = []
+        for path in self._logs():
+            text = read_from(path, self._offsets.get(path, 0))
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) == MAX_READ else 0)
+            self._offsets[path] = self._offsets.get(path, 0) + end
+            found += [f"{self._label(path)} {line}" for line in text[:end].decode("utf-8", "replace").splitlines()]
+        return found
+
+    def _logs(self) -> list[Path]:
+        found = sorted(self._folder.rglob("*.log"))
+        return [path for path in found if self._is_wanted(str(path.relative_to(self._folder)))]
+
+    def _label(self, path: Path) -> str:
+        return f"[{path.parent.name}:{path.stem.removeprefix('rank_')}]"
+
 
 START_LIMIT = 60.0  # seconds for the process to start, not for its service to be ready
 LINES_SHOWN = 15

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 RANKS = {
-    # torchrun and everything that speaks its language
+    # torchrun and compatible launchers
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
     # Slurm's place of a task; its job's variables stay

@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import psutil
+with contextlib.suppress(ModuleNotFoundError):  # a plain install, which only plans, has none and keeps no server
+    import psutil
 
 SEND_LIMIT = 60.0  # seconds; messages are small, so only a hung peer delays them
 LOOK_EVERY = 0.2  # seconds between checks of the server and its owner
@@ -35,7 +36,7 @@ KILL_LIMIT = 10.0  # a process inside a device driver dies only when the driver 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from the kernel's prctl.h
 
 
-Find = Callable[[], list[psutil.Process]]
+Find: TypeAlias = "Callable[[], list[psutil.Process]]"
 
 
 class Ending(StrEnum):
@@ -55,9 +56,9 @@ class Link:
         self.is_closed = False
 
     def tell(self, **message: Any) -> None:
-        """Send a message; if the other end is closed, `receive` notices after its last messages."""
-        self._end.settimeout(SEND_LIMIT)
+        """Send a message; a closed end is no error: `receive` notices it after its last messages."""
         with contextlib.suppress(OSError):
+            self._end.settimeout(SEND_LIMIT)
             self._end.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, wait: float) -> list[dict[str, Any]]:

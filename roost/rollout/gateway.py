@@ -28,7 +28,7 @@ from roost.engines.protocol import (
 )
 from roost.net.routing import decode_routing, encode_routing
 from roost.net.server import LoopServer
-from roost.rollout.episode import Sampler, TurnForm
+from roost.rollout.episode import Sampler, TurnOptions
 from roost.rollout.episode_runner import OpenPolicy
 from roost.vision.image import Image, from_data_url
 
@@ -92,8 +92,8 @@ class Gateway:
         try:
             sample = self._labels[request["label"]](request["number"], request["episode"], request["attempt"])
             images = tuple(Image(from_data_url(url), start) for url, start in request.get("images", ()))
-            form = TurnForm(tuple(request.get("stop", ())), request.get("json_schema"), images)
-            limits = (request["max_tokens"], form) if form else (request["max_tokens"],)
+            options = TurnOptions(tuple(request.get("stop", ())), request.get("json_schema"), images)
+            limits = (request["max_tokens"], options) if options else (request["max_tokens"],)
             return 200, encode_completion(await sample(request["token_ids"], request["turn"], *limits))
         except EngineRefused as error:
             return 422, {"error": str(error)}
@@ -114,7 +114,7 @@ class GatewaySamplers:
 
         def open_policy(number: int, episode: int, attempt: int) -> Sampler:
             async def sample(
-                token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
+                token_ids: Sequence[int], turn: int, max_tokens: int | None, options: TurnOptions | None = None
             ) -> Completion:
                 request = {
                     "label": label,
@@ -124,7 +124,7 @@ class GatewaySamplers:
                     "token_ids": list(token_ids),
                     "turn": turn,
                     "max_tokens": max_tokens,
-                    **({} if form is None else _encode_form(form)),
+                    **({} if options is None else _encode_options(options)),
                 }
                 about = f"turn {turn} of episode {episode} of group {number}"
                 # A retry samples the turn again with the same seed; only one result is used.
@@ -139,9 +139,9 @@ class GatewaySamplers:
         await self._calls.close()
 
 
-def _encode_form(form: TurnForm) -> dict[str, Any]:
-    images = [(image.data_url, image.start) for image in form.images]
-    return {"stop": form.stop, "json_schema": form.json_schema, **({"images": images} if images else {})}
+def _encode_options(options: TurnOptions) -> dict[str, Any]:
+    images = [(image.data_url, image.start) for image in options.images]
+    return {"stop": options.stop, "json_schema": options.json_schema, **({"images": images} if images else {})}
 
 
 def encode_completion(completion: Completion) -> dict[str, Any]:

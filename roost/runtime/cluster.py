@@ -22,26 +22,40 @@ from roost.config.job import Notation
 from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.plan import Plan
 from roost.placement.strategies import PlacementStrategy
-from roost.procs.logs import LogCollector
-from roost.runtime import launch as launcher
-from roost.runtime import nodes, probe
+from roost.procs.child import LogCollector
+from roost.runtime import launch as launcher, nodes, probe
 from roost.runtime.checks import NOT_USED, check_plan
 from roost.runtime.control_watch import ControlWatch
 from roost.runtime.failures import FailureWatch, StartWatch
 from roost.runtime.launch import Launching, Request, component_of, plan_launch
 from roost.runtime.membership import NodeReport
-from roost.runtime.node_daemons import CLOSING_LIMIT, NodeDaemons, dismiss
-from roost.runtime.nodes import ClusterConfig, LiveNode, live_inventory, read_cluster_config
+from roost.runtime.nodes import (
+    CLOSING_LIMIT,
+    ClusterConfig,
+    LiveNode,
+    NodeDaemons,
+    dismiss,
+    live_inventory,
+    read_cluster_config,
+)
 from roost.runtime.ray_connection import connect
 from roost.runtime.reserve import Holdings
 from roost.runtime.worker import GroupSpec, LaunchOptions, Worker, WorkerGroup, check_methods, check_name
 from roost.trace.chrome import TraceSummary, write_trace
 from roost.trace.spans import Span, SpanRecorder, WorkerSpans
-from roost.transport import current
 from roost.transport.channel import Channel
-from roost.transport.current import ProcessLink
+from roost.transport.context import (
+    DRIVER,
+    Address,
+    Current,
+    Failure,
+    FailureKind,
+    ProcessLink,
+    WorkerFailed,
+    enter_context,
+    leave_context,
+)
 from roost.transport.directory import GroupEntry
-from roost.transport.failure import DRIVER, Address, Failure, FailureKind, WorkerFailed
 
 FLUSH_LIMIT = 3.0  # seconds for workers to flush their spans
 BRIEFLY = 0.5  # the same, for workers about to be stopped
@@ -175,12 +189,12 @@ class Cluster:
         self._ends.callback(self._tell_of_failures)
         self._starts = StartWatch(self._never_started)
         self._ends.callback(self._starts.stop)
-        self._place = current.Current(
+        self._place = Current(
             None, ProcessLink(DRIVER, self._links.driver), SpanRecorder(), self._failures.raise_if_failed
         )
         self._ends.callback(self._place.connection.close)
-        current.enter(self._place)
-        self._ends.callback(current.leave, self._place)
+        enter_context(self._place)
+        self._ends.callback(leave_context, self._place)
         self._links.directory("add_group", GroupEntry(DRIVER.group, (self._links.driver.node,)))
 
     def _reports(self, wanted: int | None, node_timeout: float, mark: str) -> list[NodeReport]:
@@ -374,7 +388,7 @@ class Cluster:
         launches: dict[str, Launching] = {}
         with contextlib.ExitStack() as undo:
             for name in names:
-                undo.callback(self._holdings.give_back, name)
+                undo.callback(self._holdings.release, name)
             for request in requests:
                 launches[request.name] = Launching(request, live, live_nodes, self._links)
                 undo.callback(launches[request.name].abandon)
@@ -418,7 +432,7 @@ class Cluster:
         node, port = self._ports.pop(group.name)
         for _ in self._links.ask_all("release_port", port, nodes=[node]):
             pass
-        self._holdings.give_back(group.name)
+        self._holdings.release(group.name)
         self._failures.settle_group(group.name)
         self._groups.pop(group.name, None)
 
@@ -490,4 +504,4 @@ class Cluster:
             for host in [host for group in list(self._groups.values()) for host in group.hosts]:
                 ray.kill(host)
             dismiss(list(self._daemons.values()))
-        self._holdings.give_all_back()
+        self._holdings.release_all()

@@ -14,7 +14,7 @@ import ray
 from ray import cloudpickle
 
 from roost.runtime.ray_errors import first_line, lines_of
-from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed, in_order_of_cause
+from roost.transport.context import Address, Failure, FailureKind, WorkerFailed, in_order_of_cause
 
 KEPT = 1_000  # failures kept
 GRACE = 3.0  # seconds for a root cause to arrive after its consequence, and for a wait to end by itself

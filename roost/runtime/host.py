@@ -20,13 +20,23 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from roost.procs.logs import redirect_output
+from roost.procs.child import redirect_output
 from roost.procs.loop_watch import LoopWatch
 from roost.procs.user_code import contain_tasks
 from roost.trace.spans import SpanRecorder
-from roost.transport import current
-from roost.transport.current import ProcessLink, ProcessSetup, SimulatedDevices
-from roost.transport.failure import Address, DaemonContact, Failure, FailureKind, PeerLost, WaitedTooLong
+from roost.transport.context import (
+    Address,
+    Current,
+    DaemonContact,
+    Failure,
+    FailureKind,
+    PeerLost,
+    ProcessLink,
+    ProcessSetup,
+    SimulatedDevices,
+    WaitedTooLong,
+    enter_context,
+)
 
 CONSTRUCTOR = "__init__"
 ENROLL_LIMIT = 180.0  # seconds for accelerators to be allocated and the daemon to answer
@@ -63,7 +73,7 @@ class Host:
         self._setup = setup
         self._recorder = SpanRecorder()
         self._link = ProcessLink(setup.address, setup.daemon)
-        current.enter(current.Current(setup, self._link, self._recorder))
+        enter_context(Current(setup, self._link, self._recorder))
         self._last_flush = 0.0
         if setup.simulated is not None:
             show_to_torch(setup.simulated)

@@ -21,14 +21,13 @@ from roost.config.node_groups import PROTECTED_VARIABLES
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.plan import Plan
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
-from roost.procs.logs import log_name
+from roost.procs.child import log_name
 from roost.runtime.host import host_class, is_asynchronous
 from roost.runtime.membership import NodeReport
-from roost.runtime.node_daemons import NodeDaemons
+from roost.runtime.nodes import NodeDaemons
 from roost.runtime.worker import LARGE, GroupSpec, LaunchOptions, Worker, check_methods, check_name, public_methods
-from roost.transport.current import ProcessSetup, SimulatedDevices
+from roost.transport.context import Address, DaemonContact, ProcessSetup, SimulatedDevices
 from roost.transport.directory import GroupEntry
-from roost.transport.failure import Address, DaemonContact
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import ray
 
+from roost.procs.child import last_lines, read_from
 from roost.procs.exit_watch import ProcessWatch
 from roost.procs.files import ScratchFolder
-from roost.procs.logs import last_lines, read_from
 from roost.runtime import probe
 from roost.runtime.membership import NodeReport
 from roost.runtime.ray_errors import PROCESS_LOST, cause_of, first_line
 from roost.trace.spans import Span
+from roost.transport.context import LOG_LINES, Address, DaemonContact, Failure, FailureKind, PeerLost
 from roost.transport.directory import Directory, GroupEntry
 from roost.transport.exchange import Exchange
-from roost.transport.failure import LOG_LINES, Address, DaemonContact, Failure, FailureKind, PeerLost
-from roost.transport.shared_memory import BIG, INLINE_LIMIT, Consignment, Freight
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, OutgoingBatch, WirePacket
 from roost.transport.socket_server import SocketServer
 
 KEPT_SPANS = 200_000  # of each worker
@@ -115,21 +115,21 @@ class NodeDaemon:
     # Between daemons -----------------------------------------------------------------------------------------------
 
     async def serve_node(
-        self, who: Sequence[Any], op: str, args: tuple[Any, ...], freight: Sequence[Sequence[Any]]
-    ) -> tuple[Any, list[Freight]]:
-        return await self._hub.serve_node(Address(*who), op, args, [Freight(*piece) for piece in freight])
+        self, who: Sequence[Any], op: str, args: tuple[Any, ...], wire: Sequence[Sequence[Any]]
+    ) -> tuple[Any, list[WirePacket]]:
+        return await self._hub.serve_node(Address(*who), op, args, [WirePacket(*piece) for piece in wire])
 
     async def _ask_node(
-        self, node: int, who: Address, op: str, args: tuple[Any, ...], load: Consignment
-    ) -> tuple[Any, list[Freight]]:
-        pieces = await load.packed(_in_object_store)
+        self, node: int, who: Address, op: str, args: tuple[Any, ...], outgoing: OutgoingBatch
+    ) -> tuple[Any, list[WirePacket]]:
+        pieces = await outgoing.packed(_in_object_store)
         try:
             value, back = await self._daemons[node].ask.remote("serve_node", tuple(who), op, args, pieces)
         except ray.exceptions.RayTaskError as error:
             raise cause_of(error) from None
         except PROCESS_LOST:
             raise PeerLost(f"node {node} is lost") from None
-        return value, [Freight(*piece) for piece in back]
+        return value, [WirePacket(*piece) for piece in back]
 
     async def directory(self, method: str, *args: Any) -> Any:
         """Call a method of the job's directory, which only the lead daemon has."""
@@ -263,7 +263,7 @@ class NodeDaemon:
         self._hub.lose(Address(*who), why, returns)
 
     async def find_again(self, who: Sequence[Any]) -> None:
-        self._hub.post.find_again(Address(*who))
+        self._hub.queues.find_again(Address(*who))
 
     async def last_failure(self, who: Sequence[Any]) -> str:
         failure = self._failures.get(Address(*who))
@@ -337,10 +337,10 @@ class NodeDaemon:
         self._scratch.remove()
 
 
-async def _in_object_store(freight: list[Freight], num_nodes: int) -> Any:
-    """Freight as a call argument; large freight, or freight for several nodes, goes into Ray's object store once."""
-    pieces = [tuple(piece) for piece in freight]
-    nbytes = sum(piece.nbytes for piece in freight)
+async def _in_object_store(wire: list[WirePacket], num_nodes: int) -> Any:
+    """Packets as a call argument; large ones, or those for several nodes, go into Ray's object store once."""
+    pieces = [tuple(piece) for piece in wire]
+    nbytes = sum(piece.nbytes for piece in wire)
     if nbytes >= BIG:
         return await asyncio.get_running_loop().run_in_executor(None, ray.put, pieces)
     return ray.put(pieces) if num_nodes > 1 and nbytes > INLINE_LIMIT else pieces

@@ -6,7 +6,6 @@ receive the job's code, data and environment, so it is read only if this user ca
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import pwd
 import socket
@@ -14,15 +13,16 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = 0
 LISTENING = "0A"  # the state of a socket in /proc/net/tcp
-LONGEST = 1 << 10
-ANSWER_LIMIT_S = 12.0  # for a head that is being started; Ray itself would wait for minutes without a word
-LOOK_EVERY_S = 0.5
+MAX_FILE_BYTES = 1 << 10
+ANSWER_LIMIT_S = 12.0  # for a head that is being started; Ray itself would wait for minutes and print nothing
+POLL_INTERVAL_S = 0.5
 CLIENT = "ray://"
 # A gRPC server answers the first line of HTTP/2 with a SETTINGS frame; one with TLS, or a busy one, may answer nothing.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS, TLS_ALERT = 4, 0x15
 
 
@@ -37,6 +37,7 @@ def running_here(say: Callable[[str], None]) -> str | None:
     try:
         address = trusted_text(file)
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         if not host or not _answers(host, port):
             return None
         check_listener(host, int(port))
@@ -59,7 +60,7 @@ def trusted_text(file: Path) -> str:
         _check_owner(str(file.parent), file.parent.stat().st_uid)
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o})")
-        return opened.read(LONGEST).strip()
+        return opened.read(MAX_FILE_BYTES).strip()
 
 
 def check_listener(host: str, port: int) -> None:
@@ -97,12 +98,18 @@ def _name(user: int) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Return True if a host is this machine, that is, its address can be bound."""
+    """Return True if a host is this machine, that is, one of its addresses can be bound."""
     try:
-        address = ipaddress.ip_address(socket.gethostbyname(host))
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+    try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((str(address), 0))
+            probe.bind(address)
     except OSError:
         return False
     return True
@@ -113,23 +120,23 @@ def _answers(host: str, port: str) -> bool:
 
 
 def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """Wait until a server answers at an address; return why there is none that may be Ray, else nothing.
+    """Wait until a server answers. Return an error message if none does or it is not Ray, else an empty string.
 
     >>> wait_for_answer("10.0.0.1")
-    'it has no port; write HOST:PORT, such as 10.0.0.1:6379'
+    'it has no valid port (1 to 65535); write HOST:PORT, such as 10.0.0.1:6379'
     """
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        return f"it has no port; write HOST:PORT, such as {host or port}:6379"
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        return f"it has no valid port (1 to 65535); write HOST:PORT, such as {host or port}:6379"
     deadline = time.monotonic() + limit_s
     while True:
-        refusal = _unanswered(_reached_by(host.strip("[]")), int(port), max(1.0, deadline - time.monotonic()))
-        if not refusal or time.monotonic() + LOOK_EVERY_S >= deadline:
+        refusal = _unanswered(_hosts_to_try(host.strip("[]")), int(port), max(1.0, deadline - time.monotonic()))
+        if not refusal or time.monotonic() + POLL_INTERVAL_S >= deadline:
             return refusal
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _reached_by(host: str) -> list[str]:
+def _hosts_to_try(host: str) -> list[str]:
     """Hosts to try: Ray goes to the node's own address where loopback is named."""
     if host not in ("localhost", "127.0.0.1"):
         return [host]
@@ -164,10 +171,10 @@ def _resolved(hosts: list[str]) -> list[str]:
 
 
 def _may_be_ray(made: socket.socket) -> bool:
-    """Return False if a server answers what no gRPC server does."""
+    """Return False if the reply cannot come from a gRPC server."""
     made.settimeout(1.0)
     try:
-        made.sendall(GREETING)
+        made.sendall(HTTP2_PREFACE)
         reply = made.recv(9)
     except OSError:
         return True

@@ -39,6 +39,8 @@ def raised_line(error: Exception) -> str:
     'OSError: disk full'
     >>> raised_line(RuntimeError("The actor died:\\n  File x, line 1\\ntorch.OutOfMemoryError: CUDA out of memory"))
     'torch.OutOfMemoryError: CUDA out of memory'
+    >>> raised_line(RuntimeError("The actor died in its constructor:\\n  File x, line 1\\nAssertionError"))
+    'AssertionError'
     """
-    raised = [line for line in lines_of(error) if re.match(r"[\w.]*(Error|Exception): ", line)]
+    raised = [line for line in lines_of(error) if re.match(r"[\w.]*(Error|Exception)(: |$)", line)]
     return raised[-1] if raised else first_line(error, type(error).__name__)

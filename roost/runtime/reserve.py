@@ -34,7 +34,7 @@ from roost.runtime.membership import NodeReport
 from roost.runtime.nodes import LiveNode
 from roost.runtime.ray_connection import free_resources
 from roost.runtime.worker import LaunchOptions
-from roost.transport.failure import WaitedTooLong
+from roost.transport.context import WaitedTooLong
 
 LOOK_EVERY = 0.02  # seconds
 SPEAK_AFTER = 1.0  # seconds of waiting
@@ -364,7 +364,7 @@ class Holdings:
         ours = self.held_on(nodes)
         return [without(supply, ours) for supply in live.supplies(nodes)]
 
-    def give_back(self, group: str) -> None:
+    def release(self, group: str) -> None:
         """Release reservations that only this group used."""
         for holding in list(self._held):
             if group in holding.users:
@@ -373,7 +373,7 @@ class Holdings:
                     self._held.remove(holding)
                     holding.reservation.release()
 
-    def give_all_back(self) -> None:
+    def release_all(self) -> None:
         for holding in self._held:
             with contextlib.suppress(Exception):  # Ray may be down already
                 holding.reservation.release()

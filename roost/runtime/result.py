@@ -12,7 +12,7 @@ import ray
 from roost.runtime.failures import FailureWatch
 from roost.runtime.host import CallFailed
 from roost.runtime.ray_errors import PROCESS_LOST
-from roost.transport.failure import Address, WaitedTooLong
+from roost.transport.context import Address, WaitedTooLong
 
 SLICE = 0.5  # seconds between checks for failures elsewhere in the job
 Reduction = Literal["max", "min", "mean"]

@@ -17,11 +17,9 @@ import ray
 from roost.config.findings import did_you_mean
 from roost.runtime.failures import FailureWatch
 from roost.runtime.result import GroupResult
-from roost.transport import current
 from roost.transport.batches import MESSAGE, Groups, Transfer, transfer_limit
 from roost.transport.channel import Channel
-from roost.transport.current import ProcessSetup
-from roost.transport.failure import DRIVER, Address
+from roost.transport.context import DRIVER, Address, ProcessSetup, current_context
 
 if TYPE_CHECKING:
     from roost.placement.component_plan import ComponentPlan
@@ -201,7 +199,7 @@ class Worker:
     @contextlib.contextmanager
     def device_lock(self, timeout: float | None = None) -> Iterator[None]:
         """Lock this worker's accelerators against other workers that take the lock. Released if the worker dies."""
-        link = current.get().link
+        link = current_context().link
         devices = self._setup.devices
         limit = transfer_limit(timeout)
         self._waited("device lock", lambda: link.ask("lock", devices, limit))
@@ -212,7 +210,7 @@ class Worker:
 
     def acquire_free_port(self) -> int:
         """Reserve a port of this node for the lifetime of this worker."""
-        port: int = current.get().link.ask("port")
+        port: int = current_context().link.ask("port")
         return port
 
     # Timing and logs ----------------------------------------------------------------------------------------------
@@ -220,7 +218,7 @@ class Worker:
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Time a block: add its duration to the tag's total and record a span in the trace."""
         name = tag or sys._getframe(1).f_code.co_name
-        return current.get().recorder.timer(name, trace=trace)
+        return current_context().recorder.timer(name, trace=trace)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[Method], Method]:
@@ -232,14 +230,14 @@ class Worker:
 
                 @functools.wraps(method)
                 async def timed_async(*args: Any, **kwargs: Any) -> Any:
-                    with current.get().recorder.timer(name, trace=trace):
+                    with current_context().recorder.timer(name, trace=trace):
                         return await method(*args, **kwargs)
 
                 return timed_async  # type: ignore[return-value]
 
             @functools.wraps(method)
             def timed(*args: Any, **kwargs: Any) -> Any:
-                with current.get().recorder.timer(name, trace=trace):
+                with current_context().recorder.timer(name, trace=trace):
                     return method(*args, **kwargs)
 
             return timed  # type: ignore[return-value]
@@ -247,10 +245,10 @@ class Worker:
         return decorate
 
     def pop_execution_time(self, tag: str) -> float:
-        return current.get().recorder.pop_time(tag)
+        return current_context().recorder.pop_time(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
-        return current.get().recorder.pop_times()
+        return current_context().recorder.pop_times()
 
     def log_info(self, text: str) -> None:
         self._log(logging.INFO, text)
@@ -278,10 +276,10 @@ class Worker:
 
     @property
     def _transfer(self) -> Transfer:
-        return Transfer(current.get())
+        return Transfer(current_context())
 
     def _waited(self, what: str, wait: Callable[[], Any]) -> Any:
-        with current.get().recorder.span(what, "wait"):
+        with current_context().recorder.span(what, "wait"):
             return wait()
 
 

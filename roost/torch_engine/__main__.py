@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from roost.config.model_files import ModelLocation, model_location
+from roost.config.job import ModelLocation, model_location
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
 from roost.net.server import bound_socket, url_of
 from roost.torch_engine.settings import EngineSettings

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from roost.torch_engine.cache import Gathered, LayerCache, LayerShape, new_cache
-from roost.torch_engine.scheduler import Batch, Ints
+from roost.torch_engine.scheduler import Batch, Gathered, Ints, LayerCache, LayerShape, new_cache
 
 PAGED_BLOCK = 64  # the paged kernel needs blocks of a multiple of this
 # Keys per program when single tokens are computed. Fixed, so that results do not vary with the rest of the batch.

@@ -18,14 +18,22 @@ from torch import Tensor, nn
 from roost.engines.protocol import Finish, InFlight, Part
 from roost.engines.weights.source import checkpoint_parts, named_weights, part_shape
 from roost.torch_engine.attention import PAGED_BLOCK, can_page, split_bytes
-from roost.torch_engine.cache import BlockPool, LayerCache, RoutingTable, bytes_per_block, new_cache
-from roost.torch_engine.graphs import new_graphs
-from roost.torch_engine.model import LoadedModel, load_model
+from roost.torch_engine.model import LoadedModel, load_model, new_graphs
 from roost.torch_engine.runner import NewToken, Runner, Sampler, StepThread
-from roost.torch_engine.scheduler import Progress, Request, Scheduler, Tracked
+from roost.torch_engine.scheduler import (
+    BlockPool,
+    LayerCache,
+    Progress,
+    Request,
+    RoutingTable,
+    Scheduler,
+    Tracked,
+    bytes_per_block,
+    new_cache,
+)
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
-from roost.vision.processor import Layout
+from roost.vision.processor import PromptPositions
 
 CPU_BLOCK, CUDA_BLOCK = 16, PAGED_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
@@ -358,7 +366,7 @@ class TorchEngine:
         if request.adapter is not None and request.adapter not in self._adapters.names:
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
 
-    def _layout(self, request: Request) -> Layout | None:
+    def _layout(self, request: Request) -> PromptPositions | None:
         images = request.sampling.images
         if not images:
             return None

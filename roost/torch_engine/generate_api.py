@@ -13,24 +13,23 @@ from starlette.responses import Response
 
 from roost.net.errors import Refused, refusing
 from roost.net.routing import encode_routing
-from roost.torch_engine.in_flight import GenerateRequest, Served
-from roost.torch_engine.replies import (
+from roost.torch_engine.requests import (
+    EngineApp,
+    GenerateRequest,
     Json,
+    RequestId,
+    SamplingFields,
+    StreamOptions,
     StreamReply,
+    StrictBody,
     WholeReply,
     chat_logprobs,
     finite,
     prompt_logprobs,
-    usage,
-    weight_versions,
-)
-from roost.torch_engine.request_fields import (
-    RequestId,
-    SamplingFields,
-    StreamOptions,
-    StrictBody,
     request_id_of,
     room_for_completion,
+    usage,
+    weight_versions,
 )
 from roost.torch_engine.text import Piece, Sample, TextWanted
 from roost.vision.image import Image, from_data_url
@@ -64,10 +63,10 @@ class GenerateBody(StrictBody):
     return_routed_experts: bool = False
 
 
-class GenerateForm:
+class GenerateFormat:
     """Response format of /inference/v1/generate."""
 
-    def __init__(self, served: Served, body: GenerateBody, requested: GenerateRequest) -> None:
+    def __init__(self, served: EngineApp, body: GenerateBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._requested = served, body, requested
 
     def whole(self, samples: list[Sample]) -> Json:
@@ -124,22 +123,22 @@ class GenerateForm:
         return {"content": content}
 
 
-def generate_router(served: Served) -> APIRouter:
+def generate_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
 
     @router.post("/inference/v1/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
         requested = parse_request(served, body, request)
-        form = GenerateForm(served, body, requested)
+        response_format = GenerateFormat(served, body, requested)
         if body.stream:
-            tells_usage = bool(body.stream_options and body.stream_options.include_usage)
-            return StreamReply(served.in_flight, requested, form, tells_usage)
-        return WholeReply(served.in_flight, requested, form)
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            return StreamReply(served.in_flight, requested, response_format, include_usage)
+        return WholeReply(served.in_flight, requested, response_format)
 
     return router
 
 
-def parse_request(served: Served, body: GenerateBody, request: Request) -> GenerateRequest:
+def parse_request(served: EngineApp, body: GenerateBody, request: Request) -> GenerateRequest:
     fields, prompt = body.sampling_params, tuple(body.token_ids)
     room = room_for_completion(len(prompt), served.engine.max_context)
     if body.stream and fields.prompt_logprobs is not None:
@@ -165,7 +164,7 @@ def parse_request(served: Served, body: GenerateBody, request: Request) -> Gener
     )
 
 
-def _text_wanted(served: Served, body: GenerateBody) -> TextWanted | None:
+def _text_wanted(served: EngineApp, body: GenerateBody) -> TextWanted | None:
     """Text is made only where it is asked for, or where a stop string is to be found in it."""
     fields = body.sampling_params
     if body.output_mode == "tokens" and not fields.stop_strings:

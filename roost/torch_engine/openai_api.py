@@ -16,25 +16,24 @@ from starlette.responses import Response
 
 from roost.engines.protocol import Sampling
 from roost.net.errors import Refused, refusing
-from roost.torch_engine.in_flight import GenerateRequest, Served
-from roost.torch_engine.replies import (
-    Form,
+from roost.torch_engine.requests import (
+    EngineApp,
+    GenerateRequest,
     Json,
+    RequestId,
+    ResponseFormat,
+    SamplingFields,
+    StreamOptions,
     StreamReply,
     WholeReply,
     chat_logprobs,
     finite,
     prompt_logprobs,
+    request_id_of,
+    room_for_completion,
     token_text,
     usage,
     weight_versions,
-)
-from roost.torch_engine.request_fields import (
-    RequestId,
-    SamplingFields,
-    StreamOptions,
-    request_id_of,
-    room_for_completion,
 )
 from roost.torch_engine.text import Piece, Sample
 from roost.vision.image import Image, from_data_url
@@ -60,15 +59,17 @@ class OpenAIFields(SamplingFields):
         return self.sampling(room if max_tokens is None else max_tokens)
 
 
-def reply(served: Served, body: OpenAIFields, requested: GenerateRequest, form: Form) -> Response:
+def reply(
+    served: EngineApp, body: OpenAIFields, requested: GenerateRequest, response_format: ResponseFormat
+) -> Response:
     if not body.stream:
         if body.stream_options is not None:
             raise Refused("stream_options are for streams; write stream: true", field="stream_options")
-        return WholeReply(served.in_flight, requested, form)
+        return WholeReply(served.in_flight, requested, response_format)
     if requested.wants_prompt_logprobs:
         raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
     return StreamReply(
-        served.in_flight, requested, form, bool(body.stream_options and body.stream_options.include_usage)
+        served.in_flight, requested, response_format, bool(body.stream_options and body.stream_options.include_usage)
     )
 
 
@@ -85,7 +86,7 @@ class UnloadBody(BaseModel):
     lora_name: NotEmpty
 
 
-def models_router(served: Served) -> APIRouter:
+def models_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/models")
@@ -102,7 +103,7 @@ def models_router(served: Served) -> APIRouter:
     return router
 
 
-def adapters_router(served: Served) -> APIRouter:
+def adapters_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
     one_at_a_time = threading.Lock()  # loading checks the names, takes a while, and then changes them
 
@@ -138,7 +139,7 @@ def adapters_router(served: Served) -> APIRouter:
     return router
 
 
-def model_cards(served: Served) -> list[dict[str, Any]]:
+def model_cards(served: EngineApp) -> list[dict[str, Any]]:
     names = served.names
     base: dict[str, Any] = {"object": "model", "created": served.created, "owned_by": "roost"}
     model: dict[str, Any] = {
@@ -217,7 +218,7 @@ class ChatBody(OpenAIFields):
 class ChatForm:
     """Response format of /v1/chat/completions."""
 
-    def __init__(self, served: Served, body: ChatBody, requested: GenerateRequest) -> None:
+    def __init__(self, served: EngineApp, body: ChatBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._requested = served, body, requested
         self._created = int(time.time())
 
@@ -276,7 +277,7 @@ class ChatForm:
         return about
 
 
-def chat_router(served: Served) -> APIRouter:
+def chat_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions")
@@ -299,7 +300,7 @@ def chat_router(served: Served) -> APIRouter:
     return router
 
 
-def prompt_of(served: Served, body: ChatBody) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+def prompt_of(served: EngineApp, body: ChatBody) -> tuple[tuple[int, ...], tuple[Image, ...]]:
     """Tokens of a conversation, and its images."""
     files = [from_data_url(url) for message in body.messages for url in message.image_urls]
     token_ids = served.codec.encode_chat(
@@ -331,7 +332,7 @@ class CompletionBody(OpenAIFields):
 class CompletionForm:
     """Response format of /v1/completions."""
 
-    def __init__(self, served: Served, body: CompletionBody, requested: GenerateRequest) -> None:
+    def __init__(self, served: EngineApp, body: CompletionBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._requested = served, body, requested
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
@@ -395,7 +396,7 @@ class CompletionForm:
         return samples[sample.index - sample.index % self._requested.samples]
 
 
-def completions_router(served: Served) -> APIRouter:
+def completions_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions")
@@ -418,7 +419,7 @@ def completions_router(served: Served) -> APIRouter:
     return router
 
 
-def prompts_of(served: Served, body: CompletionBody) -> tuple[tuple[int, ...], ...]:
+def prompts_of(served: EngineApp, body: CompletionBody) -> tuple[tuple[int, ...], ...]:
     """The prompts as tokens: there may be one or several, each text or tokens already."""
     prompt = body.prompt
     if isinstance(prompt, str):

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roost.torch_engine.attention import PAGED_BLOCK, SPLIT, LayerCall, Tables, Tiles
-from roost.torch_engine.cache import LayerCache
+from roost.torch_engine.scheduler import LayerCache
 
 TILE = PAGED_BLOCK  # keys per iteration, all of one block
 PROMPT_ROWS, DECODE_ROWS = 64, 16  # rows of a query tile: tokens times the queries that share a key

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from roost.engines.protocol import Ids, Sampling
 from roost.torch_engine.attention import Attention, BySequence, DecodeTogether, Paged, Tables
-from roost.torch_engine.cache import Gathered, LayerCache, RoutingTable
-from roost.torch_engine.graphs import DecodeGraphs
-from roost.torch_engine.model import LoadedModel, forward
-from roost.torch_engine.scheduler import Batch, Chunk, Ints, Tracked, flatten
+from roost.torch_engine.model import DecodeGraphs, LoadedModel, forward
+from roost.torch_engine.scheduler import Batch, Chunk, Gathered, Ints, LayerCache, RoutingTable, Tracked, flatten
 from roost.torch_engine.update import Adapters
 from roost.vision.tower import FeatureCache
 

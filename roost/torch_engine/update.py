@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from roost.engines.weights.group import WeightGroup
+from roost.engines.weights.carriers import WeightGroup
 from roost.engines.weights.payload import DEVICE_ARGUMENT, GROUP_NAME, GroupInvitation, TensorInfo
 
 # Classes allowed in a pickled handle. Anything else is refused, so that a message cannot run code here.

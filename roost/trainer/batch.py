@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from roost.config.data import words
-from roost.config.teacher import Teacher
+from roost.config.data import Teacher, words
 from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
@@ -39,8 +38,7 @@ from roost.learner.advantages import (
     token_advantages,
     whitened_by,
 )
-from roost.learner.packing import predicted
-from roost.learner.sample import NOT_GENERATED, Floats, Ints, Sample
+from roost.learner.sample import NOT_GENERATED, Floats, Ints, Sample, predicted
 from roost.rollout.episode import Episode, EpisodeReward, Group, Tokens
 
 NO_TAGS: Mapping[str, str] = {}
@@ -233,12 +231,10 @@ def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
     scopes = settings.reward_baseline, settings.reward_std
     means_over, stds_over = (scope_keys(scope, groups, tags) for scope in scopes)
     if settings.advantage_estimator is AdvantageEstimator.GIGPO:
-        states = [_state(batch, indices[0]) for indices in units]
+        states = [_state(batch, indices[0], settings.state_scope) for indices in units]
         episodes = normalised_rewards([float(whole[indices[0]]) for indices in units], means_over, stds_over)
-        kind = settings.state_normalization
-        among = (None if kind == "none" else states), (states if kind == "mean_std" else None)
         found = settings.episode_reward_weight * episodes
-        found = found + settings.step_reward_weight * normalised_rewards(of_units, *among)
+        found = found + settings.step_reward_weight * state_advantages(of_units, states, settings.state_normalization)
     else:
         if scopes != (RewardScope.NONE, RewardScope.NONE):
             of_units = normalised_rewards(of_units, means_over, stds_over).tolist()
@@ -252,10 +248,34 @@ def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
     return spread
 
 
-def mean_kl(batch: Batch, settings: AdvantageSettings) -> float:
-    """Mean over the samples of the mean KL of their generated tokens, that the penalty's coefficient follows."""
-    means = [each.mean() for each in map(_kl_of(settings), batch.samples) if len(each)]
-    return float(np.mean(means)) if means else 0.0
+def state_advantages(returns: Sequence[float], states: Sequence[Hashable], kind: str) -> Doubles:
+    """GiGPO's advantage of each step: (return - mean) / (std with n - 1, plus 1e-6) of the steps in its state.
+
+    >>> state_advantages([3.0, 1.0, 5.0], ["room", "room", "hall"], "mean").tolist()
+    [1.0, -1.0, 0.0]
+    """
+    return normalised_rewards(returns, None if kind == "none" else states, states if kind == "mean_std" else None)
+
+
+LARGEST_WEIGHT = 10.0  # so that no token decides about the coefficient
+
+
+def mean_kl(batch: Batch, settings: AdvantageSettings, version: int | None = None) -> float:
+    """Mean over the samples of the mean KL of their generated tokens, that the penalty's coefficient follows.
+
+    Tokens from before `version` are weighted by the ratio of the policy to the engine: as the policy moves away from
+    the one that sampled them, their mean of log p - log p_ref falls, whatever the KL from the reference does.
+    """
+    kl = _kl_of(settings)
+    total = weight = 0.0
+    for sample, source in zip(batch.samples, batch.sources, strict=True):
+        where = predicted(sample)
+        if where.any():
+            ratios = np.exp(np.minimum(_own_logprobs(sample)[where] - sample.logprobs[where], np.log(LARGEST_WEIGHT)))
+            is_stale = version is not None and source.versions is not None and source.versions[where] < version
+            weights = np.where(is_stale, ratios, 1.0)
+            total, weight = total + float((weights * kl(sample)).mean()), weight + float(weights.mean())
+    return total / weight if weight else 0.0
 
 
 def _count(sample: Sample) -> int:
@@ -364,13 +384,15 @@ def _first_turn(sample: Sample) -> int:
     return int(sample.turns[sample.is_generated].min(initial=np.iinfo(np.int64).max))
 
 
-def _state(batch: Batch, index: int) -> object:
-    """The state in which a sample begins: as its episode names it, else all that the policy was shown."""
-    sample, states = batch.samples[index], batch.sources[index].score.turn_states
-    turn = _first_turn(sample)
-    if turn < len(states):
-        return states[turn]
-    return sample.token_ids[: int(np.argmax(sample.is_generated))].tobytes()
+def _state(batch: Batch, index: int, scope: str) -> Hashable:
+    """The state in which a sample begins: as its episode names it, else all that the policy was shown.
+
+    In the scope of groups a state is one of its group.
+    """
+    sample, source = batch.samples[index], batch.sources[index]
+    turn, states = _first_turn(sample), source.score.turn_states
+    shown = states[turn] if turn < len(states) else sample.token_ids[: int(np.argmax(sample.is_generated))].tobytes()
+    return (source.group, shown) if scope == "group" else shown
 
 
 def _kl_of(settings: AdvantageSettings) -> Callable[[Sample], Doubles]:
@@ -534,6 +556,23 @@ def _along(
     borders = np.cumsum([len(each) for each in values])[:-1]
     parts = zip(np.split(along.advantages[back], borders), np.split(along.returns[back], borders), strict=True)
     return [TokenAdvantages(advantage, outcome) for advantage, outcome in parts]
+
+
+FRESH_LEAST = 0.1  # of the tokens: what is averaged over fewer says little
+
+
+def fresh(samples: Sequence[Sample], sources: Sequence[Source], version: int, least: float = 0.0) -> list[Sample]:
+    """Samples that engines generated with this policy version alone; none if they have less than a share of the tokens.
+
+    Tokens of this version that follow older ones do not count: an engine may have kept the keys and values of these.
+    """
+    found = [
+        sample
+        for sample, source in zip(samples, sources, strict=True)
+        if source.versions is not None and (source.versions[sample.is_generated] == version).all()
+    ]
+    counts = [sum(sample.num_generated for sample in some) for some in (found, samples)]
+    return found if counts[0] >= least * counts[1] else []
 
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -22,6 +22,7 @@ QUIET = 10  # steps without a diagnosis after which it is named again
 
 # Entropy falls in every run that learns. It is a collapse if so little is left while the reward gained nothing.
 ENTROPY_LEFT = 0.2  # of the entropy of the first steps
+TAUGHT = 0.8  # of the first KL from a teacher: with less, the policy becomes as sure as the teacher is
 SOLVED = 0.9  # of the largest reward of a step
 REWARD_GAIN = 0.2  # standard deviations of the reward among samples; a smaller gain is flat
 # Reasoning grows lengths over hundreds of steps. Within 20 steps, a reward pays for length or the end token is lost.
@@ -41,7 +42,12 @@ MISMATCH_TIMES, MISMATCH_LEAST = 10.0, 1e-3  # of the smallest of the first step
 MISMATCH_MOST = 0.02  # whatever it was at the start: the ratio of a token is then off by a fifth
 # Trust regions of PPO stop at a KL of 0.01 to 0.05 per step. The first step does not count: Adam knows no scale yet.
 STEP_KL, STEP_KL_TIMES, STEP_KL_WINDOW = 0.1, 2, 10  # exceeded so many times in so many steps
+EQUAL_GROUPS = 0.95  # of all groups: hardly a sample has an advantage
+REJECTED = 0.5  # of all tokens: the samples are of another policy than the learner's
 GRADIENT_TIMES = 10.0  # of the median norm of the window, which is small once most groups are solved
+
+
+CLIPS = ("loss/clipped_low", "loss/clipped_high")
 
 
 class Code(StrEnum):
@@ -54,6 +60,8 @@ class Code(StrEnum):
     CLIPPED = "clipped"
     ENGINE_MISMATCH = "engine_mismatch"
     LEARNING_RATE = "learning_rate"
+    NO_SIGNAL = "no_signal"
+    REJECTED = "rejected"
 
 
 CAUSES: Mapping[Code, tuple[str, str]] = {
@@ -86,6 +94,14 @@ CAUSES: Mapping[Code, tuple[str, str]] = {
         "learning_rate is too high for this model and this batch",
         "divide learning_rate by 3 to 10, lengthen warmup_steps, lower ppo_epochs",
     ),
+    Code.NO_SIGNAL: (
+        "the prompts are all too hard, or the reward does not recognise answers",
+        "read samples.jsonl, check the reward by roost try; use easier prompts, larger num_generations, or sft first",
+    ),
+    Code.REJECTED: (
+        "engine and learner disagree, samples are stale, or the bounds of rollout_rejection are too narrow",
+        "compare mismatch/kl_k3 with another run, lower max_staleness, or widen the bounds",
+    ),
 }
 
 
@@ -111,15 +127,17 @@ class Diagnosis:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class History:
-    """The first and the newest rows of a run."""
+    """The first values of each metric, and the newest rows of a run."""
 
-    first: Sequence[Row]
+    first: Mapping[
+        str, Sequence[float]
+    ]  # finite ones; some metrics begin late, as those of a policy after its critic's
     newest: Sequence[Row]
     steps: int  # so far
 
     def start(self, name: str, count: int = NEWEST) -> float:
-        """Mean of a metric over the first steps; NaN if it is not known."""
-        return _mean(_values(self.first[:count], name))
+        """Mean of a metric over the first steps that have it; NaN if none has."""
+        return _mean(self.first.get(name, ())[:count])
 
     def now(self, name: str, count: int = NEWEST) -> float:
         """Mean of a metric over the newest steps."""
@@ -139,15 +157,17 @@ class Diagnoser:
     [(5, 'engine_mismatch')]
     """
 
-    _first: list[Row] = field(default_factory=list)
+    _first: dict[str, list[float]] = field(default_factory=dict)
     _newest: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _steps: int = 0
     _last: dict[Code, int] = field(default_factory=dict)  # count of steps when it held last
 
     def add(self, row: Row) -> list[Diagnosis]:
         """Add a step; return what has begun with it."""
-        if len(self._first) < START:
-            self._first.append(row)
+        for name in row:
+            first = self._first.setdefault(name, [])
+            if len(first) < START:
+                first += _values([row], name)
         self._newest.append(row)
         self._steps += 1
         found = []
@@ -173,12 +193,12 @@ def diagnose(history: History) -> Iterator[tuple[Code, str]]:
 
 
 def entropy_collapse(history: History) -> str:
-    """Entropy is far below its start, and the reward is where it was."""
+    """Entropy is far below its start, the reward is where it was, and no teacher is being followed."""
     entropy, start = history.now("entropy"), history.start("entropy")
     gain, spread = history.now("reward/mean", 5) - history.start("reward/mean"), history.start("reward/std")
     is_solved = history.now("reward/mean", 5) > SOLVED * history.now("reward/max", 5) > 0  # nothing is left to gain
     has_fallen = history.steps > START and start > 0 and entropy < ENTROPY_LEFT * start
-    if not has_fallen or is_solved or gain > REWARD_GAIN * spread:
+    if not has_fallen or is_solved or gain > REWARD_GAIN * spread or _is_taught(history):
         return ""
     return f"entropy {start:.3g} -> {entropy:.3g}, reward {history.start('reward/mean'):.3f} -> " + (
         f"{history.now('reward/mean', 5):.3f}"
@@ -227,16 +247,14 @@ def dominant_reward(history: History) -> str:
     ]
     if not others:
         return ""
-    return f"{shares[most]:.0%} of the variance within groups is of {most}, though {', '.join(others)} varies, too"
+    return f"{shares[most]:.0%} of the variance of the reward is of {most}, though {', '.join(others)} varies, too"
 
 
 def clipped(history: History) -> str:
     """Many tokens were clipped in each of the newest steps."""
-    shares = [
-        sum(value for name in ("loss/clipped_low", "loss/clipped_high") for value in _values([row], name))
-        for row in history.newest[-NEWEST:]
-    ]
-    if len(shares) < NEWEST or not min(shares) > CLIPPED:
+    shares = [_clipped_share(row) for row in history.newest[-NEWEST:]]
+    usual = sum(min(history.first.get(name, ()), default=0.0) for name in CLIPS) if _is_against_engine(history) else 0.0
+    if len(shares) < NEWEST or not min(shares) - usual > CLIPPED:
         return ""
     return f"{fmean(shares):.0%} of the tokens are clipped"
 
@@ -245,7 +263,7 @@ def engine_mismatch(history: History) -> str:
     """The engine's and the learner's log-probs differ much more than at the start, with the same weights."""
     name = "mismatch/kl_k3"
     newest = _values(history.newest[-NEWEST:], name)
-    start = min(_values(history.first, name), default=math.nan)
+    start = min(history.first.get(name, ()), default=math.nan)
     if len(newest) < 2:
         return ""
     now = min(newest[-2:])
@@ -258,14 +276,36 @@ def learning_rate(history: History) -> str:
     """Steps change the policy too much, or gradients jump."""
     later = history.newest if history.steps > len(history.newest) else history.newest[1:]
     recent = [abs(value) for value in _values(later[-STEP_KL_WINDOW:], "loss/kl")]
-    far = sum(value > STEP_KL for value in recent)
-    if far >= STEP_KL_TIMES and recent[-1] > STEP_KL:
+    usual = min(map(abs, history.first.get("loss/kl", ())), default=0.0) if _is_against_engine(history) else 0.0
+    far = sum(value - usual > STEP_KL for value in recent)
+    if far >= STEP_KL_TIMES and recent[-1] - usual > STEP_KL:
         return f"KL of the policy before and after a step {median(recent):.2g}, and {far} times up to {max(recent):.2g}"
     norms = _values(history.newest, "grad/norm")
-    is_new = min(norms[-2:], default=0.0) > max(_values(history.first, "grad/norm"), default=0.0)
+    is_new = min(norms[-2:], default=0.0) > max(history.first.get("grad/norm", ()), default=0.0)
     if len(norms) > START and is_new and min(norms[-2:]) > GRADIENT_TIMES * (usual := median(norms[:-2])) > 0:
         return f"gradient norm {usual:.3g} -> {norms[-1]:.3g}"
     return ""
+
+
+def no_signal(history: History) -> str:
+    """Nearly all groups have equal rewards, and the task is not solved.
+
+    With dynamic sampling the mean reward is of what is left, but the pass rate of all that was generated.
+    """
+    equal, mean = history.now("reward/equal_groups", START), history.now("reward/mean", START)
+    most = history.now("reward/max", START)
+    is_solved = mean > SOLVED * most > 0 or (most <= 1 and history.now("pass_rate/mean", START) > SOLVED)
+    if history.steps < START or is_solved or not equal >= EQUAL_GROUPS:
+        return ""
+    return f"{equal:.0%} of the groups have equal rewards, mean reward {mean:.3f}"
+
+
+def rejected(history: History) -> str:
+    """Most tokens were rejected in each of the newest steps."""
+    shares = _values(history.newest[-NEWEST:], "loss/rejected")
+    if len(shares) < NEWEST or not min(shares) > REJECTED:
+        return ""
+    return f"{fmean(shares):.0%} of the tokens are rejected"
 
 
 RULES: Mapping[Code, Callable[[History], str]] = {
@@ -276,7 +316,28 @@ RULES: Mapping[Code, Callable[[History], str]] = {
     Code.CLIPPED: clipped,
     Code.ENGINE_MISMATCH: engine_mismatch,
     Code.LEARNING_RATE: learning_rate,
+    Code.NO_SIGNAL: no_signal,
+    Code.REJECTED: rejected,
 }
+
+
+def _clipped_share(row: Row) -> float:
+    return sum(value for name in CLIPS for value in _values([row], name))
+
+
+def _is_against_engine(history: History) -> bool:
+    """Return True if ratios are to the engine's log-probs, which differ from the learner's before any step.
+
+    With truncated sampling they differ by the probability of what was left, in every step. The KL of engine and learner
+    is known wherever the learner's log-probs are computed before its steps.
+    """
+    return not any(name in history.first for name in ("mismatch/kl_k3", "drift/kl_k3"))
+
+
+def _is_taught(history: History) -> bool:
+    """Return True if the policy comes closer to a teacher."""
+    names = [name for name in history.newest[-1] if name.endswith("/kl") and name.count("/") == 1 and name != "loss/kl"]
+    return any(abs(history.now(name)) < TAUGHT * abs(history.start(name)) for name in names)
 
 
 def _parts(history: History) -> list[str]:
@@ -297,7 +358,7 @@ def _weight(history: History, name: str) -> float:
 
 def _rise(history: History, name: str) -> float:
     """Rise of a metric since the first step, over the largest size that it had."""
-    values = _values([*history.first, *history.newest], name)
+    values = [*history.first.get(name, ()), *_values(history.newest, name)]
     scale = max(map(abs, values), default=0.0)
     return (history.now(name) - history.start(name, 1)) / (scale or 1.0)
 

@@ -23,7 +23,7 @@ from roost.runtime.worker import WorkerGroup
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleRequests, ScaleState
 from roost.trainer.setup import ROLLOUT, RunSetup, run_setup
-from roost.transport.failure import FailureKind, WorkerFailed
+from roost.transport.context import FailureKind, WorkerFailed
 
 LOOK_EVERY_S = 0.5
 DEVICE_LIMIT_S = 20.0  # to wait for accelerators that other jobs of the Ray cluster hold

@@ -13,12 +13,11 @@ from typing import Any
 from roost.cluster.hardware.registry import installed_registry
 from roost.config.data import EVALUATION, SCENARIO
 from roost.config.findings import counted
-from roost.config.job import Job
-from roost.config.model_files import resolve_model
+from roost.config.job import Job, resolve_model
 from roost.config.train import Objective, TrainSettings
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
-from roost.engines.owner import LocalOwner
+from roost.engines.server_process import LocalOwner
 from roost.rollout.episode import Group, Scenario, Split
 from roost.trainer.evaluation import Evaluation, answer_in, at_k, evaluate
 from roost.trainer.records.run_folder import write_whole

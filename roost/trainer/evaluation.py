@@ -13,8 +13,7 @@ import numpy as np
 from roost.config.train import RolloutSettings, TrainSettings
 from roost.procs.user_code import call
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.episode_runner import EpisodeRunner, task_of
-from roost.rollout.group_rollout import GroupRollout, raise_fatal
+from roost.rollout.episode_runner import EpisodeRunner, GroupRollout, raise_fatal, task_of
 from roost.rollout.order import order_of
 from roost.rollout.rewards.math_answer import Find, as_number, found_answer, last_boxed
 from roost.trainer.metrics import FULL, length_metrics, reward_metrics

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from roost.config.train import RolloutSettings
 from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Group, Scenario, Split
-from roost.rollout.episode_runner import EpisodeRunner, task_of
-from roost.rollout.group_rollout import GroupRollout, may_end, raise_fatal
+from roost.rollout.episode_runner import EpisodeRunner, GroupRollout, may_end, raise_fatal, task_of
 from roost.rollout.order import order_of
 
 
@@ -88,8 +87,15 @@ class Tally:
     failed: int = 0
     retried: int = 0
     lost_groups: int = 0  # no episode finished
-    equal_groups: int = 0  # replaced because all rewards were equal
+    equal_groups: list[Group] = field(default_factory=list)  # replaced as all rewards were equal; without their tokens
+    equal_tokens: int = 0  # generated for them
     discarded_groups: int = 0  # generated again because an engine had wrong weights
+
+    def add_equal(self, group: Group) -> None:
+        """Count a group that is replaced, and keep its rewards: tokens of that many groups take much memory."""
+        self.equal_tokens += sum(episode.completion_tokens for episode in group.episodes)
+        without = tuple(replace(episode, sequences=(), stopped_in=None) for episode in group.episodes)
+        self.equal_groups.append(replace(group, episodes=without))
 
 
 class NothingFinishes(RuntimeError):
@@ -249,7 +255,7 @@ class Feed:
         may_replace = self._replaced < REPLACED_LIMIT * self._settings.prompts_per_step
         if self._settings.dynamic_sampling and group.is_equal and may_replace:
             self._replaced += 1
-            self.tally.equal_groups += 1
+            self.tally.add_equal(group)
             return False
         return True
 

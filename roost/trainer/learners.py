@@ -14,32 +14,33 @@ import numpy as np
 import psutil
 import torch
 
+from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import LearnerSettings, LossSettings
 from roost.engines.command import EngineKind
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import Engine, EngineError, UpdateFailed
-from roost.engines.weights.carriers import Carrier, SharedMemoryCarrier, device_carrier
-from roost.engines.weights.checkpoint import write_checkpoint
-from roost.engines.weights.group import VllmWeightGroup
+from roost.engines.weights.carriers import (
+    Carrier,
+    SharedMemoryCarrier,
+    VllmWeightGroup,
+    device_carrier,
+    write_checkpoint,
+)
 from roost.engines.weights.probe import TOLERANCES, Probe, probe_tokens, probe_with_image
 from roost.engines.weights.shards import ShardFiles
 from roost.engines.weights.source import WeightStream
 from roost.engines.weights.update import BroadcastSender, Sent, WeightUpdate, send
-from roost.learner.corrections import correction, mean_over_units
 from roost.learner.distributed import init_distributed
-from roost.learner.export import whole_bytes
-from roost.learner.heads import Head
+from roost.learner.forward import Head
 from roost.learner.learner import Learner, in_buckets
-from roost.learner.losses import Totals
-from roost.learner.model import float_type
-from roost.learner.packing import pack, picked
-from roost.learner.sample import Distribution, Floats, Sample
+from roost.learner.losses import Totals, correction, mean_over_units
+from roost.learner.model import float_type, whole_bytes
+from roost.learner.sample import Distribution, Floats, Sample, pack, picked
 from roost.placement.routes import ServerRoute, WeightRoute
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.trainer.guards import check_policy
-from roost.transport import current
-from roost.transport.failure import FailureKind, WaitedTooLong, WorkerFailed
+from roost.transport.context import FailureKind, WaitedTooLong, WorkerFailed, worker_setup
 from roost.vision.image import Image
 
 NOTHING = Sent(0, 0, {}, {})
@@ -75,14 +76,14 @@ class LearnerWorker(Worker):
 
     def _meeting_file(self, port: int) -> Path | None:
         """Rendezvous file in the private folder of the node daemon; None if ranks span several nodes."""
-        setup = current.worker_setup()
+        setup = worker_setup()
         if setup is None or not self._is_one_node:
             return None
         return Path(setup.daemon.socket).parent / f"{self._group_name}-{port}.store"
 
     @property
     def _is_one_node(self) -> bool:
-        setup = current.worker_setup()
+        setup = worker_setup()
         return setup is not None and setup.placement.local_world_size == self._world_size
 
     def score(self, samples: Sequence[Sample], as_reference: bool = False) -> list[Floats]:
@@ -127,7 +128,7 @@ class LearnerWorker(Worker):
 
     def whole_bytes(self) -> int:
         """Bytes of the whole model's weights, as `export_whole` writes them."""
-        return whole_bytes(self._learner.module)
+        return whole_bytes(self._learner.module, self._settings)
 
     def memory(self) -> dict[str, float]:
         """Memory of this process in bytes: on its accelerator, with the peak since the last call, or on the host."""
@@ -284,18 +285,28 @@ def receiver_at(url: str, fleet: Fleet, routes: SendingRoutes) -> Receiver:
 ALL_PARTS = ("weight", "grad", "optimizer")
 
 
-def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def shares(lengths: Sequence[int], mesh: MeshSizes) -> list[list[int]]:
     """Assign samples to ranks so that all have about as many tokens; each rank keeps the given order.
 
-    >>> shares([5, 1, 1, 3], 2)
-    [[0], [1, 2, 3]]
+    Ranks of a context or tensor group compute the samples of all of them, so these groups come first.
+
+    >>> shares([5, 1, 1, 3], MeshSizes(shard=2)), shares([5, 1, 1, 3], MeshSizes(shard=2, context=2))
+    ([[0], [1, 2, 3]], [[0], [], [3], [1, 2]])
     """
-    parts: list[list[int]] = [[] for _ in range(ranks)]
-    filled = [0] * ranks
+    return [
+        [group[index] for index in part]
+        for group in _even_parts(lengths, mesh.data)
+        for part in _even_parts([lengths[index] for index in group], mesh.model)
+    ]
+
+
+def _even_parts(lengths: Sequence[int], count: int) -> list[list[int]]:
+    parts: list[list[int]] = [[] for _ in range(count)]
+    filled = [0] * count
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        rank = filled.index(min(filled))
-        parts[rank].append(index)
-        filled[rank] += lengths[index]
+        emptiest = filled.index(min(filled))
+        parts[emptiest].append(index)
+        filled[emptiest] += lengths[index]
     return [sorted(part) for part in parts]
 
 
@@ -330,12 +341,14 @@ class Learners:
     def __init__(
         self,
         group: WorkerGroup,
+        parallel: ParallelSizes,
         routes: SendingRoutes,
         receiver_at: Callable[[str], Receiver],
         adapters: Path | None = None,
         shows_image: Callable[[], bool] = lambda: False,
     ) -> None:
         self._group = group
+        self._mesh = MeshSizes.of(parallel, group.world_size)
         self._shows_image = shows_image  # to engines in a probe, to check their vision tower
         self._routes, self._receiver_at = routes, receiver_at
         self._adapters = adapters  # folder for adapters, if only an adapter is trained
@@ -343,10 +356,6 @@ class Learners:
     @property
     def name(self) -> str:
         return self._group.name
-
-    @property
-    def world_size(self) -> int:
-        return self._group.world_size
 
     async def ready(self) -> None:
         """Wait until every rank has loaded its model."""
@@ -365,13 +374,13 @@ class Learners:
 
     async def learn(self, samples: Sequence[Sample], totals: Totals, position: int) -> dict[str, float]:
         """Run one optimizer step on a minibatch, at a position of the learning-rate schedule."""
-        parts = shares([len(sample) for sample in samples], self.world_size)
+        parts = shares([len(sample) for sample in samples], self._mesh)
         of_ranks = await self._each("learn", [([samples[index] for index in part], totals, position) for part in parts])
         statistics: dict[str, float] = of_ranks[0]
         return statistics
 
     async def _spread(self, method: str, samples: Sequence[Sample], *more: Any) -> list[Any]:
-        parts = shares([len(sample) for sample in samples], self.world_size)
+        parts = shares([len(sample) for sample in samples], self._mesh)
         of_ranks = await self._each(method, [([samples[index] for index in part], *more) for part in parts])
         found = {
             index: array

@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Protocol
 
 from roost.config.train import AdvantageEstimator, OldLogprobs, RewardScope, TrainSettings, Whitening
@@ -19,17 +20,19 @@ from roost.engines.fleet import Fleet
 from roost.engines.residency import EngineSwitch
 from roost.engines.weights.update import WeightUpdate
 from roost.learner.advantages import adapted_kl_coef
-from roost.learner.losses import OVER_KL, Totals
-from roost.learner.sample import Floats, Sample
+from roost.learner.losses import OVER_KL, REJECTED, Totals
+from roost.learner.sample import APART, Floats, Sample
 from roost.procs.signals import Preempted
 from roost.rollout.episode import Group
 from roost.rollout.order import sample_seed
 from roost.trace.spans import SpanRecorder
 from roost.trainer.batch import (
+    FRESH_LEAST,
     Batch,
     batch_of,
     continuations,
     down_sampled,
+    fresh,
     mean_kl,
     minibatches,
     reward_of_tag,
@@ -41,7 +44,15 @@ from roost.trainer.batch import (
     with_values,
 )
 from roost.trainer.feed import Feed
-from roost.trainer.guards import Diverged, MismatchGuard, SkippedSteps, check_mismatch, check_skipped, explained
+from roost.trainer.guards import (
+    SKIPPED,
+    Diverged,
+    MismatchGuard,
+    SkippedSteps,
+    check_mismatch,
+    check_skipped,
+    explained,
+)
 from roost.trainer.learners import ALL_PARTS, Learners, totals_of
 from roost.trainer.metrics import (
     Learnt,
@@ -57,7 +68,6 @@ from roost.trainer.metrics import (
 from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
-REJECTED = "steps/rejected"  # minibatches of which rollout_rejection left no token
 DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl
 
 
@@ -162,12 +172,18 @@ class Loop:
         self._seconds, self._is_stopped_early = {}, False
         version = self.state.version
         self.feed.begin(version)
-        groups, learnt, kl_coef = await self._learn_all(version)
-        metrics = group_metrics(groups, version, self.feed.pop_tally()) | reward_metrics(groups, self.settings.rewards)
-        are_same_weights = metrics["staleness/max"] == 0 and (not self._streams or self.models.inference is not None)
-        metrics |= learnt_metrics(learnt, are_same_weights, version)
+        groups, learnt, kl = await self._learn_all(version)
+        among = self.settings.advantage.compared_among
+        metrics = group_metrics(groups, version, self.feed.pop_tally(), among)
+        metrics |= reward_metrics(groups, self.settings.rewards, among)
+        unmoved = len(learnt) if not self._streams or self.models.inference is not None else 1
+        are_same_weights = metrics["staleness/max"] == 0 and unmoved == len(learnt)
+        metrics |= learnt_metrics(learnt, are_same_weights, version, unmoved, self.settings.learner.loss)
         tokens = largest_ratios(compared_tokens(learnt, version))
-        metrics |= {} if kl_coef is None else {"loss/kl_penalty_coef": kl_coef}
+        used = self.settings.advantage.kl_penalty_coef if self.state.kl_coef is None else self.state.kl_coef
+        if kl is not None:
+            metrics |= {"loss/kl_penalty": kl, "loss/kl_penalty_coef": used}
+        kl_coef = self._next_kl_coef(used, kl, sum(len(part.samples) for part in learnt))
         state = TrainerState(self.state.step + 1, version + 1, self.feed.position, kl_coef)
         try:
             check_skipped(self.skipped, self.settings)
@@ -189,9 +205,9 @@ class Loop:
     async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt], float | None]:
         """Learn from the groups of a step, all at once or in parts prepared one after the other.
 
-        The last value is the coefficient of the KL penalty for the next step, where it adapts.
+        The last value is the KL from the reference before the step, if there is a penalty for it.
         """
-        kl_coef = self.state.kl_coef
+        kls: list[float] = []
         parts = self.settings.minibatches if self._streams else 1
         groups: list[Group] = []
         learnt: list[Learnt] = []
@@ -204,7 +220,8 @@ class Loop:
                 if part + 1 < parts and self._scores_apart:
                     ahead = asyncio.create_task(self._make_ready_beside(version, parts, part + 1))
                 learnt.append(await self._learn(ready, self.settings.minibatches // parts, part))
-                kl_coef = self._next_kl_coef(ready.batch)
+                if self.settings.advantage.kl_penalty_coef:
+                    kls.append(mean_kl(ready.batch, self.settings.advantage, version))
                 groups += ready.groups
                 if self.skipped.exceeds(self.settings):
                     break
@@ -212,14 +229,13 @@ class Loop:
             if ahead is not None:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
-        return groups, learnt, kl_coef
+        return groups, learnt, fmean(kls) if kls else None
 
-    def _next_kl_coef(self, batch: Batch) -> float | None:
-        settings, coef = self.settings.advantage, self.state.kl_coef
-        if settings.kl_penalty_target is None or not settings.kl_penalty_coef:
+    def _next_kl_coef(self, coef: float, kl: float | None, samples: int) -> float | None:
+        """The coefficient of the KL penalty for the next step, where it adapts."""
+        if self.settings.advantage.kl_penalty_target is None or kl is None:
             return None
-        coef = settings.kl_penalty_coef if coef is None else coef
-        return adapted_kl_coef(coef, mean_kl(batch, settings), len(batch), settings)
+        return adapted_kl_coef(coef, kl, samples, self.settings.advantage)
 
     async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
         """Return the next part of a step, scored; shared devices are with the learner afterwards."""
@@ -250,9 +266,7 @@ class Loop:
 
         Right after a verified resync of the engines the mismatch is accepted as the new usual.
         """
-        metrics = (
-            mismatch_metrics(ready.batch.samples) if max(staleness_of(ready.groups, version), default=0) == 0 else {}
-        )
+        metrics = mismatch_metrics(fresh(ready.batch.samples, ready.batch.sources, version, FRESH_LEAST))
         jump = self.guard.jump(metrics)
         if jump and is_resynced:
             self.models.fleet.report(f"{jump}, also after the engines got their weights again: it counts as usual now")
@@ -287,14 +301,16 @@ class Loop:
 
     async def _check_mismatch(self, ready: Ready, version: int) -> None:
         """Raise Diverged if engine and learner differ too much about a token, though they have the same weights."""
-        loss, batch = self.settings.learner.loss, ready.batch
-        if not loss.max_logprob_mismatch or max(staleness_of(ready.groups, version), default=0):
+        loss = self.settings.learner.loss
+        if not loss.max_logprob_mismatch:
             return
+        samples = fresh(ready.batch.samples, ready.batch.sources, version)
         if loss.old_logprobs is OldLogprobs.ROLLOUT:
-            if self.state.step:
+            if self.state.step or not samples:
                 return
-            batch = with_scores(batch, await (self.models.inference or self.models.policy).score(batch.samples))
-        check_mismatch(mismatch_metrics(batch.samples), loss.max_logprob_mismatch)
+            scores = await (self.models.inference or self.models.policy).score(samples)
+            samples = [replace(each, old_logprobs=array) for each, array in zip(samples, scores, strict=True)]
+        check_mismatch(mismatch_metrics(samples), loss.max_logprob_mismatch)
 
     async def _await_part(self, ahead: asyncio.Task[Ready], parts: int) -> Ready:
         async with self._phase("generate", self._samples(parts)):
@@ -365,25 +381,33 @@ class Loop:
                     totals = totals_of(samples, settings.sampling.max_new_tokens, settings.learner.loss)
                     if not totals.tokens or self.skipped.exceeds(settings):
                         continue
-                    if not totals.kept.tokens and not self._is_critic_alone:
-                        metrics.append({**await self._critic_step(samples, totals, position + number), REJECTED: 1.0})
-                        continue
-                    if self._is_stopped_early:
-                        metrics.append({DROPPED: 1.0})
-                        continue
-                    metrics.append(await self._optimizer_step(samples, totals, position + number))
-                    self.skipped = self.skipped.after(metrics[-1], self.state.step)
-                    self._is_stopped_early = bool(metrics[-1].get(OVER_KL))
+                    figures = await self._optimizer_step(samples, totals, position + number)
+                    # weights of later epochs have learnt from these very samples
+                    metrics.append({name: figures[name] for name in figures if not epoch or not name.startswith(APART)})
+                    if not self._left_out(totals) or any(metrics[-1].get(name) for name in SKIPPED):
+                        self.skipped = self.skipped.after(metrics[-1], self.state.step)
+                    self._is_stopped_early |= bool(metrics[-1].get(OVER_KL))
         counts = batch.cut, ready.down_sampled
         return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts, batch.sources)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
-        if self._is_critic_alone:
-            return await self._critic_step(part, totals, position)
+        """A step of the policy, unless it leaves the minibatch out, and of the critic, if there is one."""
+        left_out = self._left_out(totals)
+        if self._is_critic_alone or left_out:
+            return {**await self._critic_step(part, totals, position), **left_out}
         policy, critic = await asyncio.gather(
             self.models.policy.learn(part, totals, position), self._critic_step(part, totals, position)
         )
         return {**policy, **critic}
+
+    def _left_out(self, totals: Totals) -> Figures:
+        """Figures of a minibatch that the policy does not learn from; none if it does."""
+        if self._is_critic_alone:
+            return {}
+        if not totals.kept.tokens:
+            sizes = {"tokens": float(totals.tokens), "sequences": float(totals.sequences)}
+            return {REJECTED: 1.0, "rejected": 1.0, "rejected_sequences": 1.0, **sizes}
+        return {DROPPED: 1.0} if self._is_stopped_early else {}
 
     @property
     def _is_critic_alone(self) -> bool:
@@ -391,7 +415,7 @@ class Loop:
         return self.models.critic is not None and self.state.step < self.settings.critic_warmup_steps
 
     async def _critic_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
-        """An optimizer step of the critic, if there is one; it learns from tokens that the policy rejects as well."""
+        """An optimizer step of the critic, if there is one; it learns from what the policy leaves out as well."""
         if self.models.critic is None:
             return {}
         metrics = await self.models.critic.learn(part, totals, position)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roost.config.train import LossAggregation, LossSettings, RewardScope
 from roost.learner.advantages import Selection
-from roost.learner.packing import predicted
-from roost.learner.sample import Floats, Ints, Sample
+from roost.learner.losses import MEAN_RATIO, SEQUENCE_KL
+from roost.learner.sample import APART, POSITIONS, Floats, Ints, Sample, predicted
 from roost.rollout.episode import Episode, Group
-from roost.trainer.batch import Source, staleness_of
+from roost.trainer.batch import FRESH_LEAST, Source, fresh, staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
@@ -62,11 +63,22 @@ PHASES = ("read", "generate", "switch", "score", "learn", "sync")
 PERCENTILES = (50, 90, 99)
 COUNTED = "steps/"  # prefix of counts of optimizer steps
 DRIFT = "drift"  # like mismatch, but the learner's weights have moved since generation
+CRITIC = "critic/"  # prefix of the critic's statistics
+BALANCE = "experts/balance_loss"
+OF_SAMPLES = ("rejected_sequences", SEQUENCE_KL)
+LOSS = LossSettings()
 RENAMED = {"loss": "loss/total", "policy_loss": "loss/policy", "kl": "loss/kl", "lr": "learning_rate"}
 
 
-def group_metrics(groups: Sequence[Group], version: int, tally: Tally) -> dict[str, float]:
-    """Rewards, staleness and counts of the collected groups."""
+def group_metrics(
+    groups: Sequence[Group], version: int, tally: Tally, compared_among: RewardScope = RewardScope.GROUP
+) -> dict[str, float]:
+    """Rewards, staleness and counts of the collected groups.
+
+    Pass rates, shares of groups and generated tokens are also of the groups that these replaced.
+    """
+    of_all = [*groups, *tally.equal_groups]
+    is_by_group = compared_among is RewardScope.GROUP
     rewards = np.array([reward for group in groups for reward in group.rewards] or [np.nan])
     behind = staleness_of(groups, version)
     episodes = [episode for group in groups for episode in group.episodes]
@@ -75,22 +87,28 @@ def group_metrics(groups: Sequence[Group], version: int, tally: Tally) -> dict[s
         "reward/std": float(rewards.std()),
         "reward/max": float(rewards.max()),
         "reward/min": float(rewards.min()),
-        "reward/equal_groups": sum(group.is_equal for group in groups) / max(1, len(groups)),
+        **(equal_metrics(of_all) if is_by_group else {}),
         "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
         "staleness/max": float(behind.max()) if len(behind) else 0.0,
-        "tokens/generated": float(len(behind)),
+        "tokens/generated": float(len(behind) + tally.equal_tokens),
         "tokens/mean": float(np.mean([episode.completion_tokens for episode in episodes])) if episodes else 0.0,
         "samples/finished": float(len(episodes)),
         "samples/cancelled": float(tally.cancelled),
         "samples/failed": float(tally.failed),
         "samples/retried": float(tally.retried),
         "groups/lost": float(tally.lost_groups),
-        "groups/replaced": float(tally.equal_groups),
+        "groups/replaced": float(len(tally.equal_groups)),
         "groups/discarded": float(tally.discarded_groups),
         "episode/seconds": float(np.mean([episode.seconds for episode in episodes])) if episodes else 0.0,
         **length_metrics(episodes),
-        **pass_metrics(groups),
+        **pass_metrics(of_all),
     }
+
+
+def equal_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of groups in which all rewards are equal, among those of several samples, if there are any."""
+    known = [group.is_equal for group in groups if len(group.episodes) > 1]
+    return {"reward/equal_groups": sum(known) / len(known)} if known else {}
 
 
 FULL = 1.0 - 1e-6  # the reward of a correct answer
@@ -154,11 +172,15 @@ def memory_metrics(who: str, ranks: Sequence[Mapping[str, float]]) -> dict[str, 
     return {f"memory/{who}/{name}": max(rank.get(name, 0.0) for rank in ranks) / 2**30 for name in names}
 
 
-def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWARDS) -> dict[str, float]:
+def reward_metrics(
+    groups: Sequence[Group],
+    rewards: Mapping[str, Any] = NO_REWARDS,
+    compared_among: RewardScope = RewardScope.GROUP,
+) -> dict[str, float]:
     """Mean and standard deviation of each reward, and the number of answers it scored, also of those without any.
 
-    Where several rewards are summed, `weight` is that of the config, and `share` how much of the variance within groups
-    comes from each.
+    Where several rewards are summed, `weight` is that of the config, and `share` how much of the variance comes from
+    each, among the samples whose rewards are compared.
     """
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
@@ -167,26 +189,29 @@ def reward_metrics(groups: Sequence[Group], rewards: Mapping[str, Any] = NO_REWA
     means = {f"reward/{name}/mean": float(np.mean(scores)) for name, scores in given.items() if scores}
     means |= {f"reward/{name}/std": float(np.std(scores)) for name, scores in given.items() if scores}
     counts = {f"reward/{name}/scored": float(len(scores)) for name, scores in given.items()}
-    return means | counts | _reward_shares(groups, rewards)
+    return means | counts | _reward_shares(groups, rewards, compared_among)
 
 
-def _reward_shares(groups: Sequence[Group], rewards: Mapping[str, Any]) -> dict[str, float]:
-    """Weight of each reward, and its covariance with the total over the variance of the total, within groups."""
+def _reward_shares(
+    groups: Sequence[Group], rewards: Mapping[str, Any], compared_among: RewardScope
+) -> dict[str, float]:
+    """Weight of each reward, and its covariance with the total over the variance of the total."""
     names = [name for name in rewards if any(name in one.score.parts for group in groups for one in group.episodes)]
     if len(names) < 2:
         return {}
     weights = {name: _weight(rewards[name]) for name in names}
     found = {f"reward/{name}/weight": weight for name, weight in weights.items()}
-    rows = []
-    for group in groups:
-        each = [
-            [one.score.reward, *(weights[name] * one.score.parts.get(name, 0.0) for name in names)]
-            for one in group.episodes
-        ]
-        rows += list(np.array(each) - np.mean(each, axis=0)) if each else []
-    apart = np.array(rows)
+    by_group = [
+        np.array(
+            [[one.score.reward, *(weights[name] * one.score.parts.get(name, 0.0) for name in names)] for one in each]
+        )
+        for each in (group.episodes for group in groups)
+        if each
+    ]
+    sets = by_group if compared_among is RewardScope.GROUP else [np.concatenate(by_group)]
+    apart = np.concatenate([each - each.mean(axis=0) for each in sets])
     variance = float((apart[:, 0] ** 2).mean())
-    if not variance > 0:
+    if compared_among is RewardScope.NONE or not variance > 0:
         return found
     return found | {
         f"reward/{name}/share": float((apart[:, 0] * apart[:, at + 1]).mean() / variance)
@@ -213,11 +238,16 @@ class Learnt:
 
 
 def learnt_metrics(
-    parts: Sequence[Learnt], are_same_weights: bool = True, version: int | None = None
+    parts: Sequence[Learnt],
+    are_same_weights: bool = True,
+    version: int | None = None,
+    unmoved: int = 0,
+    loss: LossSettings = LOSS,
 ) -> dict[str, float]:
     """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift.
 
-    `version` is the learner's, by which tokens have a staleness.
+    `version` is the learner's, by which tokens have a staleness. The learner scored the first `unmoved` parts with the
+    weights of this version: where others are stale, those of their samples that are not have a mismatch as well.
     """
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
@@ -228,10 +258,13 @@ def learnt_metrics(
     }
     samples = [sample for part in parts for sample in part.samples]
     reason = MISMATCH if are_same_weights else DRIFT
-    apart = mismatch_metrics(samples, reason)
+    apart = mismatch_metrics(samples, reason) or ratio_metrics([one for part in parts for one in part.metrics], reason)
+    if not are_same_weights and version is not None:
+        same = [one for part in parts[:unmoved] for one in fresh(part.samples, part.sources, version, FRESH_LEAST)]
+        apart |= mismatch_metrics(same)
     where = {f"{reason}/{name}": value for name, value in mismatch_by_place(compared_tokens(parts, version)).items()}
     return (
-        optimizer_metrics([metrics for part in parts for metrics in part.metrics])
+        optimizer_metrics([metrics for part in parts for metrics in part.metrics], loss)
         | counts
         | apart
         | where
@@ -267,7 +300,24 @@ def mismatch_metrics(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[
     return {f"{reason}/{name}": value for name, value in found.items()}
 
 
-POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)  # first token of each bucket, counted in a sample's generated tokens
+def ratio_metrics(steps: Sequence[Mapping[str, float]], reason: str = MISMATCH) -> dict[str, float]:
+    """The same of the ratios in the loss, where they are to the engine's log-probs, from the sums of optimizer steps.
+
+    Of several steps, those after the first have other weights than the engine.
+    """
+    known = [step for step in steps if step.get(f"{APART}count")]
+    if not known:
+        return {}
+    sums = {name.removeprefix(APART): sum(step[name] for step in known) for name in known[0] if name.startswith(APART)}
+    found = {"logprob_mean": sums["logprob"] / sums["count"]}
+    for name in ("", "_sequence"):
+        mean, chi2 = (sums[f"{what}{name}"] / sums[f"count{name}"] for what in ("ratio", "squared"))
+        found |= {f"chi2{name}": chi2, f"ess{name}": (1 + mean) ** 2 / (1 + chi2)}
+    places = [start for start in POSITIONS if sums[f"count/{start}"]]
+    found |= {f"position/{start}": sums[f"position/{start}"] / sums[f"count/{start}"] for start in places}
+    return {f"{reason if len(known) == 1 else DRIFT}/{name}": value for name, value in found.items()}
+
+
 MOST_STALENESS = 16  # larger ones count as this
 SHOWN_TOKENS = 4  # of a step, with the largest ratios
 BEFORE = 24  # tokens shown before each
@@ -367,12 +417,15 @@ def mask_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return found | ({"sampling_mask/size": float(each[each > 0].mean())} if each.any() else {})
 
 
-def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`."""
+def optimizer_metrics(metrics: Sequence[Mapping[str, float]], loss: LossSettings = LOSS) -> dict[str, float]:
+    """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`.
+
+    Means are weighted by what the statistic is a mean over, tokens or samples; those of gradients are not.
+    """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in metrics for name in part):
         values = [part[name] for part in metrics if name in part]
-        if name in ("tokens", "sequences"):
+        if name.removeprefix(CRITIC) in ("tokens", "sequences") or name.startswith(APART):
             continue
         if name in SKIPPED or name.removeprefix("critic/").startswith(COUNTED):
             found["steps/skipped" if name == "skipped" else name] = sum(values)
@@ -380,15 +433,31 @@ def optimizer_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float
             found[f"loss/{name.removeprefix('max/')}_max"] = max(values)
         else:
             key = RENAMED.get(name, name if "/" in name or name == "entropy" else f"loss/{name}")
-            found[key] = float(np.mean(values))
-    return found | _gradient_noise([part["grad/norm"] for part in metrics if part.get("grad/norm")])
+            weights = [_size(part, name, loss) for part in metrics if name in part]
+            found[key] = float(np.average(values, weights=weights if sum(weights) else None))
+    return found | _norm_spread([part["grad/norm"] for part in metrics if part.get("grad/norm")])
 
 
-def _gradient_noise(norms: Sequence[float]) -> dict[str, float]:
+def _size(step: Mapping[str, float], name: str, loss: LossSettings) -> float:
+    """Tokens or samples that a statistic of an optimizer step is a mean over; 1 if it is none."""
+    own = name.removeprefix(CRITIC)
+    if ("/" in own and own != BALANCE) or own in ("lr", "entropy_coef"):
+        return 1.0
+    prefix, aggregation = name.removesuffix(own), loss.loss_aggregation
+    if prefix:
+        aggregation = loss.value_loss_aggregation or aggregation
+    if own in ("loss", "value_loss"):  # other statistics are of tokens where the loss is a sum over them
+        is_by_sample = aggregation is not LossAggregation.TOKEN_MEAN
+    else:
+        is_by_sample = aggregation is LossAggregation.SEQ_MEAN and own not in (BALANCE, MEAN_RATIO)
+    return step.get(prefix + ("sequences" if is_by_sample or own in OF_SAMPLES else "tokens"), 1.0)
+
+
+def _norm_spread(norms: Sequence[float]) -> dict[str, float]:
     """Standard deviation of the minibatches' gradient norms over their mean; nothing for a single minibatch."""
     if len(norms) < 2 or not np.isfinite(norms).all():
         return {}
-    return {"grad/noise": float(np.std(norms, ddof=1) / np.mean(norms))}
+    return {"grad/norm_spread": float(np.std(norms, ddof=1) / np.mean(norms))}
 
 
 def time_metrics(seconds: Mapping[str, float], whole: float, tokens: float) -> dict[str, float]:

@@ -13,15 +13,13 @@ from roost.cluster.hardware.registry import installed_registry
 from roost.cluster.inventory import Inventory
 from roost.config.data import read_data
 from roost.config.findings import Findings, Severity, Where, shown
-from roost.config.job import Job
-from roost.config.model_files import ModelLocation, model_location
+from roost.config.job import Job, ModelLocation, model_location
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_choices import OptimizerType
 from roost.config.train_read import setting_location
 from roost.doctor.judge import Level, judge_machine
 from roost.doctor.probe import probe_machine
-from roost.engines.command import EngineKind
-from roost.engines.installed import InstalledVllm, ask_for_package, ask_for_sglang, ask_for_vllm
+from roost.engines.command import EngineKind, InstalledVllm, ask_for_package, ask_for_sglang, ask_for_vllm
 from roost.engines.protocol import EngineError
 from roost.net.hub import check_on_hub
 from roost.placement.memory.residency import Decision
@@ -124,7 +122,9 @@ def check_local_models(job: Job, settings: TrainSettings, findings: Findings) ->
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
         if model_location(model) is ModelLocation.MISSING:
-            findings.error("RST-E003", where, f"{shown(model)} does not exist", fix=script_for_model(where) or fix)
+            findings.error(
+                "RST-E003", where, f"{shown(model)} does not exist", fix=script_for_model(where, model) or fix
+            )
 
 
 def _models(job: Job, settings: TrainSettings) -> list[tuple[Where, str]]:
@@ -158,7 +158,7 @@ def check_hub_models(job: Job, settings: TrainSettings, say: Callable[[str], Non
         wrong = check_on_hub(model, say) if model_location(model) is ModelLocation.HUB else None
         if wrong is not None:
             fix = "give the path of a folder with a Hugging Face checkpoint, or a model's name on the hub"
-            findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=script_for_model(where) or fix)
+            findings.error("RST-E005", where, f"{shown(model)} {wrong}", fix=script_for_model(where, model) or fix)
     findings.raise_errors()
 
 

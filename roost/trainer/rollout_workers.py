@@ -16,16 +16,22 @@ from typing import Any
 from roost.config.train import RolloutLogprobs, SamplingSettings, TrainSettings
 from roost.engines.command import TRAITS, EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.owner import START_LIMIT_S
 from roost.engines.protocol import Completion, Sampling
+from roost.engines.server_process import START_LIMIT_S
 from roost.net.addresses import node_address
 from roost.placement.plan import Plan
 from roost.placement.rules.rewards import placed_rewards
 from roost.procs.user_code import within
-from roost.rollout.agent_worker import AgentGroup, AgentWorker, finish_workers
-from roost.rollout.conversation import Decode, token_numbers
-from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments, run_in_environment
-from roost.rollout.episode import Sampler, Scenario, Split, TurnForm
+from roost.rollout.env_worker import (
+    AgentGroup,
+    AgentWorker,
+    EnvironmentFailed,
+    EnvWorker,
+    RemoteEnvironments,
+    finish_workers,
+    run_in_environment,
+)
+from roost.rollout.episode import Decode, Sampler, Scenario, Split, TurnOptions, token_numbers
 from roost.rollout.episode_runner import EpisodeRunner, LocalEpisodeRunner, close_scenario
 from roost.rollout.gateway import Gateway
 from roost.rollout.order import sample_seed
@@ -35,7 +41,7 @@ from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.targets import load_scenario
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
-ANY_FORM = TurnForm()
+DEFAULT_OPTIONS = TurnOptions()
 JOINT_TOKENS = 64  # longest completions that are requested together
 COMPARED_GROUPS = 4  # of a step at least, for the mismatch of log-probs
 LONGEST_INTERVAL = 16  # groups from one that is compared to the next, so that large steps compare more
@@ -66,7 +72,7 @@ class FleetSamplers:
         """Return the sampler for one attempt at an episode. Seeds depend on the numbers alone."""
 
         async def sample(
-            token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm = ANY_FORM
+            token_ids: Sequence[int], turn: int, max_tokens: int | None, options: TurnOptions = DEFAULT_OPTIONS
         ) -> Completion:
             settings = self._settings
             limit = settings.max_new_tokens if max_tokens is None else min(max_tokens, settings.max_new_tokens)
@@ -80,9 +86,9 @@ class FleetSamplers:
                 repetition_penalty=settings.repetition_penalty,
                 # Engines number the completions of one request in the same way.
                 seed=None if self._seed is None else sample_seed(self._seed, number, attempt, turn) + episode,
-                stop=tuple(dict.fromkeys((*form.stop, *settings.stop_strings))),
-                json_schema=form.json_schema,
-                images=form.images,
+                stop=tuple(dict.fromkeys((*options.stop, *settings.stop_strings))),
+                json_schema=options.json_schema,
+                images=options.images,
                 logprobs=self._logprobs_every > 0 and number % self._logprobs_every == 0,
                 return_sampling_mask=settings.sampling_mask_replay and bool(settings.truncated_by),
                 return_routed_experts=settings.router_replay,

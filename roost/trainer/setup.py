@@ -15,18 +15,23 @@ import yaml
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.accelerators.simulated import COUNT_VARIABLE
+from roost.config.data import is_teacher
 from roost.config.findings import Findings, bug, counted
-from roost.config.job import AUTO, Job
-from roost.config.model_files import resolve_model
-from roost.config.teacher import is_teacher
-from roost.config.train import AdvantageEstimator, LearnerSettings, OldLogprobs, OptimizerSettings, TrainSettings
+from roost.config.job import AUTO, Job, resolve_model
+from roost.config.train import (
+    AdvantageEstimator,
+    LearnerSettings,
+    OldLogprobs,
+    OptimizerSettings,
+    TrainSettings,
+)
 from roost.config.train_read import setting_location, task_place
 from roost.engines.command import RETURN_EXPERTS, TRAITS, EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import EngineSwitch
-from roost.learner.heads import Head
+from roost.learner.forward import Head
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
@@ -183,6 +188,7 @@ def takes_images(fleet: Fleet) -> bool:
 
 
 def models_of(
+    plan: Plan,
     groups: Mapping[str, WorkerGroup],
     fleet: Fleet,
     routes: Mapping[str, ServerRoute],
@@ -194,7 +200,9 @@ def models_of(
     find = partial(receiver_at, fleet=fleet, routes=routes)
     folder = adapters if settings.learner.adapter is not None else None
     shows_image = partial(takes_images, fleet)
-    learners = {name: Learners(group, routes, find, folder, shows_image) for name, group in groups.items()}
+    learners = {
+        name: Learners(group, plan[name].parallel, routes, find, folder, shows_image) for name, group in groups.items()
+    }
     sharing = tuple(learners[name] for name in setup.sharing)
     critic, reference, inference = (learners.get(name) for name in (CRITIC, REFERENCE, INFERENCE))
     teachers = {each.name: learners[each.name] for each in settings.teachers}
@@ -359,8 +367,19 @@ def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> Tr
     if found.max_steps == settings.max_steps:
         bound = replace(settings, max_steps=None).for_tasks(tasks).step_count
         how = f"max_steps {settings.max_steps} ends the run; {how}, would be {bound}"
+    elif settings.max_steps is not None:
+        how = f"the data end before max_steps {settings.max_steps}; {how}"
     say(f"{counted(found.step_count, 'step')}: {how}")
     return found
+
+
+def data_end(job: Job, settings: TrainSettings, scenario: Scenario) -> str:
+    """Message for a run whose data ended before `max_steps` of the job; else an empty string."""
+    wanted = job.training.max_steps if job.training is not None else None
+    if wanted is None or settings.step_count >= wanted:
+        return ""
+    tasks, key = counted(scenario.size(Split.TRAIN), "task"), setting_location("max_epochs", job).key_path
+    return f"the data ended at step {settings.step_count}, before max_steps {wanted}: {tasks}; raise {key} to train on"
 
 
 def check_shared_disk(cluster: Cluster, folder: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from roost.config.teacher import TEACHER
+from roost.config.data import TEACHER
 from roost.config.train import TrainSettings
-from roost.learner.heads import Head
+from roost.learner.forward import Head
 from roost.learner.sample import NOT_GENERATED, Sample
 from roost.placement.plan import Plan
-from roost.placement.rules.training import SUPERVISED
+from roost.placement.rules.placing import SUPERVISED
 from roost.procs.signals import Stoppable, first_signal
 from roost.procs.user_code import call
 from roost.rollout.agents.chat import for_template
@@ -34,20 +34,19 @@ from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explaine
 from roost.trainer.learners import Learners, LearnerWorker, totals_of
 from roost.trainer.loop import WEIGHT
 from roost.trainer.metrics import memory_metrics, optimizer_metrics, time_metrics
-from roost.trainer.records.checkpoints import HELD_OUT, TrainerState
+from roost.trainer.records.checkpoints import HELD_OUT, Saver, TrainerState
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.saving import Saver
 from roost.trainer.setup import PATIENT, devices_of, has_gpus, planned_learner, resolved_learner, scorer_group
 from roost.trainer.watching import Watching
-from roost.transport import current
-from roost.transport.failure import Address
-from roost.vision.messages import files_of
+from roost.transport.context import Address, current_context
+from roost.vision.image import files_of
 
 ASSISTANT = "assistant"
 REPORTED = (
     "loss/total",
     "loss/distillation",
     "grad/norm",
+    "grad/noise_scale",
     "learning_rate",
     "entropy",
     "steps/skipped",
@@ -171,7 +170,7 @@ class SftTrainer(Stoppable):
         self._cluster, self._plan, self._settings, self._run = cluster, plan, settings, run
         self._watching, self._data = watching, data
         self._name = next(name for name in SUPERVISED if name in {part.name for part in plan.components})
-        self._recorder = current.get().recorder
+        self._recorder = current_context().recorder
         self._saver = Saver(run, settings, (), state.step, self._recorder)
         self._skipped = SkippedSteps()
         self._distillation = settings.learner.loss.distillation
@@ -198,9 +197,9 @@ class SftTrainer(Stoppable):
             groups[TEACHER] = scorer_group(self._plan, TEACHER, learner, learner.optimizer, threads)
         options = {} if on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
         launched = self._cluster.launch(self._plan, groups, options)
-        self._learners = Learners(launched[self._name], {}, _no_engine)
+        self._learners = Learners(launched[self._name], self._plan[self._name].parallel, {}, _no_engine)
         if self._distillation is not None:
-            self._teacher = Learners(launched[TEACHER], {}, _no_engine)
+            self._teacher = Learners(launched[TEACHER], self._plan[TEACHER].parallel, {}, _no_engine)
 
     async def train(self) -> None:
         """Train with the processes of `launch` until the run ends or is stopped."""
@@ -312,7 +311,7 @@ class SftTrainer(Stoppable):
                 if totals.tokens and not self._skipped.exceeds(self._settings):
                     learnt.append(await self._learners.learn(part, totals, position))
                     self._skipped = self._skipped.after(learnt[-1], self.state.step)
-        found = optimizer_metrics(learnt)
+        found = optimizer_metrics(learnt, self._settings.learner.loss)
         metrics = {name: found[name] for name in REPORTED if name in found}
         if "loss/total" not in metrics:
             return metrics

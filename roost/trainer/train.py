@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import psutil
 
 from roost.config.findings import ConfigError, counted
-from roost.config.job import Job
-from roost.config.model_files import resolve_model
+from roost.config.job import Job, resolve_model
 from roost.config.train import Objective, TrainSettings
 from roost.config.train_read import setting_location
 from roost.engines.fleet import Fleet
@@ -39,17 +38,17 @@ from roost.runtime.control_watch import ControlLost
 from roost.runtime.worker import WorkerGroup
 from roost.trace.spans import Span
 from roost.trainer.elastic import ElasticEngines
-from roost.trainer.endings import Broken, EndedAtStart, EndedEarly, check_ended
 from roost.trainer.evaluation import evaluate
 from roost.trainer.feed import Feed
-from roost.trainer.guards import SkippedSteps
+from roost.trainer.guards import Broken, EndedAtStart, EndedEarly, SkippedSteps, check_ended
 from roost.trainer.loop import Loop, Models
 from roost.trainer.metrics import memory_metrics
 from roost.trainer.preflight import check_models
-from roost.trainer.records.checkpoints import TrainerState, saved_beside
+from roost.trainer.records.checkpoints import Saver, TrainerState, saved_beside
 from roost.trainer.records.fan_out import MetricSettings, open_metrics
 from roost.trainer.records.resuming import (
     Say,
+    check_fits,
     check_free,
     is_finished,
     locked,
@@ -60,14 +59,13 @@ from roost.trainer.records.resuming import (
     resumes_by_itself,
     unmarked_by_failures,
 )
-from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.running import RunState
-from roost.trainer.records.saving import Saver
+from roost.trainer.records.run_folder import RunFolder, RunState
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
 from roost.trainer.setup import (
     ROLLOUT,
     check_shared_disk,
+    data_end,
     has_gpus,
     joined_address,
     launch_options,
@@ -84,8 +82,7 @@ from roost.trainer.setup import (
 from roost.trainer.sft import Conversations, SftTrainer
 from roost.trainer.targets import check_vocabularies, class_name_of, decoder
 from roost.trainer.watching import FailureFiles, Watching
-from roost.transport import current
-from roost.transport.failure import Address, WorkerFailed
+from roost.transport.context import Address, WorkerFailed, current_context
 
 RESTARTS = 3  # without a step in between
 HOW_TO_GO_ON = "when the nodes are there again, or the config places less, add --resume to the command"
@@ -192,6 +189,8 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             else:
                 check_free(run)
             check_models(job, settings, say)
+            if state is not None:
+                check_fits(run, job, settings, state)
             say("loading the tokenizer and the task")
             scenario, tokenizer = load_scenario(job, settings)
             check_vocabularies(settings, job, tokenizer)
@@ -212,6 +211,8 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
             run.mark_preempted(outcome.state.step if outcome.was_preempted else None)
             if outcome.was_stopped:
                 run.mark_ended(RunState.STOPPED)
+            elif ended := data_end(job, settings, scenario):
+                say(ended)
             return outcome
     except Exception as error:
         if is_disk_full(error, run.path):
@@ -362,7 +363,7 @@ class Trainer(Stoppable):
         self._rewards, self._tokenizer_class = launch.rewards, class_name_of(launch.tokenizer)
         self._run, self._watching = run, watching
         self._setup = run_setup(plan, settings, has_gpus(plan))
-        self._recorder = current.get().recorder
+        self._recorder = current_context().recorder
         self._saver = Saver(run, settings, saved_beside(settings), state.step, self._recorder)
         self._models: Models | None = None
         self._loop: Loop | None = None
@@ -393,7 +394,8 @@ class Trainer(Stoppable):
         fleet = Fleet(owners, folder=self._run.path, recorder=self._recorder, report=self._watching.note)
         routes = self._setup.engines.routes_by_name
         learners = {name: groups[name] for name in self._learner_names}
-        models = models_of(learners, fleet, routes, self._setup, self._settings, self._run.path / "adapters")
+        adapters = self._run.path / "adapters"
+        models = models_of(self._plan, learners, fleet, routes, self._setup, self._settings, adapters)
         self._models, watching = models, self._watching
         if self._setup.engines.reload_note and self._settings.learner.adapter is None:
             self._watching.note(self._setup.engines.reload_note)

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import Findings
-from roost.config.job import Job
-from roost.config.model_files import resolve_model
+from roost.config.job import Job, resolve_model
 from roost.config.train import SamplingSettings, TrainSettings
 from roost.config.train_read import setting_location
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.http_calls import HttpCalls
-from roost.engines.owner import LocalOwner
 from roost.engines.protocol import Completion, EngineRefused, Finish, VersionSpan
-from roost.rollout.episode import NOT_GENERATED, Episode, Sampler, Split, Tokens, TurnForm
+from roost.engines.server_process import LocalOwner
+from roost.rollout.episode import NOT_GENERATED, Episode, Sampler, Split, Tokens, TurnOptions
 from roost.rollout.episode_runner import (
     PACKAGE,
     EpisodeFailed,
@@ -254,9 +253,9 @@ class UrlSamplers:
 
     def open(self, number: int, episode: int, attempt: int) -> Sampler:
         async def sample(
-            token_ids: Sequence[int], turn: int, max_tokens: int | None, form: TurnForm | None = None
+            token_ids: Sequence[int], turn: int, max_tokens: int | None, options: TurnOptions | None = None
         ) -> Completion:
-            if form and form.images:
+            if options and options.images:
                 raise EngineRefused("images are not sent to a URL; try the policy with the built-in engine")
             limit = self.sampling.max_new_tokens
             body = {
@@ -266,7 +265,7 @@ class UrlSamplers:
                 "top_p": self.sampling.top_p,
                 "seed": sample_seed(self.seed, number, episode, attempt, turn),
                 "logprobs": 1,
-                **({"stop": list(form.stop)} if form and form.stop else {}),
+                **({"stop": list(options.stop)} if options and options.stop else {}),
             }
             return self._completion(await self._generate(list(token_ids), body))
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from roost.config.findings import counted
 from roost.engines.fleet import Fleet
 from roost.engines.members import WorkTimes
-from roost.rollout.conversation import Decode, token_numbers
-from roost.rollout.episode import Episode, Group
+from roost.rollout.episode import Decode, Episode, Group, token_numbers
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, check_episode
 from roost.rollout.rewards.config import Routing
 from roost.trainer.diagnosis import Diagnoser

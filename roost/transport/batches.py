@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from roost.transport.current import Current
+from roost.transport.context import Address, Current
 from roost.transport.directory import GroupEntry
-from roost.transport.failure import Address
 from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import Packet
 from roost.transport.waits import Pending
@@ -52,9 +51,9 @@ class Transfer:
     def send(self, obj: Any, to: Sequence[Address], kind: str, timeout: float | None) -> Pending[None]:
         """Send an object; done when the receivers' nodes have it, after which its memory may be changed."""
         link = self._place.link
-        parcel = link.pack(obj, self._device_route(to))
+        packet = link.pack(obj, self._device_route(to))
         return Pending(
-            link.send("send", kind, [tuple(who) for who in to], transfer_limit(timeout), parcel=parcel),
+            link.send("send", kind, [tuple(who) for who in to], transfer_limit(timeout), packet=packet),
             lambda _: None,
         )
 

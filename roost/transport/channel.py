@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from roost.transport import current
-from roost.transport.current import Current
+from roost.transport.context import Current, current_context
 from roost.transport.shared_memory import Packet
 from roost.transport.waits import Pending
 
@@ -36,7 +35,7 @@ class Channel:
 
         An existing channel keeps its limit. Once it is closed and empty, a new one replaces it.
         """
-        where = place or current.get()
+        where = place or current_context()
         where.link.ask("channel", "create", name, node_rank, maxsize)
         return cls(name, place)
 
@@ -55,7 +54,7 @@ class Channel:
 
     @property
     def _there(self) -> Current:
-        return self._place or current.get()
+        return self._place or current_context()
 
     @overload
     def put(
@@ -77,7 +76,7 @@ class Channel:
     ) -> Pending[None] | None:
         """Add an item; wait while the channel is full. `weight` counts towards `get_batch`'s target."""
         link, sent_key = self._there.link, portable(key)
-        future = link.send("put", self.name, sent_key, weight, timeout, parcel=link.pack(item))
+        future = link.send("put", self.name, sent_key, weight, timeout, packet=link.pack(item))
         pending = Pending(future, lambda _: None, self._check(future))
         return pending if async_op else self._waited(pending, "put")
 
@@ -111,7 +110,7 @@ class Channel:
         future = link.request("get", self.name, portable(key), target, timeout)
 
         def finish(answer: tuple[Any, list[Packet]]) -> Any:
-            return shape([link.unpack(parcel) for parcel in answer[1]])
+            return shape([link.unpack(packet) for packet in answer[1]])
 
         pending = Pending(future, finish, self._check(future))
         return pending if async_op else self._waited(pending, "get")

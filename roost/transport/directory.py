@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from roost.transport.failure import Failure
+from roost.transport.context import Failure
 
 KEPT_FAILURES = 1_000
 KEPT_NOTES = 100

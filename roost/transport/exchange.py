@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.net.addresses import PortLeases
+from roost.transport.context import Address, WaitedTooLong
 from roost.transport.directory import ChannelEntry, GroupEntry
-from roost.transport.failure import Address, WaitedTooLong
-from roost.transport.mailboxes import OrderedLock, OrderedLocks, PostOffice
-from roost.transport.shared_memory import Consignment, Freight, NodeMemory, Packet, SegmentPool, shared_memory_limit
+from roost.transport.mailboxes import NodeQueues, OrderedLock, OrderedLocks
+from roost.transport.shared_memory import (
+    NodeMemory,
+    OutgoingBatch,
+    Packet,
+    SegmentPool,
+    WirePacket,
+    shared_memory_limit,
+)
 from roost.transport.waits import Deadline, within
 
 
@@ -30,7 +37,7 @@ class Exchange:
     def __init__(
         self,
         node: int,
-        ask_node: Callable[..., Awaitable[tuple[Any, list[Freight]]]],
+        ask_node: Callable[..., Awaitable[tuple[Any, list[WirePacket]]]],
         look_up: Callable[..., Awaitable[Any]],
         last_failure: Callable[[Address], Awaitable[str]],
         num_nodes: int | None = None,
@@ -38,11 +45,11 @@ class Exchange:
         self.node = node
         self._ask_node = ask_node
         self.memory = NodeMemory(shared_memory_limit())
-        self.post = PostOffice(self.memory.give_back)
+        self.queues = NodeQueues(self.memory.release_packet)
         self.locks = DeviceLocks()
         self.ports = PortLeases()
-        self._mail = Mail(node, self.post, self.memory, self._hand_on, look_up, last_failure)
-        self._channels = ChannelService(node, self.post, self.memory, self._hand_on, look_up, num_nodes)
+        self._router = MessageRouter(node, self.queues, self.memory, self._forward, look_up, last_failure)
+        self._channels = ChannelService(node, self.queues, self.memory, self._forward, look_up, num_nodes)
         self._leased: defaultdict[Address, list[int]] = defaultdict(list)
         self._at_work: defaultdict[Address, set[asyncio.Task[Any]]] = defaultdict(set)
 
@@ -50,36 +57,36 @@ class Exchange:
     def pool(self) -> SegmentPool:
         return self.memory.pool
 
-    async def serve(self, who: Address, op: str, args: tuple[Any, ...], parcels: Sequence[Packet]) -> Answer:
+    async def serve(self, who: Address, op: str, args: tuple[Any, ...], packets: Sequence[Packet]) -> Answer:
         """Serve one request of a worker of this node, which holds the returned segments until it releases them."""
-        lost = self.post.lost(who)
+        lost = self.queues.lost(who)
         if lost is not None and op != "hello":
             raise lost  # its resources are already freed, and a lock would never be released
-        self.memory.take_over(who, parcels)
+        self.memory.take_over(who, packets)
         with self._working_for(who):
-            value, out = await self._dispatch(who, op, args, list(parcels))
-        is_there = self.post.lost(who) is None
-        for parcel in out:
+            value, out = await self._dispatch(who, op, args, list(packets))
+        is_there = self.queues.lost(who) is None
+        for packet in out:
             if not is_there:
-                self.memory.give_back(parcel)
-            elif parcel.segment is not None:
-                self.memory.hand_over(who, parcel.segment)
-        if op in ("send", "put") and parcels and parcels[0].segment is not None and is_there:
-            value = self.memory.spare(who, parcels[0].segment.size)
+                self.memory.release_packet(packet)
+            elif packet.segment is not None:
+                self.memory.hand_over(who, packet.segment)
+        if op in ("send", "put") and packets and packets[0].segment is not None and is_there:
+            value = self.memory.spare(who, packets[0].segment.size)
         return value, out
 
     async def serve_node(
-        self, who: Address, op: str, args: tuple[Any, ...], freight: Sequence[Freight]
-    ) -> tuple[Any, list[Freight]]:
+        self, who: Address, op: str, args: tuple[Any, ...], wire: Sequence[WirePacket]
+    ) -> tuple[Any, list[WirePacket]]:
         """Serve a request that another node's daemon forwards for one of its workers."""
-        lost = self.post.lost(who)
+        lost = self.queues.lost(who)
         if lost is not None:
             raise lost
         if op in ("put", "get", "channel"):
             self._channels.doubt(args[1] if op == "channel" else args[0])
         with self._working_for(who):
-            value, out = await self._dispatch(who, op, args, await self.memory.unload_all(freight))
-            return value, await self.memory.load_all(out)
+            value, out = await self._dispatch(who, op, args, await self.memory.from_wire_packets(wire))
+            return value, await self.memory.to_wire_packets(out)
 
     @contextmanager
     def _working_for(self, who: Address) -> Iterator[None]:
@@ -95,7 +102,7 @@ class Exchange:
             if not self._at_work[who]:
                 del self._at_work[who]
 
-    async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], parcels: list[Packet]) -> Answer:
+    async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], packets: list[Packet]) -> Answer:
         match op:
             case "hello":
                 return None, []
@@ -105,14 +112,14 @@ class Exchange:
                 return segment, []
             case "send":
                 kind, to, timeout = args
-                await self._mail.send(who, kind, to, Deadline.of(timeout), parcels[0])
+                await self._router.send(who, kind, to, Deadline.of(timeout), packets[0])
                 return None, []
             case "receive":
                 kind, source, timeout = args
-                return None, await self._mail.receive(who, kind, source, Deadline.of(timeout))
+                return None, await self._router.receive(who, kind, source, Deadline.of(timeout))
             case "put":
                 name, key, weight, timeout = args
-                return await self._channels.put(who, name, key, weight, Deadline.of(timeout), parcels[0])
+                return await self._channels.put(who, name, key, weight, Deadline.of(timeout), packets[0])
             case "get":
                 name, key, target, timeout = args
                 return await self._channels.get(who, name, key, target, Deadline.of(timeout))
@@ -130,21 +137,25 @@ class Exchange:
                 return port, []
             case "group":
                 name, *limit = args
-                return await self._mail.group(name, Deadline.of(limit[0] if limit else None)), []
+                return await self._router.group(name, Deadline.of(limit[0] if limit else None)), []
         raise ValueError(f"unknown request {op}")
 
-    async def _hand_on(
-        self, node: int, who: Address, op: str, args: tuple[Any, ...], load: Consignment | None = None
+    async def _forward(
+        self, node: int, who: Address, op: str, args: tuple[Any, ...], outgoing: OutgoingBatch | None = None
     ) -> Answer:
-        value, back = await self._ask_node(node, who, op, args, load or self.memory.consign())
-        return value, await self.memory.unload_all(back)
+        value, back = await self._ask_node(node, who, op, args, outgoing or self.memory.outgoing())
+        return value, await self.memory.from_wire_packets(back)
 
     async def _lock(self, who: Address, devices: Iterable[int], timeout: float | None) -> None:
         wanted = tuple(devices)
 
         def who_holds() -> str:
             holders = ", ".join(f"{device} by {holder}" for device, holder in self.locks.holders(wanted).items())
-            return f"{who} waited {timeout:g} s for the lock of devices held: {holders or 'none'}"
+            names = ", ".join(map(str, sorted(wanted)))
+            return (
+                f"{who} did not get the lock of devices {names} within {timeout:g} s; held: {holders or 'none'}; "
+                "raise the timeout, or release the lock earlier"
+            )
 
         await within(self.locks.acquire(who, wanted), timeout, who_holds)
 
@@ -154,15 +165,15 @@ class Exchange:
 
     def lose(self, who: Address, why: str, returns: bool) -> None:
         """Handle the loss of a worker: end waits for it, and free what it held on this node."""
-        self.post.lose(who, why, returns)
+        self.queues.lose(who, why, returns)
         self._free(who)
 
     def forget(self, addresses: Iterable[Address]) -> None:
         """Remove workers that were stopped with their groups, and free what they held."""
         gone = tuple(addresses)
-        self._mail.forget_groups({who.group for who in gone})
+        self._router.forget_groups({who.group for who in gone})
         for who in gone:
-            self.post.forget(who)
+            self.queues.forget(who)
             self._free(who)
 
     def _free(self, who: Address) -> None:
@@ -185,6 +196,10 @@ class Empty(asyncio.QueueEmpty):
     """Raised if a channel is empty and the caller does not wait."""
 
 
+def _stayed_full(name: str, deadline: Deadline) -> str:
+    return f"channel {name} stayed full for {deadline}; raise the timeout, or check the workers that get"
+
+
 class ChannelService:
     """Puts and gets for the workers of one node, and for other nodes' workers whose channels are here.
 
@@ -194,40 +209,40 @@ class ChannelService:
     def __init__(
         self,
         node: int,
-        post: PostOffice,
+        queues: NodeQueues,
         memory: NodeMemory,
-        hand_on: Callable[..., Awaitable[Answer]],
+        forward: Callable[..., Awaitable[Answer]],
         look_up: Callable[..., Awaitable[Any]],
         num_nodes: int | None,
     ) -> None:
-        self._node, self._post, self._memory, self._num_nodes = node, post, memory, num_nodes
-        self._hand_on, self._look_up = hand_on, look_up
+        self._node, self._queues, self._memory, self._num_nodes = node, queues, memory, num_nodes
+        self._forward, self._look_up = forward, look_up
         self._entries: dict[str, ChannelEntry] = {}
         self._coming, self._leaving = OrderedLocks(), OrderedLocks()
 
     async def put(
-        self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, parcel: Packet
+        self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, packet: Packet
     ) -> Answer:
         wait = None
         try:
             with self._coming.take([(who, name, key)]) as turn:
                 entry = await self._entry(name, deadline)
-                await turn.has_come()  # those before it have asked for the same name
+                await turn.wait_turn()  # those before it have asked for the same name
                 if entry.node == self._node:
-                    wait = self._post.put(name, key, who, weight, parcel)
+                    wait = self._queues.put(name, key, who, weight, packet)
                 else:
                     leaving = self._leaving.take([(who, name, key)])
         except BaseException:
-            self._memory.give_back(parcel)
+            self._memory.release_packet(packet)
             raise
         if entry.node != self._node:
-            return await self._put_away(leaving, entry, who, (name, key, weight), deadline, parcel)
+            return await self._put_away(leaving, entry, who, (name, key, weight), deadline, packet)
         if wait is not None:
-            self._memory.give_back_unless_in(parcel, wait)
+            self._memory.release_unless_delivered(packet, wait)
             if deadline.does_not_wait:
                 wait.cancel()
                 raise Full(f"channel {name} is full")
-            await within(wait, deadline.left(), f"channel {name} stayed full for {deadline}".__str__)
+            await within(wait, deadline.left(), _stayed_full(name, deadline))
         return None, []
 
     async def _put_away(
@@ -237,31 +252,31 @@ class ChannelService:
         who: Address,
         args: tuple[Any, ...],
         deadline: Deadline,
-        parcel: Packet,
+        packet: Packet,
     ) -> Answer:
         try:
             with turn:
-                if not await turn.has_come(deadline.left()):
+                if not await turn.wait_turn(deadline.left()):
                     if deadline.does_not_wait:
                         raise Full(f"channel {entry.name} is full, or still has to accept an earlier item of {who}")
-                    raise WaitedTooLong(f"channel {entry.name} stayed full for {deadline}")
-                load = self._memory.consign([parcel])
-                return await self._hand_on(entry.node, who, "put", (*args, deadline.handed_on), load)
+                    raise WaitedTooLong(_stayed_full(entry.name, deadline))
+                outgoing = self._memory.outgoing([packet])
+                return await self._forward(entry.node, who, "put", (*args, deadline.forwarded), outgoing)
         finally:
-            self._memory.give_back(parcel)
+            self._memory.release_packet(packet)
 
     async def get(self, who: Address, name: str, key: Hashable, target: float | None, deadline: Deadline) -> Answer:
         with self._coming.take([(who, name, key, "get")]) as turn:
             entry = await self._entry(name, deadline)
-            await turn.has_come()
-            future = self._post.get(name, key, who, target) if entry.node == self._node else None
+            await turn.wait_turn()
+            future = self._queues.get(name, key, who, target) if entry.node == self._node else None
         if future is None:
-            return await self._hand_on(entry.node, who, "get", (name, key, target, deadline.handed_on))
+            return await self._forward(entry.node, who, "get", (name, key, target, deadline.forwarded))
         if deadline.does_not_wait and not future.done():
             future.cancel()
             raise Empty(f"channel {name} is empty")
-        late = f"channel {name} gave nothing for {deadline}".__str__
-        return None, await self._memory.taken(future, deadline.left(), late)
+        late = f"channel {name} gave nothing for {deadline}; raise the timeout, or check the workers that put"
+        return None, await self._memory.wait_for(future, deadline.left(), late)
 
     async def request(self, who: Address, what: str, name: str, *args: Any) -> Answer:
         match what:
@@ -271,18 +286,18 @@ class ChannelService:
                 return await self._renew(ChannelEntry(*args[0]), ChannelEntry(*args[1])), []
         entry = await self._entry(name, UNBOUNDED)
         if entry.node != self._node:
-            return await self._hand_on(entry.node, who, "channel", (what, name, *args))
+            return await self._forward(entry.node, who, "channel", (what, name, *args))
         match what:
             case "connect":
                 return entry, []
             case "size":
-                return self._post.size(name, *args), []
+                return self._queues.size(name, *args), []
             case "full":
-                return self._post.is_full(name, *args), []
+                return self._queues.is_full(name, *args), []
             case "sizes":
-                return self._post.sizes(name), []
+                return self._queues.sizes(name), []
             case "close":
-                self._post.close_channel(name)
+                self._queues.close_channel(name)
                 return None, []
         raise ValueError(f"unknown request {what}")
 
@@ -298,12 +313,12 @@ class ChannelService:
         known = ChannelEntry(*await self._look_up("add_channel", wanted))
         if known.node == self._node:
             return await self._renew(known, wanted)
-        answer, _ = await self._hand_on(known.node, who, "channel", ("renew", wanted.name, known, wanted))
+        answer, _ = await self._forward(known.node, who, "channel", ("renew", wanted.name, known, wanted))
         return self._keep(ChannelEntry(*answer))
 
     async def _renew(self, known: ChannelEntry, wanted: ChannelEntry) -> ChannelEntry:
         """Return this node's channel; one that is closed and empty is replaced by the wanted one."""
-        if self._post.is_spent(known.name, known.serial):
+        if self._queues.is_spent(known.name, known.serial):
             known = ChannelEntry(*await self._look_up("replace_channel", known, wanted))
         return self._keep(known)
 
@@ -319,7 +334,7 @@ class ChannelService:
             return known
         self._entries[entry.name] = entry
         if entry.node == self._node:
-            self._post.open_channel(entry.name, entry.maxsize, entry.serial)
+            self._queues.open_channel(entry.name, entry.maxsize, entry.serial)
         return entry
 
 
@@ -404,7 +419,7 @@ LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to a
 Answer = tuple[Any, list[Packet]]
 
 
-class Mail:
+class MessageRouter:
     """Sends and receives for the workers of one node, and for workers of other nodes that send to them.
 
     Messages of a pair arrive in order: none overtakes another during a name lookup, and none is forwarded to another
@@ -414,19 +429,19 @@ class Mail:
     def __init__(
         self,
         node: int,
-        post: PostOffice,
+        queues: NodeQueues,
         memory: NodeMemory,
-        hand_on: Callable[..., Awaitable[Answer]],
+        forward: Callable[..., Awaitable[Answer]],
         look_up: Callable[..., Awaitable[Any]],
         last_failure: Callable[[Address], Awaitable[str]],
     ) -> None:
-        self._node, self._post, self._memory = node, post, memory
-        self._hand_on, self._look_up, self._last_failure = hand_on, look_up, last_failure
+        self._node, self._queues, self._memory = node, queues, memory
+        self._forward, self._look_up, self._last_failure = forward, look_up, last_failure
         self._groups: dict[str, GroupEntry] = {}
         self._coming, self._leaving = OrderedLocks(), OrderedLocks()
 
     async def send(
-        self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, parcel: Packet
+        self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, packet: Packet
     ) -> None:
         receivers = [Address(*parts) for parts in to]
         try:
@@ -434,29 +449,29 @@ class Mail:
                 by_node: defaultdict[int, list[Address]] = defaultdict(list)
                 for receiver in receivers:
                     by_node[await self.node_of(receiver, deadline)].append(receiver)
-                await turn.has_come()  # those before it have asked for the same names
+                await turn.wait_turn()  # those before it have asked for the same names
                 here = by_node.pop(self._node, [])
-                waits = self._deliver_here(who, kind, here, parcel._replace(is_shared=len(to) > 1))
-                load = self._memory.consign([parcel], len(by_node))
-                handing_on = [self._start(who, kind, node, away, deadline, load) for node, away in by_node.items()]
-            for task in handing_on:  # one may fail while others still need the parcel
-                self._memory.share(parcel)
-                task.add_done_callback(lambda _: self._memory.give_back(parcel))
+                waits = self._deliver_here(who, kind, here, packet._replace(is_shared=len(to) > 1))
+                outgoing = self._memory.outgoing([packet], len(by_node))
+                handing_on = [self._start(who, kind, node, away, deadline, outgoing) for node, away in by_node.items()]
+            for task in handing_on:  # one may fail while others still need the packet
+                self._memory.share(packet)
+                task.add_done_callback(lambda _: self._memory.release_packet(packet))
             await asyncio.gather(
                 *handing_on,
                 *(
-                    within(wait, deadline.left(), f"{receiver} received nothing from {who} for {deadline}".__str__)
+                    within(wait, deadline.left(), f"{receiver} received nothing from {who} for {deadline}")
                     for receiver, wait in waits
                 ),
             )
         finally:
-            self._memory.give_back(parcel)  # each receiver on this node has its own share
+            self._memory.release_packet(packet)  # each receiver on this node has its own share
 
     def _start(
-        self, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, load: Consignment
+        self, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, outgoing: OutgoingBatch
     ) -> asyncio.Task[None]:
         turn = self._leaving.take((who, receiver, kind) for receiver in to)
-        return turn.spend_on(self._send_away(turn, who, kind, node, to, deadline, load))
+        return turn.run_then_release(self._send_away(turn, who, kind, node, to, deadline, outgoing))
 
     async def _send_away(
         self,
@@ -466,25 +481,25 @@ class Mail:
         node: int,
         to: list[Address],
         deadline: Deadline,
-        load: Consignment,
+        outgoing: OutgoingBatch,
     ) -> None:
-        if not await turn.has_come(deadline.left()):
+        if not await turn.wait_turn(deadline.left()):
             raise WaitedTooLong(f"{', '.join(map(str, to))} received nothing from {who} for {deadline}")
-        args = (kind, [tuple(receiver) for receiver in to], deadline.handed_on)
-        await self._hand_on(node, who, "send", args, load)
+        args = (kind, [tuple(receiver) for receiver in to], deadline.forwarded)
+        await self._forward(node, who, "send", args, outgoing)
 
     def _deliver_here(
-        self, who: Address, kind: str, to: Sequence[Address], parcel: Packet
+        self, who: Address, kind: str, to: Sequence[Address], packet: Packet
     ) -> list[tuple[Address, asyncio.Future[None]]]:
-        lost = next((self._post.lost(receiver) for receiver in to if self._post.lost(receiver)), None)
+        lost = next((self._queues.lost(receiver) for receiver in to if self._queues.lost(receiver)), None)
         if lost is not None:
             raise lost
         waits = []
         for receiver in to:
-            wait = self._post.deliver(receiver, who, kind, parcel)
-            self._memory.share(parcel)
+            wait = self._queues.deliver(receiver, who, kind, packet)
+            self._memory.share(packet)
             if wait is not None:
-                self._memory.give_back_unless_in(parcel, wait)
+                self._memory.release_unless_delivered(packet, wait)
                 waits.append((receiver, wait))
         return waits
 
@@ -492,11 +507,11 @@ class Mail:
         sender = Address(*source)
         with self._coming.take([(who, sender, kind, "receive")]) as turn:
             await self.node_of(sender, deadline)  # a group that was never launched is an error, not a wait
-            await turn.has_come()
-            future = self._post.collect(who, sender, kind)
+            await turn.wait_turn()
+            future = self._queues.collect(who, sender, kind)
         try:
-            return await self._memory.taken(
-                future, deadline.left(), f"nothing came from {sender} to {who} within {deadline}".__str__
+            return await self._memory.wait_for(
+                future, deadline.left(), f"nothing came from {sender} to {who} within {deadline}"
             )
         except WaitedTooLong as error:
             failed = await self._last_failure(sender)

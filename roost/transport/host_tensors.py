@@ -18,7 +18,7 @@ def tensor_parts(tensor: Any, is_trained: bool | None = None) -> tuple[Any, ...]
     Converts first and checks only if that fails: each check of a tensor takes a tenth of the conversion.
     """
     values = tensor.detach() if tensor.requires_grad else tensor
-    numbers, dtype, integers = _numbers(values.dtype)
+    numbers, dtype, integers = _numpy_dtype(values.dtype)
     try:
         if not values.is_contiguous():
             values = values.contiguous()
@@ -26,7 +26,7 @@ def tensor_parts(tensor: Any, is_trained: bool | None = None) -> tuple[Any, ...]
     except (TypeError, RuntimeError):
         if not is_plain(values):
             return None
-        if values.is_conj() or values.is_neg():  # known to be one, but not worked out yet
+        if values.is_conj() or values.is_neg():  # a lazy conjugate or negation: materialise it
             return tensor_parts(values.resolve_conj().resolve_neg(), is_trained)
         raise
     if is_trained is not None:
@@ -41,8 +41,11 @@ def is_plain(tensor: Any) -> bool:
 
 
 @cache
-def _numbers(dtype: Any) -> tuple[str, Any, Any]:
-    """Numpy's name for a dtype; where it has none, for integers of that size, with the dtype and the integers."""
+def _numpy_dtype(dtype: Any) -> tuple[str, Any, Any]:
+    """NumPy type string of a dtype.
+
+    For one that NumPy lacks (bfloat16): that of integers of its size, the dtype, and the integer dtype.
+    """
     import torch
 
     try:
@@ -59,7 +62,7 @@ def host_tensor(
     import numpy as np
     import torch
 
-    # Through numpy in half the time of torch.frombuffer, which cannot take an empty buffer either.
+    # NumPy takes half the time of torch.frombuffer, which also refuses empty buffers.
     tensor = torch.from_numpy(np.ndarray(shape, numbers, buffer))
     if dtype is not None:
         tensor = tensor.view(dtype)

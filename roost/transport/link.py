@@ -16,7 +16,7 @@ import zmq
 
 from roost.procs.exit_watch import is_alive
 from roost.transport import message
-from roost.transport.failure import Address, DaemonContact, PeerLost, WaitedTooLong
+from roost.transport.context import Address, DaemonContact, PeerLost, WaitedTooLong
 from roost.transport.host_tensors import DeviceRoute
 from roost.transport.shared_memory import (
     Packet,
@@ -30,6 +30,7 @@ from roost.transport.shared_memory import (
 )
 
 logger = logging.getLogger(__name__)
+HELLO_LIMIT = 60.0  # seconds
 HEARTBEAT = 500  # milliseconds between checks that the daemon is alive and for segments to release
 
 
@@ -54,7 +55,16 @@ class DaemonLink:
         self._answers.send_multipart([self._identity, *self._frames(-1, "hello", ())])
         self._reader = threading.Thread(target=self._read, name="roost-link", daemon=True)
         self._reader.start()
-        hello.result(60)
+        try:
+            hello.result(HELLO_LIMIT)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise WaitedTooLong(
+                f"the daemon of node {daemon.node} (pid {daemon.pid} on {daemon.host}) did not answer {who} within "
+                f"{HELLO_LIMIT:g} s; see its log, Ray's worker-*-{daemon.pid}.err, on that machine"
+            ) from None
 
     def _socket(self, identity: bytes | None) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -65,13 +75,13 @@ class DaemonLink:
         socket.connect(f"ipc://{self.daemon.socket}")
         return socket
 
-    def request(self, op: str, *args: Any, parcels: Sequence[Packet] = ()) -> Future[tuple[Any, list[Packet]]]:
+    def request(self, op: str, *args: Any, packets: Sequence[Packet] = ()) -> Future[tuple[Any, list[Packet]]]:
         """Send a request to the daemon; return a future of its answer."""
         number = next(self._numbers)
         future: Future[tuple[Any, list[Packet]]] = Future()
         self._waiting[number] = future
         try:
-            self._send(self._frames(number, op, args, parcels))
+            self._send(self._frames(number, op, args, packets))
         except BaseException:
             self._waiting.pop(number, None)
             raise
@@ -86,14 +96,14 @@ class DaemonLink:
                 self.tell("cancel", number)
 
     def _frames(
-        self, number: int | None, op: str, args: tuple[Any, ...], parcels: Sequence[Packet] = ()
+        self, number: int | None, op: str, args: tuple[Any, ...], packets: Sequence[Packet] = ()
     ) -> list[bytes | memoryview]:
-        """Frames of a message: a header that the daemon can always read, the arguments, then the parcels."""
-        labels, frames = to_frames(parcels)
+        """Frames of a message: a header that the daemon can always read, the arguments, then the packets."""
+        labels, frames = to_frames(packets)
         return [pickle.dumps((number, tuple(self.who), op, labels), 5), pickle.dumps(args, 5), *frames]
 
     def ask(self, op: str, *args: Any) -> Any:
-        """Send a request without parcels and wait for its answer."""
+        """Send a request without packets and wait for its answer."""
         return self.request(op, *args).result()[0]
 
     def tell(self, op: str, *args: Any) -> None:
@@ -109,10 +119,10 @@ class DaemonLink:
         segment = self._spares.take(size) or SegmentRef(*self.ask("allocate", size))
         return Packet(packed.header, (), segment, self._maps.write(segment, packed.buffers))
 
-    def send(self, op: str, *args: Any, parcel: Packet) -> Future[tuple[Any, list[Packet]]]:
-        """Send a request with a parcel; the answer may bring a segment for the next one."""
-        future = self.request(op, *args, parcels=[parcel])
-        if parcel.segment is not None:
+    def send(self, op: str, *args: Any, packet: Packet) -> Future[tuple[Any, list[Packet]]]:
+        """Send a request with a packet; the answer may bring a segment for the next one."""
+        future = self.request(op, *args, packets=[packet])
+        if packet.segment is not None:
             future.add_done_callback(self._keep_spare)
         return future
 
@@ -122,14 +132,14 @@ class DaemonLink:
         if surplus is not None:
             self._maps.released.append(surplus.number)
 
-    def unpack(self, parcel: Packet, device: Any = None) -> Any:
-        """The value of a parcel; its tensors lie in the shared memory it came in, and are this process's alone."""
-        if parcel.segment is None:
-            return message.unpack(parcel.header, [bytearray(buffer) for buffer in parcel.inline], device)
-        views = self._maps.read(parcel.segment, parcel.places)
-        if parcel.is_shared:
-            return message.unpack(parcel.header, [bytearray(view) for view in views], device)
-        return message.unpack(parcel.header, views, device)
+    def unpack(self, packet: Packet, device: Any = None) -> Any:
+        """The value of a packet; its tensors lie in the shared memory it came in, and are this process's alone."""
+        if packet.segment is None:
+            return message.unpack(packet.header, [bytearray(buffer) for buffer in packet.inline], device)
+        views = self._maps.read(packet.segment, packet.places)
+        if packet.is_shared:
+            return message.unpack(packet.header, [bytearray(view) for view in views], device)
+        return message.unpack(packet.header, views, device)
 
     def close(self) -> None:
         self._is_closed = True
@@ -140,10 +150,10 @@ class DaemonLink:
         if self._is_closed:
             raise PeerLost("this process has left its job")
         with self._sending:
-            self._give_back()
+            self._report_released()
             self._requests.send_multipart([self._identity, *frames])
 
-    def _give_back(self) -> None:
+    def _report_released(self) -> None:
         """Report segments that are no longer used to the daemon."""
         released = self._maps.take_released()
         if released:
@@ -166,16 +176,16 @@ class DaemonLink:
     def _take(self, frames: Sequence[bytes]) -> None:
         head, body, *rest = frames
         number, is_good, labels = pickle.loads(head)
-        parcels = from_frames(labels, rest)
+        packets = from_frames(labels, rest)
         future = self._waiting.pop(number, None)
         try:
             value = pickle.loads(body)
         except Exception as error:
             is_good, value = False, ValueError(f"the daemon's answer cannot be read: {type(error).__name__}: {error}")
         if future is not None and is_good:
-            future.set_result((value, parcels))
+            future.set_result((value, packets))
             return
-        segments = [parcel.segment for parcel in parcels] + [value if isinstance(value, SegmentRef) else None]
+        segments = [packet.segment for packet in packets] + [value if isinstance(value, SegmentRef) else None]
         self._maps.released.extend(segment.number for segment in segments if segment is not None)  # no one waits for it
         if future is not None:
             future.set_exception(value)
@@ -185,7 +195,7 @@ class DaemonLink:
             self._give_up(PeerLost(f"the daemon of node {self.daemon.node} is gone"))
         elif self._maps.released:
             with self._sending:
-                self._give_back()
+                self._report_released()
 
     def _give_up(self, error: Exception) -> None:
         for number in list(self._waiting):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from roost.transport.failure import Address, PeerLost
+from roost.transport.context import Address, PeerLost
 from roost.transport.shared_memory import Packet
 
 T = TypeVar("T")
@@ -39,14 +39,14 @@ class OrderedLock:
         self._is_left = False
         last.update(dict.fromkeys(keys, self._ended))
 
-    async def has_come(self, timeout: float | None = None) -> bool:
+    async def wait_turn(self, timeout: float | None = None) -> bool:
         """Wait until all earlier ones have ended; return False on timeout."""
         waiting = {before for before in self._before if not before.done()}
         if waiting and (timeout is None or timeout > 0):
             _, waiting = await asyncio.wait(waiting, timeout=timeout)
         return not waiting
 
-    def spend_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def run_then_release(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work as a task, and release the lock when it ends."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self.end())
@@ -120,7 +120,8 @@ class ItemQueue(Generic[T]):
         self._putters: deque[tuple[Item[T], asyncio.Future[None]]] = deque()
         self._closed: Exception | None = None
 
-    def __len__(self) -> int:
+    def count(self) -> int:
+        """Number of items; those that a cancelled waiter had taken are back."""
         if self._getters and self._getters[0].future.done():
             self._serve()  # it was just cancelled, and its items count again
         return len(self._items)
@@ -133,7 +134,7 @@ class ItemQueue(Generic[T]):
     def is_idle(self) -> bool:
         """Return True if it is empty and has no waiters."""
         waits = [getter.future for getter in self._getters] + [future for _, future in self._putters]
-        return not len(self) and all(wait.done() for wait in waits)
+        return not self.count() and all(wait.done() for wait in waits)
 
     def put(self, item: Item[T]) -> asyncio.Future[None] | None:
         """Add an item; if the queue is full, return a future that is done once it is added."""
@@ -272,7 +273,7 @@ class _Channel:
     closed: ChannelClosed | None = None
 
 
-class PostOffice:
+class NodeQueues:
     """Mailboxes of one node's workers, and channels on the node.
 
     `drop` is called for every message that will not be received.
@@ -288,11 +289,11 @@ class PostOffice:
 
     # Mailboxes ----------------------------------------------------------------------------------------------------
 
-    def deliver(self, to: Address, sender: Address, kind: str, parcel: Packet) -> asyncio.Future[None] | None:
+    def deliver(self, to: Address, sender: Address, kind: str, packet: Packet) -> asyncio.Future[None] | None:
         """Put a message into a mailbox; if it is full, return a future that is done once it is added."""
         if to in self._lost:
             raise copy.copy(self._lost[to])
-        wait = self._mailbox((to, sender, kind)).put(Item(parcel))
+        wait = self._mailbox((to, sender, kind)).put(Item(packet))
         self._tidy((to, sender, kind), wait)
         return wait
 
@@ -327,8 +328,8 @@ class PostOffice:
         self._drop_all(mailbox)
 
     def _drop_all(self, queue: ItemQueue[Packet]) -> None:
-        for parcel in queue.clear():
-            self._drop(parcel)
+        for packet in queue.clear():
+            self._drop(packet)
 
     # Channels -----------------------------------------------------------------------------------------------------
 
@@ -350,23 +351,25 @@ class PostOffice:
         channel = self._channels.get(name)
         if channel is None or channel.serial != serial or channel.closed is None:
             return False
-        return not any(len(queue.items) for queue in channel.queues.values())
+        return not any(queue.items.count() for queue in channel.queues.values())
 
     def put(
-        self, name: str, key: Hashable, sender: Address, weight: float, parcel: Packet
+        self, name: str, key: Hashable, sender: Address, weight: float, packet: Packet
     ) -> asyncio.Future[None] | None:
         queue = self._queue(name, key)
         queue.producers.add(sender)
         if queue.items.is_full:
             self._refuse_if_all_lost(queue.consumers)
-        return queue.items.put(Item(parcel, weight))
+        return queue.items.put(Item(packet, weight))
 
     def get(self, name: str, key: Hashable, receiver: Address, target: float | None) -> asyncio.Future[list[Packet]]:
         queue = self._queue(name, key)
         queue.consumers.add(receiver)
-        if not len(queue.items):
+        if not queue.items.count():
             self._refuse_if_all_lost(queue.producers)
         future = queue.items.get(target)
+        if not future.done() and self._are_all_lost(queue.producers):  # what is left does not make up a batch
+            queue.items.fail_getters(self._lost[min(queue.producers)])
         if not future.done():
             self._getting[receiver].add(future)
             future.add_done_callback(lambda future: self._got(receiver, future))
@@ -379,14 +382,14 @@ class PostOffice:
 
     def size(self, name: str, key: Hashable) -> int:
         queue = self._channels[name].queues.get(key)
-        return len(queue.items) if queue is not None else 0
+        return queue.items.count() if queue is not None else 0
 
     def is_full(self, name: str, key: Hashable) -> bool:
         queue = self._channels[name].queues.get(key)
         return queue is not None and queue.items.is_full
 
     def sizes(self, name: str) -> dict[Hashable, int]:
-        return {key: len(queue.items) for key, queue in self._channels[name].queues.items()}
+        return {key: queue.items.count() for key, queue in self._channels[name].queues.items()}
 
     def _queue(self, name: str, key: Hashable) -> _ChannelQueue:
         channel = self._channels[name]

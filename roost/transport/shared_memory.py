@@ -1,4 +1,4 @@
-"""Shared memory between the workers of one machine, and parcels that travel through it."""
+"""Shared memory between the workers of one machine, and packets that travel through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roost.transport.failure import Address
+from roost.transport.context import Address
 from roost.transport.waits import has_result, within
 
 INLINE_LIMIT = 64 * 1024  # below this a copy through the socket is cheaper than a segment
@@ -27,7 +27,7 @@ def is_inline(nbytes: int) -> bool:
 
 
 class Packet(NamedTuple):
-    """A message's header and buffers. Buffers of a shared parcel have several receivers, which must copy them."""
+    """A message's header and buffers. Buffers of a shared packet have several receivers, which must copy them."""
 
     header: bytes
     inline: tuple[bytes | memoryview, ...] = ()
@@ -36,32 +36,32 @@ class Packet(NamedTuple):
     is_shared: bool = False
 
 
-def to_frames(parcels: Iterable[Packet]) -> tuple[list[Label], list[bytes | memoryview]]:
-    """Labels of parcels for a socket message's first frame, and the frames that follow it."""
+def to_frames(packets: Iterable[Packet]) -> tuple[list[Label], list[bytes | memoryview]]:
+    """Labels of packets for a socket message's first frame, and the frames that follow it."""
     labels: list[Label] = []
     frames: list[bytes | memoryview] = []
-    for parcel in parcels:
-        labels.append((parcel.header, len(parcel.inline), parcel.segment, parcel.places, parcel.is_shared))
-        frames += parcel.inline
+    for packet in packets:
+        labels.append((packet.header, len(packet.inline), packet.segment, packet.places, packet.is_shared))
+        frames += packet.inline
     return labels, frames
 
 
 def from_frames(labels: Sequence[Label], frames: Sequence[Any]) -> list[Packet]:
     """The inverse of `to_frames`."""
-    parcels = []
+    packets = []
     start = 0
     for header, count, segment, places, is_shared in labels:
         inline = tuple(frames[start : start + count])
         start += count
-        parcels.append(Packet(header, inline, segment and SegmentRef(*segment), places, is_shared))
-    return parcels
+        packets.append(Packet(header, inline, segment and SegmentRef(*segment), places, is_shared))
+    return packets
 
 
 BIG = 8 << 20  # bytes above which a thread copies, so that the daemon keeps serving others
 
 
-class Freight(NamedTuple):
-    """A parcel's header and buffers; numpy arrays travel through Ray without being pickled."""
+class WirePacket(NamedTuple):
+    """A packet's header and buffers; numpy arrays travel through Ray without being pickled."""
 
     header: bytes
     buffers: tuple[Any, ...]
@@ -72,56 +72,56 @@ class Freight(NamedTuple):
         return sum(map(len, self.buffers))
 
 
-class Consignment:
-    """Parcels for other nodes, copied and packed once for all of them.
+class OutgoingBatch:
+    """Packets for other nodes, copied and packed once for all of them.
 
-    This happens when the first node can take them, so the creator must keep the parcels until then.
+    This happens when the first node can take them, so the creator must keep the packets until then.
     """
 
     def __init__(
-        self, parcels: Sequence[Packet], load: Callable[[Packet], asyncio.Future[Freight]], num_nodes: int = 1
+        self, packets: Sequence[Packet], load: Callable[[Packet], asyncio.Future[WirePacket]], num_nodes: int = 1
     ) -> None:
-        self._parcels, self._load = parcels, load
+        self._packets, self._to_wire = packets, load
         self.num_nodes = num_nodes
-        self._loading: list[asyncio.Future[Freight]] | None = None
+        self._loading: list[asyncio.Future[WirePacket]] | None = None
         self._packing: asyncio.Future[Any] | None = None
 
-    async def freight(self) -> list[Freight]:
+    async def wire_packets(self) -> list[WirePacket]:
         if self._loading is None:
-            self._loading = [self._load(parcel) for parcel in self._parcels]
+            self._loading = [self._to_wire(packet) for packet in self._packets]
         return [await asyncio.shield(loading) for loading in self._loading]
 
-    async def packed(self, pack: Callable[[list[Freight], int], Awaitable[Any]]) -> Any:
-        """Result of `pack` for the freight and its number of nodes, computed once."""
-        freight = await self.freight()
+    async def packed(self, pack: Callable[[list[WirePacket], int], Awaitable[Any]]) -> Any:
+        """Result of `pack` for the wire packets and their number of nodes, computed once."""
+        wire = await self.wire_packets()
         if self._packing is None:
-            self._packing = asyncio.ensure_future(pack(freight, self.num_nodes))
+            self._packing = asyncio.ensure_future(pack(wire, self.num_nodes))
         return await asyncio.shield(self._packing)
 
 
-def load(parcel: Packet) -> Freight:
-    """Copy a parcel out of this machine's memory, to send it to another."""
+def to_wire(packet: Packet) -> WirePacket:
+    """Copy a packet out of this machine's memory, to send it to another."""
     import numpy as np
 
-    if parcel.segment is None:
-        buffers = tuple(np.frombuffer(bytes(buffer), np.uint8) for buffer in parcel.inline)
-        return Freight(parcel.header, buffers, parcel.is_shared)
-    with mmap.mmap(parcel.segment.fd, parcel.segment.size) as mapped:
+    if packet.segment is None:
+        buffers = tuple(np.frombuffer(bytes(buffer), np.uint8) for buffer in packet.inline)
+        return WirePacket(packet.header, buffers, packet.is_shared)
+    with mmap.mmap(packet.segment.fd, packet.segment.size) as mapped:
         whole = np.frombuffer(mapped, np.uint8)
         # Copied, because the segment may be reused before Ray has sent it.
-        copies = tuple(whole[start : start + length].copy() for start, length in parcel.places)
+        copies = tuple(whole[start : start + length].copy() for start, length in packet.places)
         del whole  # so that the mapping can be closed
-    return Freight(parcel.header, copies, parcel.is_shared)
+    return WirePacket(packet.header, copies, packet.is_shared)
 
 
-async def unload(
-    freight: Freight, allocate: Callable[[int], Awaitable[SegmentRef]], give_back: Callable[[Packet], None]
+async def from_wire(
+    wire: WirePacket, allocate: Callable[[int], Awaitable[SegmentRef]], release: Callable[[Packet], None]
 ) -> Packet:
-    """Copy freight from another machine into this one's memory."""
-    if is_inline(freight.nbytes):
-        return Packet(freight.header, tuple(bytes(buffer) for buffer in freight.buffers), is_shared=freight.is_shared)
-    segment = await allocate(needed([len(buffer) for buffer in freight.buffers]))
-    views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in freight.buffers]
+    """Copy a packet from another machine into this one's memory."""
+    if is_inline(wire.nbytes):
+        return Packet(wire.header, tuple(bytes(buffer) for buffer in wire.buffers), is_shared=wire.is_shared)
+    segment = await allocate(needed([len(buffer) for buffer in wire.buffers]))
+    views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in wire.buffers]
     if segment.size < BIG:
         places = _write(segment, views)
     else:
@@ -129,9 +129,9 @@ async def unload(
         try:
             places = await asyncio.shield(writing)
         except BaseException:  # cancelled, but the thread may still be writing
-            writing.add_done_callback(lambda _: give_back(Packet(b"", (), segment)))
+            writing.add_done_callback(lambda _: release(Packet(b"", (), segment)))
             raise
-    return Packet(freight.header, (), segment, places, freight.is_shared)
+    return Packet(wire.header, (), segment, places, wire.is_shared)
 
 
 def _write(segment: SegmentRef, views: list[memoryview]) -> tuple[tuple[int, int], ...]:
@@ -220,7 +220,10 @@ class SegmentPool:
         while self.total + size > self._limit and self._evict_free_segment():
             pass
         if self.total + size > self._limit:
-            raise NoRoom(f"{size:,} bytes requested, {self.used:,} of {self._limit:,} in use")
+            raise NoRoom(
+                f"{size:,} bytes requested, {self.used:,} of {self._limit:,} in use; send smaller messages, or drop "
+                "received values earlier"
+            )
         fd = os.memfd_create(f"roost-{self._next}", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         self.total += size
@@ -375,7 +378,7 @@ class NodeMemory:
                     raise
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiters.append(waiter)
-                await within(waiter, ROOM_LIMIT, late.__str__)
+                await within(waiter, ROOM_LIMIT, late)
 
     def spare(self, who: Address, size: int) -> SegmentRef | None:
         """Allocate a segment for the sender's next message, often of the same size, to save it a request."""
@@ -391,9 +394,9 @@ class NodeMemory:
     def hand_over(self, who: Address, segment: SegmentRef) -> None:
         self._held[who][segment.number] += 1
 
-    def take_over(self, who: Address, parcels: Iterable[Packet]) -> None:
-        """Transfer the segments of sent parcels from a worker to the daemon."""
-        numbers = Counter(parcel.segment.number for parcel in parcels if parcel.segment is not None)
+    def take_over(self, who: Address, packets: Iterable[Packet]) -> None:
+        """Transfer the segments of sent packets from a worker to the daemon."""
+        numbers = Counter(packet.segment.number for packet in packets if packet.segment is not None)
         if not numbers <= self._held.get(who, Counter()):
             raise ValueError(f"{who} sends shared memory that it does not hold")
         self._held[who].subtract(numbers)
@@ -416,64 +419,64 @@ class NodeMemory:
                 self.pool.release(number)
         self._wake_waiters()
 
-    def share(self, parcel: Packet) -> None:
-        """Add a user to the parcel's segment."""
-        if parcel.segment is not None:
-            self.pool.share(parcel.segment.number, 1)
+    def share(self, packet: Packet) -> None:
+        """Add a user to the packet's segment."""
+        if packet.segment is not None:
+            self.pool.share(packet.segment.number, 1)
 
-    def give_back(self, parcel: Packet) -> None:
-        if parcel.segment is not None:
-            self.pool.release(parcel.segment.number)
+    def release_packet(self, packet: Packet) -> None:
+        if packet.segment is not None:
+            self.pool.release(packet.segment.number)
             self._wake_waiters()
 
-    def consign(self, parcels: Sequence[Packet] = (), num_nodes: int = 1) -> Consignment:
-        """Consignment of parcels for other nodes; keep the parcels until it is sent."""
-        return Consignment(parcels, self._load, num_nodes)
+    def outgoing(self, packets: Sequence[Packet] = (), num_nodes: int = 1) -> OutgoingBatch:
+        """OutgoingBatch of packets for other nodes; keep the packets until it is sent."""
+        return OutgoingBatch(packets, self._to_wire, num_nodes)
 
-    async def load_all(self, parcels: Sequence[Packet]) -> list[Freight]:
-        """Load parcels for another node, and release them."""
+    async def to_wire_packets(self, packets: Sequence[Packet]) -> list[WirePacket]:
+        """Wire packets for another node, and release them."""
         try:
-            return await self.consign(parcels).freight()
+            return await self.outgoing(packets).wire_packets()
         finally:
-            for parcel in parcels:
-                self.give_back(parcel)
+            for packet in packets:
+                self.release_packet(packet)
 
-    async def taken(
-        self, future: asyncio.Future[list[Packet]], timeout: float | None, otherwise: Callable[[], str]
+    async def wait_for(
+        self, future: asyncio.Future[list[Packet]], timeout: float | None, otherwise: str | Callable[[], str]
     ) -> list[Packet]:
-        """Wait for parcels, with a timeout."""
+        """Wait for packets, with a timeout."""
         try:
             return await within(future, timeout, otherwise)
         except asyncio.CancelledError:
             if has_result(future):  # they arrived just as the waiting worker was lost
-                for parcel in future.result():
-                    self.give_back(parcel)
+                for packet in future.result():
+                    self.release_packet(packet)
             raise
 
-    def give_back_unless_in(self, parcel: Packet, wait: asyncio.Future[None]) -> None:
-        """Release a parcel if the wait to put it somewhere fails or is cancelled."""
-        wait.add_done_callback(lambda wait: None if has_result(wait) else self.give_back(parcel))
+    def release_unless_delivered(self, packet: Packet, wait: asyncio.Future[None]) -> None:
+        """Release a packet if the wait to put it somewhere fails or is cancelled."""
+        wait.add_done_callback(lambda wait: None if has_result(wait) else self.release_packet(packet))
 
-    async def unload_all(self, freight: Sequence[Freight]) -> list[Packet]:
-        parcels: list[Packet] = []
+    async def from_wire_packets(self, wire: Sequence[WirePacket]) -> list[Packet]:
+        packets: list[Packet] = []
         try:
-            for piece in freight:
-                parcels.append(await unload(piece, self.allocate, self.give_back))
+            for piece in wire:
+                packets.append(await from_wire(piece, self.allocate, self.release_packet))
         except BaseException:
-            for parcel in parcels:
-                self.give_back(parcel)
+            for packet in packets:
+                self.release_packet(packet)
             raise
-        return parcels
+        return packets
 
-    def _load(self, parcel: Packet) -> asyncio.Future[Freight]:
+    def _to_wire(self, packet: Packet) -> asyncio.Future[WirePacket]:
         loop = asyncio.get_running_loop()
-        if sum(length for _, length in parcel.places) < BIG:
-            loaded: asyncio.Future[Freight] = loop.create_future()
-            loaded.set_result(load(parcel))
+        if sum(length for _, length in packet.places) < BIG:
+            loaded: asyncio.Future[WirePacket] = loop.create_future()
+            loaded.set_result(to_wire(packet))
             return loaded
-        self.share(parcel)  # the thread may still be reading after a cancellation
-        loading = loop.run_in_executor(None, load, parcel)
-        loading.add_done_callback(lambda _: self.give_back(parcel))
+        self.share(packet)  # the thread may still be reading after a cancellation
+        loading = loop.run_in_executor(None, to_wire, packet)
+        loading.add_done_callback(lambda _: self.release_packet(packet))
         return loading
 
     def _drop_zero_counts(self, who: Address) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from roost.transport.failure import Address
+from roost.transport.context import Address
 from roost.transport.shared_memory import Packet, from_frames, to_frames
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SocketServer:
     def _take(self, frames: Sequence[bytes]) -> None:
         _, reply_to, head, body, *rest = frames
         number, who, op, labels = pickle.loads(head)  # of builtin types and our own; what users may send is the body
-        sender, parcels = Address(*who), from_frames(labels, rest)
+        sender, packets = Address(*who), from_frames(labels, rest)
         if number is None and op == "cancel":
             task = self._tasks.get((reply_to, pickle.loads(body)[0]))
             if task is not None:
@@ -60,27 +60,27 @@ class SocketServer:
         elif number is None:
             self._tell(sender, op, pickle.loads(body))
         else:
-            task = asyncio.get_running_loop().create_task(self._answer(reply_to, number, sender, op, body, parcels))
+            task = asyncio.get_running_loop().create_task(self._answer(reply_to, number, sender, op, body, packets))
             self._tasks[reply_to, number] = task
             task.add_done_callback(lambda _: self._tasks.pop((reply_to, number), None))
 
     async def _answer(
-        self, reply_to: bytes, number: int, who: Address, op: str, body: bytes, parcels: list[Packet]
+        self, reply_to: bytes, number: int, who: Address, op: str, body: bytes, packets: list[Packet]
     ) -> None:
         try:
-            value, out = await self._serve(who, op, self._opened(who, op, body, parcels), parcels)
+            value, out = await self._serve(who, op, self._opened(who, op, body, packets), packets)
             labels, frames = to_frames(out)
             head, answer = pickle.dumps((number, True, labels), 5), pickle.dumps(value, 5)
         except Exception as error:
             head, answer, frames = pickle.dumps((number, False, []), 5), pickle.dumps(_portable(error), 5), []
         await self._socket.send_multipart([reply_to, head, answer, *frames])
 
-    def _opened(self, who: Address, op: str, body: bytes, parcels: list[Packet]) -> tuple[Any, ...]:
+    def _opened(self, who: Address, op: str, body: bytes, packets: list[Packet]) -> tuple[Any, ...]:
         try:
             args: tuple[Any, ...] = pickle.loads(body)
         except Exception as error:
             # What came with it is in nobody's hands now.
-            self._tell(who, "release", ([parcel.segment.number for parcel in parcels if parcel.segment is not None],))
+            self._tell(who, "release", ([packet.segment.number for packet in packets if packet.segment is not None],))
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"the daemon cannot read the request {op} of {who}: {why}") from None
         return args

@@ -11,12 +11,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from roost.transport.failure import WaitedTooLong
+from roost.transport.context import WaitedTooLong
 
 T = TypeVar("T")
 
 
-async def within(future: asyncio.Future[T], timeout: float | None, otherwise: Callable[[], str]) -> T:
+async def within(future: asyncio.Future[T], timeout: float | None, otherwise: str | Callable[[], str]) -> T:
     """Result of a future; raise WaitedTooLong after the timeout. The future is cancelled with the waiting task."""
     try:
         done, _ = await asyncio.wait({future}, timeout=timeout)
@@ -25,7 +25,7 @@ async def within(future: asyncio.Future[T], timeout: float | None, otherwise: Ca
         raise
     if not done:
         future.cancel()
-        raise WaitedTooLong(otherwise())
+        raise WaitedTooLong(otherwise if isinstance(otherwise, str) else otherwise())
     return future.result()
 
 
@@ -46,7 +46,7 @@ class Deadline:
 
     @classmethod
     def of(cls, timeout: float | Sequence[float | None] | None) -> Deadline:
-        """From a caller's timeout, or from another daemon's `handed_on`."""
+        """From a caller's timeout, or from another daemon's `forwarded`."""
         limit, left = timeout if isinstance(timeout, Sequence) else (timeout, timeout)
         return cls(limit, None if left is None else time.monotonic() + left)
 
@@ -62,7 +62,7 @@ class Deadline:
         return self.limit is not None and self.limit <= 0
 
     @property
-    def handed_on(self) -> tuple[float | None, float | None]:
+    def forwarded(self) -> tuple[float | None, float | None]:
         """Limit and remaining seconds, for another machine with its own clock."""
         return self.limit, self.left()
 

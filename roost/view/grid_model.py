@@ -229,14 +229,13 @@ def _devices(table: PlacementTable, start: int, stop: int) -> str:
 
 def _across_nodes(table: PlacementTable, process: int) -> str:
     """The devices of a process that spans nodes, node by node."""
-    parts = []
     home = int(table.nodes[process])
-    for node, same in groupby(table[process].devices, key=lambda device: device[0]):
-        place = (
-            "" if node == home else " of the next node" if node == home + 1 else f" of the node {node - home:+d} away"
-        )
-        parts.append(spell_ranks([index for _, index in same]) + place)
-    return " and ".join(parts)
+    groups = groupby(table[process].devices, key=lambda device: device[0])
+    held = [(node - home, spell_ranks([index for _, index in same])) for node, same in groups]
+    if len(held) > 2 and held == [(away, held[0][1]) for away in range(len(held))]:
+        return f"{held[0][1]} of each of {len(held)} nodes"
+    places = {0: "", 1: " of the next node"}
+    return " and ".join(own + places.get(away, f" of the node {away:+d} away") for away, own in held)
 
 
 # Nodes that are not neighbours are one row only where they follow each other evenly and there are at least so many.

@@ -19,11 +19,12 @@ from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Finding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.phases import Phase
+from roost.placement.memory.traffic import micro_batch_tokens, micro_batch_traffic
 from roost.placement.plan import Plan
 from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
 from roost.view.grid_model import Grid, Holder, Mark, NodeLayout, Run, grid, progressions
 from roost.view.phases import DevicePhases, device_phases, machine_text
-from roost.view.text import machines_line
+from roost.view.text import machines_line, sent_by_dimension, shown_mesh
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 # What could end a script element, or what older browsers take for a line's end inside one.
@@ -114,6 +115,7 @@ def page_data(plan: Plan) -> dict[str, Any]:
         "is_async": plan.residency.is_async,
         "classes": [_class(table, numbers) for table in device_phases(plan)],
         "routes": [_routes(engine, numbers) for engine in plan.routes.engines],
+        "traffic": [sent for part in plan.components if (sent := _traffic(part, numbers[part.name]))],
         "findings": [_finding(finding) for finding in plan.warnings],
     }
 
@@ -132,6 +134,7 @@ def pack(column: Sequence[int] | Ints) -> Packed:
 def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
     sizes = part.parallel
     named = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "context": sizes.context, "shard": sizes.shard or 1}
+    written = ", ".join(f"{name} {size}" for name, size in named.items() if size > 1)
     owners = np.repeat(part.table.nodes, np.diff(part.table.offsets))
     return {
         "name": part.name,
@@ -142,7 +145,7 @@ def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
         "size": part.world_size,
         "role": part.role.value,
         "strategy": part.strategy.removesuffix("PlacementStrategy").lower(),
-        "parallel": ", ".join(f"{name} {size}" for name, size in named.items() if size > 1),
+        "parallel": shown_mesh(part) or written,
         "managed_by": part.managed_by,
         "unused": part.model.unused_because,
         "spans": not np.array_equal(owners, part.table.device_nodes),  # whether a process holds devices of other nodes
@@ -254,7 +257,16 @@ def _routes(engine: EngineRoutes, numbers: Mapping[str, int]) -> dict[str, Any]:
         "shards": len(engine.shards),
         "reaches": [[reach.value, engine.count(reach), TRANSPORTS[reach]] for reach in Reach if engine.count(reach)],
         "without_source": int((engine.sources < 0).sum()),
+        "disk_note": engine.disk_note.removeprefix("; "),
     }
+
+
+def _traffic(part: ComponentPlan, number: int) -> dict[str, Any] | None:
+    traffic = micro_batch_traffic(part)
+    if traffic is None or not traffic.total:
+        return None
+    sent = [[name, round(size)] for name, size in sent_by_dimension(traffic)]
+    return {"component": number, "tokens": micro_batch_tokens(part), "sent": sent}
 
 
 def _finding(finding: Finding) -> dict[str, str]:
@@ -280,7 +292,7 @@ SCRIPTS = (
 
 
 def plan_to_html(plan: Plan) -> str:
-    """The page of a plan: its grid, details of every process, phases, weight routes and findings.
+    """The page of a plan: its grid, details of every process, phases, weight routes, traffic and findings.
 
     >>> import roost
     >>> page = plan_to_html(roost.plan({"num_gpus_per_node": 2, "actor_train": {"device_mapping": "0-1"}}))

@@ -11,9 +11,10 @@ import numpy as np
 from roost.cluster.inventory import Ints, Inventory, Node
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import known_shape
 from roost.placement.memory.phases import Phase, State, works_in
 from roost.placement.memory.residency import IN_FLIGHT, ClassResidency, Decision
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, uses_model
 
 MOST_PLACES = 4  # places named for a class of devices; a scattered one is cut there
 
@@ -256,6 +257,27 @@ def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
         for held in plan.residency.classes
         if len(held.device_class.components) > 1 or held.device_class.memory_gb is not None
     )
+
+
+def unknown_memory(plan: Plan, rows: Sequence[MemoryRow]) -> str:
+    """Reasons for figures that are unknown in the rows; empty where all are known."""
+    missing = dict.fromkeys(name for row in rows if None in row.used for name in row.components)
+    reasons: dict[str, list[str]] = {}
+    for part in (plan[name] for name in missing):
+        if uses_model(part) and known_shape(part) is None:
+            reasons.setdefault(_why_unknown(part), []).append(part.name)
+    spelled = [f"{why} ({', '.join(names)})" for why, names in reasons.items()]
+    if any(row.total is None for row in rows):
+        spelled.append("the memory of the devices is not given (memory_gb of nodes in --inventory)")
+    elif missing and not spelled:
+        spelled.append(f"the memory of {', '.join(missing)} cannot be computed")
+    return f"?: {'; '.join(spelled)}" if spelled else ""
+
+
+def _why_unknown(part: ComponentPlan) -> str:
+    if part.model.config is not None:
+        return "models of this type are not counted"
+    return f"config.json of {part.model.path} is not on this machine" if part.model.path else "the job names no model"
 
 
 def _processes_on(part: ComponentPlan, held: ClassResidency) -> str:

@@ -10,7 +10,7 @@ from roost.config.ranks import spell_ranks
 from roost.placement.memory.phases import Phase
 from roost.placement.plan import Plan
 from roost.view.grid_model import Grid, Holder, Mark, Run, grid
-from roost.view.phases import MemoryRow, memory_rows, phase_rows
+from roost.view.phases import MemoryRow, memory_rows, phase_rows, unknown_memory
 
 MOST_SINGLE_ROWS = 16  # up to this many nodes get one row each
 FREE = "·"
@@ -24,13 +24,22 @@ def print_grid(plan: Plan, console: Console) -> None:
     console.print(_legend(result))
     console.print()
     console.print(_phase_table(plan))
-    rows = memory_rows(plan)
-    if rows:
+    if memory_rows(plan):
         console.print()
-        console.print(_memory_table(rows))
+        print_memory(plan, console)
     for engine in plan.routes.engines:
         console.print()
         console.print(Text(f"weights to {engine.component}: {engine.summary}"))
+
+
+def print_memory(plan: Plan, console: Console) -> None:
+    """Print the memory of devices in each phase, and why figures are unknown."""
+    rows = memory_rows(plan)
+    if rows:
+        console.print(_memory_table(rows))
+    unknown = unknown_memory(plan, rows)
+    if unknown:
+        console.print(Text(unknown, "dim"))
 
 
 def _grid_table(result: Grid) -> Table:

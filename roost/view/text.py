@@ -15,16 +15,18 @@ from rich.text import Text
 
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Severity, Where
-from roost.config.job import Notation, Origin, ResolvedSetting, Role, Sharding
+from roost.config.job import Notation, Origin, ResolvedSetting
 from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.memory.traffic import micro_batch_tokens, micro_batch_traffic
+from roost.placement.memory.model import known_shape
+from roost.placement.memory.traffic import Traffic, micro_batch_tokens, micro_batch_traffic
 from roost.placement.plan import Plan
 from roost.view.grid_model import FoldedRow, fold
 
 MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut there
+ASSUMED = {"expert": "expert (even routing)"}  # dimensions whose bytes depend on the data
 
 
 def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> None:
@@ -37,10 +39,14 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     console.print(_component_table(shown))
     console.print()
     console.print(_process_table(shown))
-    meshes = [f"{part.name} {part.mesh}" for part in shown if _has_mesh(part)]
+    meshes = [f"{part.name} {mesh}" for part in shown if (mesh := shown_mesh(part))]
     if meshes:
         console.print()
         console.print(Text(f"mesh  {', '.join(meshes)}"))
+    recomputed = [text for part in shown if (text := _recomputed(part))]
+    if recomputed:
+        console.print()
+        console.print(Text(f"activations  {', '.join(recomputed)}"))
     traffic = [text for part in shown if (text := _traffic(part))]
     if traffic:
         console.print()
@@ -54,11 +60,18 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
         console.print(Text("settings  " + ", ".join(f"{key}={value}" for key, value in settings.items())))
 
 
-def _has_mesh(part: ComponentPlan) -> bool:
-    """Return True if FSDP is not the only division of a model's ranks."""
-    is_sharded = part.role in (Role.LEARNER, Role.SCORER) and part.model.sharding is Sharding.FULL
-    mesh = part.mesh if is_sharded else None
-    return mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1)
+def shown_mesh(part: ComponentPlan) -> str:
+    """The device mesh of a learner or scorer as text; empty if FSDP alone divides its ranks."""
+    mesh = part.sharded_mesh
+    return str(mesh) if mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1) else ""
+
+
+def _recomputed(part: ComponentPlan) -> str:
+    """Layers whose activations a learner recomputes, where the plan chose them; else empty."""
+    layers, shape = part.model.recomputed_layers, known_shape(part)
+    if layers is None or shape is None:
+        return ""
+    return f"{part.name} recomputes those of {layers} of {shape.layers} layers"
 
 
 def _traffic(part: ComponentPlan) -> str:
@@ -66,8 +79,17 @@ def _traffic(part: ComponentPlan) -> str:
     traffic = micro_batch_traffic(part)
     if traffic is None or not traffic.total:
         return ""
-    dimensions = " + ".join(f"{sent / 1e9:.3g} {name}" for name, sent in asdict(traffic).items() if sent)
+    dimensions = " + ".join(f"{sent / 1e9:.3g} {name}" for name, sent in sent_by_dimension(traffic))
     return f"{part.name} sends {dimensions} GB from each rank per micro-batch of {micro_batch_tokens(part):,} tokens"
+
+
+def sent_by_dimension(traffic: Traffic) -> list[tuple[str, float]]:
+    """Bytes of each dimension that sends any, by its name and what its prediction assumes.
+
+    >>> sent_by_dimension(Traffic(replicate=0.0, fsdp=2e9, context=0.0, tensor=0.0, expert=1e9))
+    [('fsdp', 2000000000.0), ('expert (even routing)', 1000000000.0)]
+    """
+    return [(ASSUMED.get(name, name), sent) for name, sent in asdict(traffic).items() if sent]
 
 
 def machines_line(inventory: Inventory) -> str:

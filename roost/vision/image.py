@@ -6,11 +6,13 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from roost.config.findings import counted
 
 DATA_URL = re.compile(r"^data:image/[\w.+-]+;base64,", re.IGNORECASE)
 LARGEST_PIXELS = 1 << 26  # of an image that is decoded: a small file may hold gigabytes
@@ -60,8 +62,12 @@ def from_data_url(url: str) -> bytes:
     """
     if not (found := DATA_URL.match(url)):
         raise ImageError(f"an image is {url[:60]!r}; send it as data:image/png;base64,...")
+    return _from_base64(url[found.end() :])
+
+
+def _from_base64(text: str) -> bytes:
     try:
-        return base64.b64decode(url[found.end() :], validate=True)
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ImageError(f"an image is not base64: {error}") from None
 
@@ -90,24 +96,35 @@ def from_cell(value: Any, folder: Path) -> bytes:
     raise ImageError(f"a column of images has {type(value).__name__}; it must be bytes or a path")
 
 
-def png(opened: Any) -> bytes:
+def png(image: Any) -> bytes:
     """An image of Pillow as a PNG file."""
     written = BytesIO()
-    opened.save(written, "PNG")
+    image.save(written, "PNG")
     return written.getvalue()
 
 
-def opened(data: bytes) -> Any:
-    """The image of Pillow in a file, in RGB. Raise ImageError if it cannot be read."""
+def decode_rgb(data: bytes) -> Any:
+    """The decoded Pillow image, in RGB, upright by its EXIF orientation, and on white where it is transparent.
+
+    vLLM decodes images in the same way. Raise ImageError if it cannot be read.
+    """
     found = _header(data)
+    from PIL import Image as Pillow, ImageOps
+
     try:
-        return found.convert("RGB")
+        found = ImageOps.exif_transpose(found)
+        if found.mode == "RGB" or not found.has_transparency_data:
+            return found.convert("RGB")
+        drawn = found.convert("RGBA")
+        ground = Pillow.new("RGB", drawn.size, "white")
+        ground.paste(drawn, mask=drawn.getchannel("A"))
+        return ground
     except (OSError, ValueError, SyntaxError) as error:
         raise ImageError(f"an image of {len(data)} bytes cannot be read: {error}") from None
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Height and width, from the header alone."""
+    """Height and width, from the header alone. EXIF orientation is not applied, so they may be swapped."""
     width, height = _header(data).size
     return height, width
 
@@ -115,7 +132,7 @@ def size(data: bytes) -> tuple[int, int]:
 def thumbnail(data: bytes, longest: int = 96) -> str:
     """A small copy as a data URL, for reports; empty if it cannot be read."""
     try:
-        small = opened(data)
+        small = decode_rgb(data)
     except ImageError:
         return ""
     small.thumbnail((longest, longest))
@@ -134,3 +151,107 @@ def _header(data: bytes) -> Any:
     if found.width * found.height > LARGEST_PIXELS:
         raise ImageError(f"an image has {found.width} x {found.height} pixels; at most {LARGEST_PIXELS:,} are read")
     return found
+
+
+MARKER = "<image>"  # in the text of a data set's prompt
+KINDS = ("image", "image_url", "input_image")
+SHOWN = "[image]"
+
+Message = Mapping[str, Any]
+
+
+def is_image(part: Any) -> bool:
+    """Return True for a part of a message that is an image."""
+    return isinstance(part, Mapping) and part.get("type") in KINDS
+
+
+def has_images(content: Any) -> bool:
+    return isinstance(content, list | tuple) and any(map(is_image, content))
+
+
+def image_bytes(part: Mapping[str, Any], folder: Path) -> bytes | None:
+    """File of an image part, in OpenAI's, Anthropic's or Hugging Face's form; None for a placeholder."""
+    source = part.get("source")
+    if isinstance(source, Mapping) and isinstance(source.get("url"), str):
+        return from_data_url(source["url"])
+    if isinstance(source, Mapping) and isinstance(source.get("data"), str):
+        return _from_base64(source["data"])
+    given = next((part[key] for key in ("image", "image_url", "bytes", "path") if part.get(key)), None)
+    return None if given is None else from_cell(given, folder)
+
+
+def count_placeholders(messages: Sequence[Message], folder: Path = Path()) -> int:
+    """Number of placeholders for images: markers in text, and parts without an image."""
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            count += content.count(MARKER)
+        elif isinstance(content, list | tuple):
+            count += sum(is_image(part) and image_bytes(part, folder) is None for part in content)
+    return count
+
+
+def fill_images(messages: Sequence[Message], files: Sequence[bytes], folder: Path = Path()) -> list[dict[str, Any]]:
+    """Messages with their images as parts that hold the file; `files` fill the placeholders in order.
+
+    Without placeholders, images go to the start of the first user message.
+
+    >>> fill_images([{"role": "user", "content": "<image>what is it?"}], [b"abc"])[0]["content"]
+    [{'type': 'image', 'image': b'abc'}, {'type': 'text', 'text': 'what is it?'}]
+    """
+    count = count_placeholders(messages, folder)
+    if count == 0 and files:
+        messages = _marked(messages, len(files))
+    elif count != len(files):
+        raise ImageError(f"a prompt has {counted(count, 'image placeholder')} but {counted(len(files), 'image')}")
+    left = iter(files)
+    return [{**message, "content": _filled(message.get("content"), left, folder)} for message in messages]
+
+
+def _marked(messages: Sequence[Message], count: int) -> list[Message]:
+    first = next((index for index, message in enumerate(messages) if message.get("role") == "user"), None)
+    if first is None:
+        raise ImageError("a prompt has images, but no user message")
+    content = messages[first].get("content")
+    parts = content if isinstance(content, list | tuple) else [{"type": "text", "text": content or ""}]
+    shown = {**messages[first], "content": [*[{"type": "image"}] * count, *parts]}
+    return [*messages[:first], shown, *messages[first + 1 :]]
+
+
+def _filled(content: Any, files: Iterator[bytes], folder: Path) -> Any:
+    if isinstance(content, str):
+        if MARKER not in content:
+            return content
+        first, *rest = content.split(MARKER)
+        parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
+        for text in rest:
+            parts += [{"type": "image", "image": next(files)}, *([{"type": "text", "text": text}] if text else [])]
+        return parts
+    if not has_images(content):
+        return content
+    found = []
+    for part in content:
+        if is_image(part):
+            data = image_bytes(part, folder)
+            found.append({"type": "image", "image": next(files) if data is None else data})
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            found.append({"type": "text", "text": part["text"]})
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ImageError(f"a message has a part of type {kind}; text and images are read")
+    return found
+
+
+def files_of(messages: Sequence[Message]) -> list[bytes]:
+    """Files of the images in messages that `fill_images` returned."""
+    parts = [part for message in messages if has_images(message.get("content")) for part in message["content"]]
+    return [part["image"] for part in parts if is_image(part)]
+
+
+def read_text(content: Any, with_names: bool = False) -> str:
+    """Text of parts of a message, with a mark for each image, or with the name of its content."""
+    return "".join(
+        (f"[image {Image(part['image']).digest.hex()}]" if with_names else SHOWN) if is_image(part) else part["text"]
+        for part in content
+    )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roost.config.findings import counted
 from roost.vision.cache import ByteCache
-from roost.vision.image import Image, ImageError, opened, size
+from roost.vision.image import Image, ImageError, decode_rgb, size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 Ints = npt.NDArray[np.int64]
@@ -22,7 +23,7 @@ KEPT_BYTES = 512 << 20  # of patches that are kept: those of one prompt are need
 class Patches:
     """An image as a vision tower takes it, in an eighth of the bytes: a byte per number, one of the equal frames."""
 
-    colours: npt.NDArray[np.uint8]  # [patches, channels, pixels of a patch], resized
+    raw: npt.NDArray[np.uint8]  # [patches, channels, pixels of a patch], resized
     values: npt.NDArray[np.float32]  # [channels, 256], the normalized value of each
     frames: int  # equal ones that a patch has
     grid: tuple[int, int, int]  # time, height and width in patches
@@ -30,13 +31,13 @@ class Patches:
     @property
     def pixels(self) -> npt.NDArray[np.float32]:
         """[patches, numbers of a patch], equal to the floats of the image processor."""
-        count, channels, _ = self.colours.shape
-        found = self.values[np.arange(channels)[:, None], self.colours]
+        count, channels, _ = self.raw.shape
+        found = self.values[np.arange(channels)[:, None], self.raw]
         return np.repeat(found[:, :, None], self.frames, axis=2).reshape(count, -1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layout:
+class PromptPositions:
     """Images of a prompt, and the positions of its tokens and of those that follow."""
 
     images: tuple[tuple[Image, range], ...]  # with the positions of their tokens
@@ -54,7 +55,7 @@ class Processor:
 
     def __init__(self, images: Any, token_id: int, merge: int) -> None:
         self._images, self.token_id, self._merge = images, token_id, merge
-        self._kept = ByteCache[Patches](KEPT_BYTES, lambda patches: patches.colours.nbytes)
+        self._kept = ByteCache[Patches](KEPT_BYTES, lambda patches: patches.raw.nbytes)
         self._values = normalized_values(images)
 
     @classmethod
@@ -81,14 +82,14 @@ class Processor:
         return self._kept.get(image.digest, lambda: self._processed(image.data))
 
     def _processed(self, data: bytes) -> Patches:
-        colours, grid = _colours(self._images, opened(data))
-        return Patches(colours, self._values, self._images.temporal_patch_size, grid)
+        raw, grid = _raw_patches(self._images, decode_rgb(data))
+        return Patches(raw, self._values, self._images.temporal_patch_size, grid)
 
     def expand(self, token_ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], tuple[Image, ...]]:
         """Tokens with each placeholder repeated as often as its image has tokens, and the images at their positions."""
         holders = sum(token == self.token_id for token in token_ids)
         if holders != len(files):
-            raise ImageError(f"a prompt has {holders} places for images, but {len(files)} images")
+            raise ImageError(f"a prompt has {counted(holders, 'image placeholder')} but {counted(len(files), 'image')}")
         left = iter(files)
         ids: list[int] = []
         images: list[Image] = []
@@ -101,8 +102,8 @@ class Processor:
                 ids.append(token)
         return ids, tuple(images)
 
-    def layout(self, token_ids: Sequence[int], images: Sequence[Image]) -> Layout:
-        """Layout of a prompt. Raise ImageError unless each image has all its tokens at its position."""
+    def layout(self, token_ids: Sequence[int], images: Sequence[Image]) -> PromptPositions:
+        """Positions of a prompt. Raise ImageError unless each image has all its tokens at its position."""
         end = 0
         for image in images:
             span = self.span(image)
@@ -112,7 +113,7 @@ class Processor:
                 raise ImageError(f"tokens {span.start} to {span.stop} are not all {self.token_id}, as its image needs")
             end = span.stop
         spans = tuple((image, self.span(image)) for image in images)
-        return Layout(spans, self.positions(len(token_ids), images))
+        return PromptPositions(spans, self.positions(len(token_ids), images))
 
     def span(self, image: Image) -> range:
         """Positions of an image's tokens."""
@@ -141,7 +142,7 @@ class Processor:
         return np.concatenate(parts, axis=1)[:, :length].astype(np.int64)
 
 
-def _colours(images: Any, picture: Any, **options: Any) -> tuple[npt.NDArray[np.uint8], tuple[int, int, int]]:
+def _raw_patches(images: Any, picture: Any, **options: Any) -> tuple[npt.NDArray[np.uint8], tuple[int, int, int]]:
     """Resized patches before they are normalized, of one frame, [patches, channels, pixels], and their grid."""
     found = images(images=[picture], do_rescale=False, do_normalize=False, return_tensors="np", **options)
     time, height, width = (int(each) for each in found["image_grid_thw"][0])
@@ -159,11 +160,11 @@ def normalized_values(images: Any) -> npt.NDArray[np.float32]:
     edge = images.patch_size * images.merge_size
     size = (edge, edge * -(-256 // edge**2))  # width, height
     ramp = Pillow.frombytes("L", size, bytes(place % 256 for place in range(size[0] * size[1]))).convert("RGB")
-    colours, _ = _colours(images, ramp, do_resize=False)
+    raw, _ = _raw_patches(images, ramp, do_resize=False)
     pixels = _one_frame(images, images(images=[ramp], do_resize=False, return_tensors="np")["pixel_values"])
-    values = np.zeros((colours.shape[1], 256), np.float32)
+    values = np.zeros((raw.shape[1], 256), np.float32)
     for channel, row in enumerate(values):
-        row[colours[:, channel]] = pixels[:, channel]
+        row[raw[:, channel]] = pixels[:, channel]
     return values
 
 

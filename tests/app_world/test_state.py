@@ -2,8 +2,7 @@ import json
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from roost.app_world.changes import Change, changes_between
 from roost.app_world.generation import generated_state

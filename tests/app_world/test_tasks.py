@@ -3,8 +3,7 @@ import sys
 from functools import lru_cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.app_world.evaluate import evaluate, scenario_goal_completion, task_goal_completion
 from roost.app_world.tasks.task_set import (

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import roost
-from roost.cli.convert import Target
+from roost.cli.diff import Target
 from roost.cli.options import EXTRAS, not_installed
 from roost.placement.convert.convert_plan import WRITTEN
 from tests.cli.terminal import cluster_yaml, run, write
@@ -158,7 +158,7 @@ class TestConvert:
 
     def test_what_cannot_be_said_is_named(self):
         result = run("convert", EXAMPLES / "heterogeneous/cluster.yaml", "--to", "roll", "--gpus-per-node", "8")
-        assert (result.exit_code, result.stdout) == (1, "")
+        assert (result.exit_code, result.stdout) == (2, "")
         assert "ROLL has no word for Franka" in result.stderr
 
 
@@ -174,15 +174,28 @@ class TestExplain:
             in run("explain", EXAMPLES / "placements/roll.yaml", "actor_train").stdout
         )
 
-    @pytest.mark.parametrize("wanted", ["rolout", "rollout:99", "rollout:x", "rollout:"])
-    def test_mistakes(self, wanted):
+    @pytest.mark.parametrize(
+        ("wanted", "message"),
+        [
+            ("rolout", "there is no component rolout"),
+            ("rollout:99", "rollout has no process '99'"),
+            ("rollout:x", "rollout has no process 'x'"),
+            ("rollout:", "give a rank after rollout:"),
+        ],
+    )
+    def test_mistakes(self, wanted, message):
         result = run("explain", EXAMPLES / "placements/rlinf.yaml", wanted)
         assert result.exit_code == 1
-        assert "fix" in result.stderr
+        assert message in result.stderr and "fix" in result.stderr
 
 
 def test_schema():
     assert "component_placement" in json.dumps(json.loads(run("schema", "--notation", "rlinf").stdout))
+    result = run("schema", "--notation", "areal")
+    assert result.exit_code == 2
+    assert "there is no schema for AReaL jobs; there is one for rlinf, roll, loop" in " ".join(
+        result.stderr.replace("│", " ").split()
+    )
 
 
 class TestGrid:
@@ -318,6 +331,27 @@ def test_check_train_tells_what_could_train_and_the_keys_ignored(tmp_path):
     assert run("check", places).exit_code == 0  # it only places
 
 
+def test_a_misspelt_override_gets_one_answer(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(TRAINABLE)
+    told = run("plan", job, "cluster.gpu_per_node=8", width=200).output
+    assert "num_gpus_per_node?" in told and "fix  correct the key" in told and "+cluster" not in told
+
+
+def test_a_script_without_data_is_told_of_its_own_key(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
+    told = run("check", "--train", script, width=200).output
+    assert "write data.train_files=" in told and "section train" not in told
+
+
+def test_no_unused_keys_is_said(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(TRAINABLE.replace("fsdp_config: {strategy: fsdp}", ""))
+    assert run("explain", job, "keys").output == "Every key is used.\n"
+    assert run("explain", job, "keys.foo").output == "No key below foo is unused.\n"
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_of_keys_stay_whole(width, tmp_path):
     job = tmp_path / "job.yaml"
@@ -360,6 +394,11 @@ def test_check_train_names_the_script_that_makes_the_model(tmp_path):
     job.write_text(TRAINABLE.replace("tiny", "team/sums"))
     script.touch()
     assert f"make it first: python {script}" in run("check", "--train", job, width=300).output
+    warm_start = tmp_path / "sft.yaml"
+    warm_start.touch()
+    job.write_text(TRAINABLE.replace("tiny", "runs/warm/policy"))
+    fix = f"make it first: python {script}, then roost sft {warm_start}"
+    assert fix in run("check", "--train", job, width=600).output
 
 
 def roll_job(folder, pipeline=1, model="Qwen/Qwen2.5-7B", **more):
@@ -384,6 +423,40 @@ def test_plan_and_explain_name_the_same_estimator(tmp_path):
     assert "advantage_estimator is reward" in run("explain", file, "train.advantage_estimator").stdout
 
 
+def test_the_grid_says_why_memory_is_not_known():
+    shown = " ".join(run("plan", EXAMPLES / "placements/rlinf.yaml", "--grid").stdout.split())
+    assert shown.count("?: the job names no model (actor, rollout); the memory of the devices is not given") == 1
+
+
+@pytest.mark.parametrize(("sign", "is_taken"), [("", False), ("+", True), ("++", True)])
+def test_a_setting_that_the_config_lacks_is_added_with_a_plus(tmp_path, sign, is_taken):
+    """Document: Notations, Hydra; a script has no config, and takes it either way."""
+    placed = "cluster: {num_nodes: 1, num_gpus_per_node: 2, component_placement: {actor: 0, rollout: 1}}"
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{placed}\ntrain: {{model: some/model, max_steps: 1, task: {{_target_: my_tasks.Sums}}}}\n")
+    result = run("explain", file, "train.learning_rate", f"{sign}train.learning_rate=0.5")
+    assert ("learning_rate is 0.5" in result.stdout) == is_taken
+    assert is_taken or "use +train.learning_rate=0.5" in result.stderr
+    script = tmp_path / "run.sh"
+    keys = "trainer.n_gpus_per_node=2 actor_rollout_ref.model.path=some/model data.train_files=a.parquet"
+    script.write_text(f'python3 -m verl.trainer.main_ppo {keys} "$@"\n')
+    result = run("explain", script, "train.max_steps", "--", f"{sign}train.max_steps=5")
+    assert "max_steps is 5" in result.stdout
+
+
+def test_a_name_of_several_components_explains_each(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text("python3 train.py --actor-num-nodes 1 --rollout-num-gpus 8 --prefill-num-servers 2\n")
+    result = run("explain", file, "rollout")
+    assert result.exit_code == 0
+    assert "rollout.prefill " in result.stdout and "rollout.decode " in result.stdout
+    result = run("explain", file, "rollout:1")
+    assert result.exit_code == 1
+    assert "rollout is 2 components" in result.stderr
+    assert "use rollout.prefill:1 or rollout.decode:1" in result.stderr
+    assert "rollout.decode 1 runs on node" in run("explain", file, "rollout.decode:1").stdout
+
+
 def test_a_setting_is_explained_before_the_errors_of_the_job(tmp_path):
     file = roll_job(tmp_path, pipeline=2, train={"task": {"_target_": "package.module.Class"}})
     result = run("explain", file, "train.loss_type")
@@ -403,6 +476,56 @@ def test_one_process_is_not_several(tmp_path):
 def test_the_mesh_of_a_learner_is_shown(tmp_path):
     file = write(tmp_path, yaml.safe_dump(TWO_COPIES), "job.yaml")
     assert "mesh  actor 2 replicate x 4 shard x 2 tensor" in run("plan", "--layout", "as_written", file).stdout
+
+
+SIZES = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+QWEN = {"model_type": "qwen2", "intermediate_size": 18944, "vocab_size": 152064, **SIZES}
+
+
+@pytest.mark.parametrize(
+    ("backend", "mesh"),
+    [
+        pytest.param({"training_backend": "fsdp"}, "4 shard x 2 tensor", id="fsdp"),
+        pytest.param({}, "4 shard x 2 tensor", id="none-written"),
+        pytest.param({"training_backend": "megatron"}, "", id="megatron"),
+    ],
+)
+def test_the_mesh_and_the_traffic_of_an_rlinf_job_are_those_of_its_learner(backend, mesh, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    actor = {**backend, "model": {"model_path": str(tmp_path), "tensor_model_parallel_size": 2}}
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 9, "component_placement": {"actor": "0-7", "rollout": 8}},
+        "actor": actor,
+        "train": {"task": {"_target_": "package.module.Class"}},
+    }
+    file = write(tmp_path, yaml.safe_dump(job), "job.yaml")
+    shown, page = run("plan", file).stdout, tmp_path / "plan.html"
+    assert (f"mesh  actor {mesh}" in shown) == ("traffic  actor sends" in shown) == bool(mesh)
+    found = json.loads(run("plan", file, "--json").stdout)["components"]["actor"]
+    sizes = {"replicate": 1, "shard": 4, "context": 1, "tensor": 2, "expert": 1}
+    assert found["mesh"] == (sizes if mesh else None)
+    assert bool(found["traffic"] and found["traffic"]["tensor"]) == bool(mesh)
+    run("plan", file, "--html", page)
+    assert (f'"{mesh or "tensor 2"}"' in page.read_text()) and ('"traffic":[]' in page.read_text()) != bool(mesh)
+
+
+def test_layers_that_auto_recomputes_are_shown(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    job = {
+        "cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3", "rollout": "4-7"}},
+        "actor": {"model": {"model_path": str(tmp_path)}},
+        "train": {
+            "task": {"_target_": "package.module.Class"},
+            "activation_checkpointing": "auto",
+            "micro_batch_tokens": 32768,
+        },
+    }
+    file = write(tmp_path, yaml.safe_dump(job), "job.yaml")
+    machines = write(tmp_path, "nodes: [{accelerators: 8, memory_gb: 80}]", "machines.yaml")
+    layers = json.loads(run("plan", file, "--inventory", machines, "--json").stdout)["components"]["actor"]["model"]
+    shown = run("plan", file, "--inventory", machines).stdout
+    assert 0 < layers["recomputed_layers"] < 28
+    assert f"activations  actor recomputes those of {layers['recomputed_layers']} of 28 layers" in shown
 
 
 def test_pipeline_stages_of_a_mixture_are_not_replaced_by_a_tensor_size(tmp_path):

@@ -53,6 +53,19 @@ def test_a_plain_install_names_the_extra(tmp_path, command, extra):
     assert f"pip install 'roost[{extra}]'" in printed and "Traceback" not in printed
 
 
+@pytest.mark.parametrize("words", [("--help",), ("status",)], ids=" ".join)
+def test_a_plain_install_has_all_commands(tmp_path, words):
+    code, printed = process("-c", PLAIN_INSTALL, *words)
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize("command", ["watch", "report", "eval"])
+def test_a_folder_that_is_not_there_is_reported_before_slow_imports(tmp_path, command):
+    code, printed = process("-c", PLAIN_INSTALL, command, tmp_path / "nowhere")
+    assert code == 2
+    assert "nowhere" in printed and "is missing; install" not in printed and "Traceback" not in printed
+
+
 def test_the_package_is_the_command():
     assert process("-m", "roost", "--version") == (0, f"roost {roost.__version__}\n")
 

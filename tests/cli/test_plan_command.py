@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,24 @@ def test_an_unknown_component_is_a_finding(tmp_path):
     result = run("plan", write(tmp_path, cluster_yaml(1, actor="all")), "--component", "actr")
     assert result.exit_code == 1
     assert "did you mean actor?" in result.stderr
+
+
+def test_the_grid_has_the_memory_of_what_does_not_fit(tmp_path):
+    """And nothing else of a plan that is refused; other errors leave no table."""
+    shape = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+             "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    job = json.loads(cluster_yaml(1, **{"actor,rollout": "all"}))
+    job["actor"] = {"model": {"model_path": str(tmp_path)}}
+    file = write(tmp_path, json.dumps(job))
+    machines = write(tmp_path, "nodes: [{accelerators: 8, memory_gb: 24}]", "machines.yaml")
+    refused = run("plan", file, "--inventory", machines, "--grid")
+    assert refused.exit_code == 1 and "RST-M004" in refused.stderr
+    head, row, *_ = lines_of(refused.stdout)
+    assert re.fullmatch(r"GiB on each device +generate +infer +learn +sync +of +decision", head)
+    assert re.match(r"8 x actor\+rollout( +\d+\.\d){4} +24 ", row)
+    assert run("plan", file, "--inventory", machines).stdout == ""
+    assert run("plan", file, "cluster.num_nodes=2", "--inventory", machines, "--grid").stdout == ""
 
 
 def test_overrides_and_options(tmp_path):

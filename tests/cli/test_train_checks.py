@@ -13,6 +13,7 @@ pytest.importorskip("huggingface_hub")
 
 from huggingface_hub import constants
 
+from roost.cli.options import open_console
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.notations.notation import read_job
@@ -67,7 +68,7 @@ CASES = {
     ),
     "wide-built-in-engine": (
         ["+rollout.tensor_parallel_size=2", "cluster.num_gpus_per_node=3", "cluster.component_placement.rollout=1-2:0"],
-        "is torch, which runs on one device, but rollout is cut over several",
+        "is torch, which runs on one device, but rollout is split over several",
     ),
     "context": (["train.engine_options.max_context=65"], "is 65, but the model has 64 positions"),
     "option": (["+train.engine_options.max_contex=64"], "did you mean max_context?"),
@@ -109,6 +110,22 @@ def test_the_step_to_resume_from_may_stand_before_the_config(tmp_path, model):
     result = trained(tmp_path, *words)
     assert result.stdout.startswith(f"roost: checking {ARITHMETIC / 'rlinf.yaml'}"), result.output
     assert "names rank 7, which is out of range" in result.stderr
+
+
+def test_errors_of_a_run_go_to_stderr(tmp_path, model):
+    result = trained(tmp_path, "--resume", ARITHMETIC / "rlinf.yaml", f"actor.model.model_path={model}")
+    assert result.exit_code == 1 and result.stderr.startswith("error: "), result.output
+    assert "error" not in result.stdout
+
+
+def test_paths_of_a_diverged_run_are_on_one_line(tmp_path, capsys):
+    from roost.cli.train_run import _print_divergence
+    from tests.trainer.example_run import make_run
+
+    made = make_run(tmp_path / ("long-" * 20), steps=3)
+    _print_divergence(made, open_console())
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["no policy was exported; there is no checkpoint", f"report   {made.report_file}"]
 
 
 @pytest.mark.parametrize("words", [[ARITHMETIC / "rlinf.yaml", "abc"], ["abc", ARITHMETIC / "rlinf.yaml"]])

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.cluster.hardware import BUILT_IN, AcceleratorType, DetectedAccelerators
+from roost.cluster.hardware.accelerator import Device, allowed_ids, numbered_files, run_tool
 from roost.cluster.hardware.accelerators import amd, ascend, intel, kunlun, moore_threads, nvidia, simulated
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, numbered_files, run_tool
 
 TWO_H100 = """\
 0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H100 80GB HBM3, 81559

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from roost.config.job import Notation
-from roost.config.notations import loop_train as training_loop
-from roost.config.notations import roll_train as training_roll
+from roost.config.notations import loop_train as training_loop, roll_train as training_roll
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.train import SETTINGS, SETTINGS_OF, Setting, default_of
 

@@ -12,7 +12,7 @@ from roost.config import interpolation
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.interpolation import resolve
-from roost.config.section import Unresolved
+from roost.config.source import Unresolved
 
 CLUSTER = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all"}}
 

@@ -1,8 +1,7 @@
 """Device lists: what is read, and what is refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.interpolation import MAX_DEVICES, ExpressionError, parse_devices
 

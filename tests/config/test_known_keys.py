@@ -17,7 +17,7 @@ from roost.config.notations.loop import read_loop
 from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf import read_rlinf
 from roost.config.notations.roll import read_roll
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train import SETTINGS
 from tests.cli.terminal import run, write
 from tests.config.test_training_read import CONFIGS, TRAIN, merged
@@ -403,7 +403,7 @@ def test_reasons_are_in_the_json_and_in_words(tmp_path):
     "key",
     [
         "recompute_method",
-        "recompute_granularity",
+        "recompute_num_layers",
         "sequence_parallel",
         "apply_rope_fusion",
         "moe_token_dispatcher_type",

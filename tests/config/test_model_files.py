@@ -5,7 +5,7 @@ from contextlib import chdir
 
 import pytest
 
-from roost.config.model_files import ModelLocation, model_location, resolve_model
+from roost.config.job import ModelLocation, model_location, resolve_model
 
 HUB, MISSING, FOLDER = ModelLocation.HUB, ModelLocation.MISSING, ModelLocation.FOLDER
 

@@ -1,8 +1,7 @@
 """Rank ranges and placement strings."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.ranks import RankSyntaxError, parse_placement, parse_range, parse_rank_list, spell_ranks
 

@@ -8,7 +8,7 @@ import yaml
 from roost.config.compose import load
 from roost.config.findings import Findings, Where
 from roost.config.notations.reward_keys import rlinf_rewards, roll_filters, roll_rewards
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.rollout.rewards.config import make_rewards
 
 REWARDS = "roost.rollout.rewards"

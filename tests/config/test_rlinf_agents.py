@@ -9,8 +9,7 @@ from roost.config.known_keys.tables import Effect
 from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf_agents import CODE_TOOL
 from roost.rollout.agents.tools import PARSERS, Kept
-from roost.rollout.check_target import SCENARIO as PART
-from roost.rollout.check_target import check_target
+from roost.rollout.check_target import SCENARIO as PART, check_target
 
 JOB = {
     "cluster": {"num_nodes": 1, "component_placement": {"actor,rollout,reward": "0"}},

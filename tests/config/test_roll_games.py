@@ -7,7 +7,7 @@ import pytest
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.notations.roll_games import AGENT, ENVIRONMENT, FIELDS, GAMES, SCENARIO, TASKS
+from roost.config.notations.roll_data import AGENT, ENVIRONMENT, FIELDS, GAMES, SCENARIO, TASKS
 from roost.rollout.agents.templated import Templates
 from roost.rollout.environments import text_games
 from roost.rollout.environments.environment import Observation

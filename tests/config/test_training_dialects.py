@@ -5,6 +5,7 @@ import re
 import pytest
 
 from roost.config.compose import load
+from roost.config.data import Teacher
 from roost.config.findings import Findings
 from roost.config.job import TRAINED, Notation
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
@@ -12,7 +13,6 @@ from roost.config.notations.notation import read_job
 from roost.config.notations.rlinf_train import ADV_TYPES
 from roost.config.notations.roll_train import ADV_ESTIMATORS
 from roost.config.notations.words import AGGREGATIONS, SCHEDULES
-from roost.config.teacher import Teacher
 from roost.config.train import (
     SETTINGS,
     AdvantageEstimator,
@@ -48,6 +48,7 @@ def with_all(config, written):
 
 
 MEGATRON_ACTOR = {"actor.training_backend": "megatron"}
+MEGATRON_LEARNER = {"actor_train.strategy_args.strategy_name": "megatron_train"}
 LOW, HIGH = "algorithm.clip_ratio_low", "algorithm.clip_ratio_high"
 EACH = "actor_train.training_args.per_device_train_batch_size"
 ROUNDS = "actor_train.training_args.gradient_accumulation_steps"
@@ -369,6 +370,43 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             id="least-rate",
         ),
         case(
+            ROLL,
+            {
+                "actor_train.training_args.lr_scheduler_type": "warmup_stable_decay",
+                "actor_train.training_args.lr_scheduler_kwargs": {
+                    "num_decay_steps": 4,
+                    "decay_type": "linear",
+                    "min_lr_ratio": 0.1,
+                },
+                "actor_train.training_args.learning_rate": 1e-6,
+            },
+            lr_scheduler_type=LrSchedulerType.WSD,
+            wsd_decay_steps=4,
+            wsd_decay_style=WsdDecayStyle.LINEAR,
+            min_learning_rate=1e-7,
+            id="warm-up-stable-decay-of-roll",
+        ),
+        case(
+            ROLL,
+            {
+                **MEGATRON_LEARNER,
+                "actor_train.training_args.lr_scheduler_type": "warmup_stable_decay",
+                "actor_train.training_args.lr_scheduler_kwargs": {
+                    "wsd_decay_steps": 4,
+                    "lr_wsd_decay_style": "linear",
+                    "min_lr": 1e-7,
+                    "lr_decay_steps": 20,
+                },
+                "actor_train.training_args.learning_rate": 1e-6,
+            },
+            lr_scheduler_type=LrSchedulerType.WSD,
+            decay_steps=20,
+            wsd_decay_steps=4,
+            wsd_decay_style=WsdDecayStyle.LINEAR,
+            min_learning_rate=1e-7,
+            id="warm-up-stable-decay-of-megatron",
+        ),
+        case(
             LOOP,
             {
                 "rl.optimization.lr_scheduler": {
@@ -390,6 +428,36 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         ),
         case(RLINF, {LORA: False, "actor.model.lora_rank": 8}, lora_rank=None, id="no-lora"),
         case(RLINF, {"actor.model.precision": "bf16"}, compute_dtype="bfloat16", weight_dtype="float32", id="bf16"),
+        case(
+            RLINF,
+            {"actor.fsdp_config.gradient_checkpointing": False},
+            activation_checkpointing=False,
+            id="fsdp-recomputes-nothing",
+        ),
+        case(
+            RLINF,
+            {"actor.training_backend": "megatron", "actor.model.recompute_granularity": "full"},
+            activation_checkpointing=True,
+            id="megatron-recomputes-all",
+        ),
+        case(
+            RLINF,
+            {"actor.training_backend": "megatron", "actor.model.recompute_granularity": "selective"},
+            activation_checkpointing=False,
+            id="megatron-recomputes-attention",
+        ),
+        case(
+            RLINF,
+            {"actor.model.tensor_model_parallel_size": 2, "actor.model.recompute_granularity": "selective"},
+            activation_checkpointing=False,
+            id="without-a-backend-megatrons-key-counts",
+        ),
+        case(
+            RLINF,
+            {"actor.fsdp_config.gradient_checkpointing": False, "actor.model.recompute_granularity": "full"},
+            activation_checkpointing=False,
+            id="without-a-backend-fsdps-key-comes-first",
+        ),
         case(RLINF, {"actor.model.precision": "32"}, compute_dtype="float32", id="precision-as-a-word"),
         case(
             RLINF,
@@ -614,7 +682,18 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
             step_reward_weight=0.3,
             reward_std=RewardScope.GROUP,
             state_normalization="mean_std",
+            state_scope="batch",
             id="gigpo",
+        ),
+        case(
+            ROLL,
+            {"adv_estimator": "gigpo", **ENVIRONMENTS},
+            advantage_estimator=AdvantageEstimator.GIGPO,
+            step_gamma=0.95,
+            reward_baseline=RewardScope.NONE,
+            reward_std=RewardScope.NONE,
+            state_normalization="none",
+            id="gigpo-without-normalisation",
         ),
         case(
             ROLL,
@@ -829,6 +908,27 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         case(ROLL, {"max_ckpt_to_keep": 0}, keep_checkpoints=3, id="keeps-all"),
         case(ROLL, {"max_ckpt_to_keep": 7}, keep_checkpoints=7, id="keeps"),
         case(ROLL, {"actor_train.model_args.lora_rank": 8}, lora_rank=8, id="lora"),
+        case(
+            ROLL,
+            {
+                "actor_train.strategy_args.strategy_name": "fsdp2_train",
+                "actor_train.model_args.disable_gradient_checkpointing": True,
+            },
+            activation_checkpointing=False,
+            id="no-gradient-checkpointing",
+        ),
+        case(
+            ROLL,
+            {
+                "actor_train.strategy_args": {
+                    "strategy_name": "megatron_train",
+                    "strategy_config": {"recompute_granularity": "full"},
+                },
+                "actor_train.model_args.disable_gradient_checkpointing": True,
+            },
+            activation_checkpointing=True,
+            id="recomputing-of-megatron",
+        ),
         case(ROLL, {"actor_train.model_args.dtype": "bf16"}, compute_dtype="bfloat16", id="bf16"),
         case(ROLL, {"actor_infer.strategy_args.strategy_name": "vllm"}, engine="vllm", id="engine"),
         case(ROLL, {"adv_estimator": "grpo"}, gae_lambda=1.0, value_clip=0.2, id="no-critic"),
@@ -1249,6 +1349,21 @@ def test_what_is_done_otherwise_is_said(written, count):
 def test_what_a_notation_says_and_roost_does_not_do(notation, written, path, what):
     _, findings = read(with_all(config_of(notation), written))
     assert [(".".join(finding.where.path), finding.what) for finding in findings.found] == [(path, what)]
+
+
+@grid(
+    ("word", "limits"),
+    [
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+        ("warmup_stable_decay", {"num_decay_steps": 3, "decay_type": "cosine", "min_lr_ratio": 0.5}),
+    ],
+)
+def test_arguments_that_megatrons_scheduler_does_not_read_are_named(word, limits):
+    arguments = {"lr_scheduler_type": word, "lr_scheduler_kwargs": limits}
+    written = {**MEGATRON_LEARNER, "actor_train.training_args": arguments}
+    settings, findings = read(with_all(config_of(ROLL), written))
+    assert [finding.what for finding in findings.found] == [f"{name} is not followed" for name in limits]
+    assert (value_of(settings, "min_learning_rate"), value_of(settings, "wsd_decay_steps")) == (0.0, None)
 
 
 def test_the_table_of_what_settings_are_made_of_knows_only_settings():

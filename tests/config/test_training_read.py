@@ -139,7 +139,7 @@ def test_what_is_left_out_where_the_plan_decides():
     assert settings_of(activation_checkpointing=False).learner.activation_checkpointing is False
     assert settings_of(activation_checkpointing="auto").learner.activation_checkpointing == "auto"
     _, findings = read(config_of(Notation.RLINF, activation_checkpointing="some"))
-    assert whats(findings) == ["is 'some'; it must be true or false"]
+    assert whats(findings) == ["is 'some'; it must be true, false or auto"]
 
 
 def test_a_run_keeps_checkpoints_unless_it_says_otherwise():
@@ -152,6 +152,59 @@ def test_what_is_not_written_is_as_the_settings_say():
     plain = TrainSettings(settings.learner, task=TRAIN["task"], name="")
     assert settings == plain
     assert settings.learner.optimizer.total_steps == plain.max_steps
+
+
+GIGPO = {
+    "advantage_level": "sample",
+    "step_gamma": 0.95,
+    "reward_baseline": "group",
+    "reward_std": "group",
+    "state_scope": "group",
+    "whiten_advantages": "none",
+}
+
+
+@grid(
+    ("notation", "train", "defaults"),
+    [
+        pytest.param(Notation.RLINF, {"advantage_estimator": "gigpo"}, GIGPO, id="gigpo"),
+        pytest.param(Notation.ROLL, {"advantage_estimator": "gigpo"}, GIGPO, id="gigpo-roll"),
+        pytest.param(
+            Notation.RLINF,
+            {"advantage_estimator": "gigpo", "step_gamma": 0.5, "reward_std": "none"},
+            {**GIGPO, "step_gamma": 0.5, "reward_std": "none"},
+            id="gigpo-written",
+        ),
+        pytest.param(
+            Notation.RLINF,
+            {"step_gamma": 0.5, "advantage_estimator": "reward"},
+            {"advantage_level": "sample", "reward_baseline": "none"},
+            id="steps",
+        ),
+        pytest.param(
+            Notation.RLINF,
+            {"step_gamma": 0.5, "advantage_level": "episode"},
+            {"advantage_level": "episode"},
+            id="steps-of-episodes",
+        ),
+        pytest.param(
+            Notation.ROLL,
+            {"advantage_estimator": "reinforce++_baseline"},
+            {"whiten_advantages": "tokens"},
+            id="whitened-roll",
+        ),
+        pytest.param(
+            Notation.ROLL,
+            {"advantage_estimator": "reinforce++_baseline", "whiten_advantages": "none"},
+            {"whiten_advantages": "none"},
+            id="whitened-roll-written",
+        ),
+        pytest.param(Notation.ROLL, {"advantage_estimator": "grpo"}, {"whiten_advantages": "none"}, id="grpo-roll"),
+    ],
+)
+def test_defaults_depend_on_the_estimator(notation, train, defaults):
+    advantage = settings_of(notation, **train).advantage
+    assert {name: getattr(advantage, name) for name in defaults} == defaults
 
 
 def config_with(path, notation, **train):
@@ -196,7 +249,8 @@ KNOWN_ELSEWHERE = [
     ({"loss_type": "DAPO"}, "clip_range_high: 0.28"),
     ({"advantage_estimator": "dr-grpo"}, "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"),
     ({"advantage_estimator": "reinforce_plus_plus"}, "write advantage_estimator: reinforce++"),
-    ({"kl_estimator": "low_var_kl"}, "write k3"),
+    ({"kl_estimator": "low_var_kl"}, "write kl_estimator: k3"),
+    ({"rollout_is": "segment"}, "write rollout_is: turn_mean"),
 ]
 
 
@@ -211,8 +265,10 @@ def test_names_of_other_frameworks_are_answered_with_the_spelling_here(train, fi
 def test_spellings_of_other_names_can_be_read(kind):
     for name, spelling in OTHER_NAMES[kind].items():
         assert name not in tuple(kind)
-        text = spelling if ": " in spelling else f"kl_estimator: {spelling}"
-        settings = yaml.safe_load("{" + text + "}")
+        if ": " not in spelling:
+            assert kind(spelling), name
+            continue
+        settings = yaml.safe_load("{" + spelling + "}")
         _, findings = read(config_of(**settings))
         assert not [each for each in findings.found if each.code in ("RST-T006", "RST-T001")], name
 

@@ -32,8 +32,8 @@ EXIT_CODES = """\
 | code | meaning |
 |---|---|
 | 0 | done; also a run that Ctrl-C stopped after a step, with a checkpoint |
-| 1 | errors in the config, plans that differ (`diff`), a lossy conversion (`convert`), a failed run |
-| 2 | the command line is wrong, or one of the plans has errors (`diff`) |
+| 1 | errors in the config, plans that differ (`diff`), a conversion with a named loss (`convert`), a failed run |
+| 2 | the command line is wrong, one of the plans has errors (`diff`), or nothing is printed (`convert`) |
 | 75 | SIGUSR1 or SIGTERM stopped a run, with a checkpoint: the same command continues it |
 | 130, 143 | Ctrl-C or SIGTERM ended a run while it was starting |"""
 

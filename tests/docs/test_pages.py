@@ -1,13 +1,16 @@
 """Generated pages are what the code says, and links between Markdown files lead somewhere."""
 
 import functools
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from roost.placement.memory.model import shape_from_config
+import roost
+from roost.cluster.inventory import Inventory
+from roost.placement.memory.shape import shape_from_config
 from tests.docs import api_page, cli_page, memory_page
 from tests.grid import grid
 
@@ -85,16 +88,22 @@ def _leads_to_code(folder, names):
     return True
 
 
-def _rows():
-    """Rows of the table in CONTRIBUTING.md: the task, and all that is in backticks after it."""
-    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where to change what")[2]
-    lines = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
-    return [(line.split("|")[1].strip(), re.findall(r"`([^`]+)`", line)) for line in lines]
+def _tasks():
+    """Entries of CONTRIBUTING.md about a task: its name, and what is in backticks in a bullet or row about it."""
+    part = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where to change what")[2]
+    *sections, last = part.partition("\n## ")[0].split("\n### ")[1:]
+    found = []
+    for section in sections:
+        task, _, text = section.partition("\n")
+        found += [(task, re.findall(r"`([^`]+)`", bullet)) for bullet in re.split(r"\n(?=- |\n)", text)]
+    rows = [line for line in last.splitlines() if line.startswith("| ")][1:]
+    found += [(row.split("|")[1].strip(), re.findall(r"`([^`]+)`", row)) for row in rows]
+    return [(task, named) for task, named in found if any("/" in name for name in named)]
 
 
-@pytest.mark.parametrize(("task", "named"), [pytest.param(*row, id=row[0]) for row in _rows()])
+@grid(("task", "named"), [pytest.param(*entry, id=f"{entry[0]}: {entry[1][0]}") for entry in _tasks()])
 def test_where_to_change_what(task, named):
-    """Every path exists, and every other name occurs in a file of its row."""
+    """Every path exists, and every other name occurs in a file of its bullet or row."""
     paths = [ROOT / name for name in named if "/" in name]
     assert [str(path) for path in paths if not path.exists()] == []
     texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
@@ -103,14 +112,34 @@ def test_where_to_change_what(task, named):
 
 
 def test_tasks_of_contributors():
-    tasks = " ".join(task for task, _ in _rows())
+    """Each says which tests to change."""
+    tasks = {}
+    for task, named in _tasks():
+        tasks.setdefault(task, []).extend(named)
+    told = " ".join(tasks)
     for task in ("loss", "engine", "vendor", "finding", "reward", "key of a notation", "route", "devices", "metric"):
-        assert task in tasks
-    assert "launcher" in tasks
+        assert task in told.lower()
+    assert "launcher" in told
+    assert [task for task, named in tasks.items() if not any(name.startswith("tests/") for name in named)] == []
 
 
 def test_the_memory_page_is_what_plans_say():
     assert memory_page.PAGE.read_text(encoding="utf-8") == memory_page.page(), "run: python -m tests.docs.memory_page"
+
+
+@pytest.mark.parametrize("training", ["", "train: {task: {_target_: my_tasks.Sums}, engine: vllm}"])
+def test_the_job_of_larger_models_fits(tmp_path, monkeypatch, training):
+    """The config as printed, on nodes of 8 GPUs of 80 GB; and as a training job."""
+    text = (ROOT / "docs/guides/larger-models.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    folder = tmp_path / "Qwen/Qwen3-32B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(memory_page.MODELS["Qwen3-32B"]))
+    file = tmp_path / "job.yaml"
+    file.write_text(text + training)
+    monkeypatch.chdir(tmp_path)
+    machines = Inventory.from_dict({"nodes": [{"count": 4, "accelerators": 8, "memory_gb": 80}]})
+    plan = roost.plan(file, inventory=machines)
+    assert [part.is_float32 for part in plan.components] == [False, False]
 
 
 def test_models_of_the_memory_page_have_their_published_parameters():

@@ -8,11 +8,18 @@ import sys
 import pytest
 
 from roost.config.train import ENGINES
-from roost.engines.command import RETURN_EXPERTS, TRAITS, EngineKind, ServerSpec, server_command
+from roost.engines.command import (
+    RETURN_EXPERTS,
+    TRAITS,
+    EngineKind,
+    InstalledVllm,
+    ServerSpec,
+    read_installed,
+    server_command,
+)
 from roost.engines.connect import connect
 from roost.engines.guarded import keyed_server
 from roost.engines.guarded.roost_key_guard import KEY_VARIABLE
-from roost.engines.installed import InstalledVllm, read_installed
 from roost.engines.protocol import EngineError
 from roost.engines.sglang import SglangEngine
 from roost.engines.vllm import VllmEngine

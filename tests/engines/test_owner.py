@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from roost.engines.command import EngineKind, ServerSpec
-from roost.engines.owner import LocalOwner, spec_of_start
 from roost.engines.protocol import EngineError
-from roost.engines.server_process import ServerProcess, start_ready
+from roost.engines.server_process import LocalOwner, ServerProcess, spec_of_start, start_ready
 from tests.engines.scripted_server import bounded
 from tests.limits import HANG_S
 
@@ -92,7 +91,7 @@ def test_a_server_is_not_started_before_the_last_one_has_ended(owner, monkeypatc
             were_there.append(psutil.pid_exists(first))
             return await start_ready(*args)
 
-        monkeypatch.setattr("roost.engines.owner.start_ready", noted)
+        monkeypatch.setattr("roost.engines.server_process.start_ready", noted)
         monkeypatch.setattr(ServerProcess, "stop", functools.partialmethod(ServerProcess.stop, 1.0))
         stopping = asyncio.create_task(one.stop())
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet, check_base
 from roost.engines.members import EngineState, Member
-from roost.engines.protocol import InFlight, NotOffered, Sampling, VersionSpan
+from roost.engines.protocol import Capabilities, InFlight, NotOffered, Sampling, VersionSpan
 from roost.engines.weights.payload import Manifest
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.sync import WeightSync
@@ -167,6 +167,42 @@ def test_the_learner_leaves_the_device_before_the_kv_caches_are_restored(route, 
 
         assert asyncio.run(scenario()) == ({}, [[["weights"]] * 2])
         assert woken() == [["weights"]] * 2 + [["kv_cache"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("route", "why"),
+    [
+        (WeightRoute.SHARED_MEMORY, "vllm cannot map files of the learner"),
+        (WeightRoute.BROADCAST, "the server was started with weight_transfer ipc, not nccl"),
+        (WeightRoute.DEVICE, None),
+    ],
+)
+def test_a_planned_route_that_a_server_refuses_is_reported_once(route, why, tmp_path):
+    with running_standin(NEW, opens_token_route=False) as (url, server):
+        described = [None, {"6": {"logprob": -0.5}}]
+        scored = {"choices": [{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": described}]}
+        server.on_v1_completions = lambda asked: (200, scored)
+        reported = []
+
+        async def scenario():
+            member = Member(Owner(url))
+            await member.connect(connect(EngineKind.VLLM, url))
+            member.standing = EngineState.UPDATING
+            connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
+            for version in (6, 7, 8):
+                if version == 6:
+                    member.abilities = Capabilities(frozenset())  # as while a server is started again
+                update = WeightUpdate(version, PROBE, SentByAnother(route))
+                folder = tmp_path / str(version)
+                sync = WeightSync(update, folder, connecting, InFlight.DRAIN, report=reported.append)
+                assert await sync.bring([member]) == {}
+                if version == 6:
+                    assert not member.useless_routes
+            await member.disconnect()
+
+        asyncio.run(scenario())
+    line = f"one does not take weights by {route}, the planned route: {why}; it reads them from disk"
+    assert reported == ([line] if why else [])
 
 
 def test_what_an_engine_loads_from_disk_is_written_before_the_learner_leaves(tmp_path):

@@ -24,8 +24,8 @@ from rich.console import Console
 from typer.main import get_command
 
 import roost
-from roost.cli import check, convert, diff, explain, main, plan, train
-from roost.config.finding_codes import ROOMS, FindingKind, finding_kinds
+from roost.cli import check, diff, explain, main, plan, train
+from roost.config.finding_codes import AREAS, FindingKind, finding_kinds
 from roost.config.findings import Finding, Findings
 from roost.view.text import print_findings
 
@@ -36,7 +36,7 @@ CODES = "codes.md"
 SHIPPED = HERE.parents[1] / "roost" / "config" / "finding_examples.json"
 FOLDER = "/home/me/job"  # what messages show instead of the temporary folder of a run
 REPEATED = re.compile(r"‹([^›]*)›×(\d+)")
-COMMANDS = (check, convert, diff, explain, plan, train)
+COMMANDS = (check, diff, explain, plan, train)
 ROOST = get_command(main.build_app())
 MAX_SHOWN = 3  # findings of one example on a page
 Found = tuple[Finding, ...]
@@ -270,12 +270,12 @@ def _codes(chapters: tuple[Chapter, ...], found: Mapping[str, Found]) -> Iterato
             examples.setdefault(code, []).append(f"[{example.title}]({chapter.page}.md#{example.title})")
     kinds = finding_kinds().values()
     yield CODES_INTRODUCTION
-    rows = [f"| [{kind.code}](#{kind.code.lower()}) | {kind.title} | {kind.room} |" for kind in kinds]
+    rows = [f"| [{kind.code}](#{kind.code.lower()}) | {kind.title} | {kind.area} |" for kind in kinds]
     yield "\n".join(["| code | meaning | about |", "|---|---|---|", *rows])
-    for letter, room in ROOMS.items():
-        yield f"## {letter}: {room}"
+    for letter, area in AREAS.items():
+        yield f"## {letter}: {area}"
         for kind in kinds:
-            if kind.room == room:
+            if kind.area == area:
                 yield "\n\n".join(_meaning(kind, examples.get(kind.code, [])))
 
 
@@ -298,7 +298,7 @@ def _example(example: Example, found: Found) -> Iterator[str]:
     for name, text in texts.items():
         if len(texts) > 1 or example.python is not None:
             yield f"`{name}`:"
-        yield _block(Path(name).suffix.lstrip("."), text)
+        yield _block(Path(name).suffix.lstrip("."), text.replace("\r", ""))  # pages have one kind of line end
     if example.bytes_hex is not None:
         yield f"A file that starts with the bytes `{bytes.fromhex(example.bytes_hex).hex(' ')}`:"
     if example.python is not None:

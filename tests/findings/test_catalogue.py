@@ -17,9 +17,9 @@ from roost.cluster.hardware.problem import Problem
 from roost.config.findings import Findings
 from roost.config.interpolation import ExpressionError
 from roost.config.ranks import RankSyntaxError
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.yaml_events import Refused, ValueBuilder
-from roost.placement.memory.residency import MemoryRefused
+from roost.placement.memory.sharing import MemoryRefused
 from roost.placement.strategies import refuse
 from tests.findings.catalogue import SHIPPED, findings_pages, read_catalogue, run, shipped_examples, written_pages
 from tests.grid import grid

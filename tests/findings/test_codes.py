@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 import roost
 from roost.cli.main import build_app
-from roost.config.finding_codes import ROOMS, finding_kinds
+from roost.config.finding_codes import AREAS, finding_kinds
 from roost.config.findings import Findings, Where
 from tests.grid import grid
 
 ROOT = Path(roost.__file__).parent
-CODE = re.compile(rf"RST-[{''.join(ROOMS)}]\d{{3}}")
+CODE = re.compile(rf"RST-[{''.join(AREAS)}]\d{{3}}")
 REPORTS = {"error", "warn", "note"}
 # What carries the words of a finding to where it is reported.
 CARRIERS = {"RankSyntaxError", "ExpressionError", "MemoryRefused", "Problem", "_refusal", "refuse"}
@@ -100,7 +100,7 @@ def test_codes_are_well_formed_in_order_and_written_once():
     text = (ROOT / "config" / "finding_codes.toml").read_text(encoding="utf-8")
     written = re.findall(r"^\[(.*)\]$", text, re.MULTILINE)
     assert [code for code in written if not CODE.fullmatch(code)] == []
-    assert written == sorted(set(written), key=lambda code: (list(ROOMS).index(code[4]), code))
+    assert written == sorted(set(written), key=lambda code: (list(AREAS).index(code[4]), code))
 
 
 @grid("kind", [pytest.param(kind, id=kind.code) for kind in finding_kinds().values()])

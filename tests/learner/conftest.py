@@ -1,7 +1,7 @@
 import pytest
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.learner.heads import POLICY
+from roost.learner.forward import POLICY
 from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU, settings_of
 from tests.one_thread import one_thread  # noqa: F401

@@ -12,17 +12,18 @@ import torch
 from roost.config.job import Notation
 from roost.config.learning import LossSettings
 from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, OldLogprobs
-from roost.learner.corrections import correction
 from roost.learner.losses import (
     PolicyBatch,
     Totals,
     ValueBatch,
+    correction,
     overstepped,
     policy_loss,
     token_weights,
+    units_of,
     value_loss,
 )
-from roost.learner.packing import segment_means
+from roost.learner.sample import segment_means
 from tests.config.test_training_read import config_of, merged, read
 
 PG_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
@@ -176,11 +177,11 @@ def check_roll_loss(case):
         kept = Flat(case, rows, settings)
         batch = kept.batch(kept.take("logprobs"))
         found = correction(batch.old_logprobs, batch.engine_logprobs, batch.sequence, batch.turn, settings).kept
-        means = ImportanceSamplingLevel.SEQUENCE, ImportanceSamplingLevel.TURN_MEAN
         if settings.loss_aggregation is LossAggregation.TOKEN_MEAN and not found.all():
             raise Decided("token-mean of ROLL does not leave out rejected tokens")
-        if settings.importance_sampling_level in means and not found.all() and is_recomputed:
-            raise Decided("ROLL's mean ratios leave out rejected tokens")
+        is_by_turn = settings.importance_sampling_level is ImportanceSamplingLevel.TURN_MEAN
+        if is_by_turn and not found.all() and is_recomputed:
+            raise Decided("ROLL's turn ends at a rejected token")
         if settings.entropy_coef and not found.all() and not is_recomputed:
             raise Decided("rejected tokens have no entropy bonus")
         counts_kept = settings.old_logprobs is not OldLogprobs.ROLLOUT
@@ -193,7 +194,13 @@ def check_roll_loss(case):
             count = len(kept.sequence[found].unique())
         loss, gradient = loss * count, gradient * count
     yield loss, case["expected"]["loss"]
-    yield gradient, expected_gradient(case, rows)
+    wanted = expected_gradient(case, rows)
+    flat, level = Flat(case, rows, settings), settings.importance_sampling_level
+    if level in (ImportanceSamplingLevel.TURN_MEAN, ImportanceSamplingLevel.SEQUENCE):
+        # ROLL gives each token the mean gradient of its turn or sample; Roost gives it its own.
+        units = units_of(flat.sequence, flat.turn, level).numpy()
+        gradient, wanted = (np.bincount(units, each[flat.mask]) for each in (gradient, wanted))
+    yield gradient, wanted
 
 
 def micro_batches(case):

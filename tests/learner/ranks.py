@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from roost.learner.distributed import close_distributed, init_distributed
-from roost.learner.heads import POLICY
+from roost.learner.forward import POLICY
 from roost.learner.learner import Learner
 from tests.forked import FORKED
 from tests.learner.random_samples import CPU

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from roost.config.train import AdapterSettings
 from roost.engines.tiny_model import write_tiny_model
-from roost.learner.export import whole_bytes
 from roost.learner.learner import Learner
+from roost.learner.model import whole_bytes
 from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of
 
 SAMPLES = random_samples(12, 5, 9, 40)
@@ -81,7 +81,7 @@ def test_transformers_reads_the_merged_model(adapted, tmp_path):
     written = sum(
         weight.numel() * weight.element_size() for weight in load_file(tmp_path / "policy/model.safetensors").values()
     )
-    assert whole_bytes(adapted.module) == written
+    assert whole_bytes(adapted.module, settings_of("")) == written
 
 
 def test_the_adapter_keeps_its_precision_where_the_model_has_less(learner):

@@ -5,11 +5,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.train import AdvantageEstimator, AdvantageSettings
-from roost.learner.advantages import advantages, is_alone
+from roost.learner.advantages import adapted_kl_coef, advantages, is_alone
 
 COMPARING = [
     estimator
@@ -145,3 +144,18 @@ def test_mistakes_are_told(returns, groups, message):
 def test_gae_needs_a_critic():
     with pytest.raises(ValueError, match="needs the values of a critic"):
         found(AdvantageEstimator.GAE, [1.0], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("kl", "samples", "expected"),
+    [
+        pytest.param(0.15, 50, 0.05 * 1.1, id="follows"),
+        pytest.param(0.0, 4096, 0.05 * 0.8, id="more-samples-than-the-horizon"),
+        pytest.param(9.0, 4096, 0.05 * 1.2, id="far-above"),
+        pytest.param(math.nan, 50, 0.05, id="no-number"),
+        pytest.param(math.inf, 50, 0.05, id="infinite"),
+    ],
+)
+def test_the_coefficient_of_the_kl_stays_positive(kl, samples, expected):
+    settings = AdvantageSettings(kl_penalty_target=0.1, kl_penalty_horizon=100)
+    assert adapted_kl_coef(0.05, kl, samples, settings) == pytest.approx(expected)

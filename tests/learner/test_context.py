@@ -7,10 +7,10 @@ import pytest
 
 from roost.config.job import ParallelSizes
 from roost.config.train import AdapterSettings, ImportanceSamplingLevel, LossSettings
-from roost.learner.heads import POLICY, VALUE
+from roost.learner.forward import POLICY, VALUE
 from roost.learner.learner import Learner
-from roost.learner.packing import pack
 from roost.learner.parallel.context import ContextGroup
+from roost.learner.sample import pack
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, on_ranks, weights
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roost.config.teacher import Distillation
+from roost.config.data import Distillation
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, LossSettings, OldLogprobs
 from roost.config.train_choices import Divergence
 from roost.learner.learner import Learner

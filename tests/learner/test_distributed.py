@@ -1,18 +1,27 @@
 """Two ranks learn as one does, and a checkpoint of the ones is read by the other."""
 
 import dataclasses
+import errno
 import functools
+import itertools
+import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from roost.config.train import AdapterSettings, LearnerSettings
+from roost.config.job import ParallelSizes
+from roost.config.train import AdapterSettings, LearnerSettings, OptimizerSettings
 from roost.learner.checksums import check_sums
 from roost.learner.distributed import close_distributed, flattened, init_distributed, most, restored, together
-from roost.learner.heads import POLICY, VALUE, Head
-from roost.learner.learner import Learner
+from roost.learner.forward import POLICY, VALUE, Head
+from roost.learner.learner import GradientNoise, Learner
+from roost.procs.files import DiskFull
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import in_turn, learn_and_keep, learn_and_read, moments, on_ranks, weights
 from tests.limits import HANG_S
@@ -28,6 +37,11 @@ TOTALS = [totals_of([*one, *other]) for one, other in SHARES]
 CHANGES = {
     "all weights": {},
     "adapter": {"adapter": AdapterSettings(lora_rank=4), "activation_checkpointing": True},
+}
+COUNTED = {
+    "2 shard": ParallelSizes(),
+    "2 replicate": ParallelSizes(shard=1),
+    "2 tensor": ParallelSizes(tensor=2),
 }
 
 
@@ -87,6 +101,13 @@ def ranks(cases, tmp_path_factory):
             works[name] = (learn_and_read, *arguments)
         else:
             works[name] = (learn_and_keep, *arguments, case.head)
+    for name, sizes in COUNTED.items():
+        settings = dataclasses.replace(cases["all weights"].settings, parallel=sizes)
+        works[name] = (count_and_save, settings, str(cases["all weights"].folder / name))
+    rough = cases["critic in bfloat16"].settings
+    works["export"] = (export_late, rough, str(cases["all weights"].folder / "export in bfloat16"))
+    works["full disk"] = (export_late, rough, str(cases["all weights"].folder / "full"), 0, True)
+    works["noise"] = (noise_of, cases["all weights"].settings)
     works["in a file"] = (agree_in_file, tmp_path_factory.mktemp("meeting") / "meeting.store")
     found = on_ranks(2, in_turn, list(works.values()))
     return {name: [rank[number] for rank in found] for number, name in enumerate(works)}
@@ -134,6 +155,80 @@ def test_two_ranks_in_bfloat16_are_near_one(cases, ranks, name):
             tolerance = 1.01 / total.tokens if figure.startswith("clipped") else 1e-3
             assert learnt[figure] == pytest.approx(alone, rel=0.05, abs=tolerance), figure
     near(one["again"], other["weights"], 0)
+
+
+def noise_of(rank, settings):
+    """Estimates of signal and noise, of a minibatch of which each rank has two micro-batches."""
+    learner = Learner(settings, CPU)
+    learner.learn(HALVES[rank], totals_of([*HALVES[0], *HALVES[1]]))
+    return list(learner._noise._newest)
+
+
+HALVES = [random_samples(31, 20, seed=3), random_samples(29, 24, seed=4)]  # each is a micro-batch
+
+
+def test_gradient_norms_of_halves_are_over_all_shards(cases, ranks):
+    still = dataclasses.replace(cases["all weights"].settings, optimizer=OptimizerSettings(learning_rate=0.0))
+    one, expected = Learner(still, CPU), GradientNoise()
+    parts = [*map(list, itertools.product(*HALVES)), [*HALVES[0], *HALVES[1]]]
+    *halves, whole = (one.learn(some, totals_of(some))["grad/norm"] for some in parts)
+    for half in halves:  # each rank has its own order
+        expected.add(half, 2, whole, 4)
+    (first,), (second,) = ranks["noise"]
+    assert first == second
+    assert any(first == pytest.approx(each, rel=1e-4) for each in expected._newest)
+
+
+def count_and_save(rank, settings, folder):
+    """Bytes that this rank counts of a checkpoint, which it then writes."""
+    learner = Learner(settings, CPU)
+    learner.save(folder)
+    learner.wait_saved()
+    return learner.checkpoint_bytes()
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_ranks_count_what_they_write_to_a_checkpoint(cases, ranks, name):
+    case = cases["all weights"]
+    assert sum(ranks[name]) == pytest.approx(case.alone.checkpoint_bytes(), rel=0.02)
+    data = sum(file.stat().st_size for file in (case.folder / name).glob("*.distcp"))
+    assert 0.7 * data < sum(ranks[name]) < data  # the names of tiny weights take as much as their numbers
+
+
+def export_late(rank, settings, folder, after_s=0, fails=False):
+    """Error of an export that takes so long on the first rank, and then finds the disk full if so asked."""
+    learner = Learner(settings, CPU)
+    write = learner.module.save_pretrained
+
+    def late(*arguments, **named):
+        time.sleep(after_s)
+        if fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*arguments, **named)
+
+    learner.module.save_pretrained = late
+    try:
+        learner.export(folder)
+    except DiskFull as error:
+        return [str(error)]
+    return []
+
+
+def test_a_policy_is_exported_as_engines_compute_with_it_and_a_full_disk_is_named_by_all_ranks(cases, ranks):
+    folder = cases["all weights"].folder
+    assert ranks["export"] == [[], []]
+    written = load_file(folder / "export in bfloat16" / "model.safetensors")
+    assert {weight.dtype for weight in written.values()} == {torch.bfloat16}
+    assert json.loads((folder / "export in bfloat16" / "config.json").read_text())["dtype"] == "bfloat16"
+    for [error] in ranks["full disk"]:
+        assert f"cannot write the policy to {folder / 'full'}" in error
+
+
+@pytest.mark.long
+def test_ranks_wait_for_a_slow_disk_longer_than_for_each_other(cases, tmp_path):
+    settings = cases["all weights"].settings
+    assert on_ranks(2, export_late, settings, str(tmp_path / "slow"), 12, limit_s=10) == [[], []]
+    assert (tmp_path / "slow" / "model.safetensors").is_file()
 
 
 def _with_returns(sample):

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.train import AdvantageSettings, Whitening
 from roost.learner.advantages import rewards_of_tokens, token_advantages, whitened

@@ -7,9 +7,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
-from roost.config.train import AdapterSettings, ImportanceSamplingLevel, LossSettings, OptimizerSettings, PolicyLoss
-from roost.learner.heads import VALUE
-from roost.learner.learner import Learner
+from roost.config.train import (
+    AdapterSettings,
+    ImportanceSamplingLevel,
+    LossAggregation,
+    LossSettings,
+    OptimizerSettings,
+    PolicyLoss,
+)
+from roost.learner.forward import VALUE
+from roost.learner.learner import NOISE_LEAST, NOISE_WINDOW, GradientNoise, Learner
 from tests.learner.random_samples import (
     CPU,
     assert_equal,
@@ -69,9 +76,48 @@ def test_how_the_work_is_cut_changes_nothing(learner, family, changes):
     assert told_too == pytest.approx(described, rel=1e-4, abs=1e-5)
 
 
-def test_the_first_layers_are_recomputed(learner):
-    one = learner(activation_checkpointing=True, recomputed_layers=1)
-    calls = [0] * len(one.module.model.layers)
+@pytest.mark.parametrize("aggregation", [LossAggregation.SEQ_MEAN, LossAggregation.TOKEN_MEAN])
+def test_the_noise_scale_is_that_of_half_the_micro_batches_and_all(learner, aggregation):
+    still = {"optimizer": OptimizerSettings(learning_rate=0.0), "loss": LossSettings(loss_aggregation=aggregation)}
+    samples = [dataclasses.replace(each, advantages=np.ones(len(each), np.float32)) for each in random_samples(20, 12)]
+    one, again = (learner(micro_batch_tokens=20, **still) for _ in range(2))
+    noise = GradientNoise()
+    halves = [one.learn([each], totals_of([each]))["grad/norm"] for each in samples]
+    positions = [*range(NOISE_LEAST)]
+    whole = [one.learn(samples, totals_of(samples), position) for position in positions]
+    for half in halves:
+        noise.add(half, 1, whole[0]["grad/norm"], 2)
+    of_long, of_short = (pytest.approx(each, rel=1e-4) for each in noise._newest)
+    found = list(one._noise._newest)
+    assert all(each in (of_long, of_short) for each in found)
+    assert of_long in found and of_short in found, "not always the longest, which come first"
+    assert [step.get("grad/noise_scale") for step in whole] == [None] * (NOISE_LEAST - 1) + [one._noise.scale]
+    for position in positions[5:]:
+        again.learn(samples, totals_of(samples), position)
+    assert list(again._noise._newest) == found[5:], "by the position of the step, as in a resumed run"
+
+
+@pytest.mark.parametrize("of_half", [8, 16, 20])
+def test_a_known_noise_scale_is_found(of_half):
+    """Gradients of samples are normal around a mean: 400 numbers of variance 0.25, and a norm of 1.25."""
+    random, noise = np.random.default_rng(0), GradientNoise()
+    for _ in range(NOISE_WINDOW):
+        gradients = random.normal(1.25 / 20, 0.5, (32, 400))
+        half, whole = gradients[:of_half].mean(0), gradients.mean(0)
+        noise.add(np.linalg.norm(half), of_half, np.linalg.norm(whole), 32)
+    assert noise.scale == pytest.approx(400 * 0.25 / 1.25**2, rel=0.2)
+
+
+def test_without_a_mean_gradient_there_is_no_noise_scale():
+    noise = GradientNoise()
+    for _ in range(NOISE_LEAST):
+        noise.add(2.0, 8, 1.0, 16)
+    assert noise.scale is None
+
+
+def layer_calls(learner, samples):
+    """Calls of each layer in a step."""
+    calls = [0] * len(learner.module.model.layers)
 
     def count(index):
         def called(*_):
@@ -79,12 +125,21 @@ def test_the_first_layers_are_recomputed(learner):
 
         return called
 
-    for index, layer in enumerate(one.module.model.layers):
+    for index, layer in enumerate(learner.module.model.layers):
         layer.mlp.register_forward_pre_hook(count(index))
-    samples = random_samples(12)
-    one.learn(samples, totals_of(samples))
-    assert calls == [2, *[1] * (len(calls) - 1)]
-    assert len(calls) > 1
+    learner.learn(samples, totals_of(samples))
+    return calls
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("recomputed", [0, 1, 2, 3, None])
+def test_so_many_layers_are_recomputed(models, family, recomputed):
+    model, samples = models(family, num_hidden_layers=3), random_samples(12, 9)
+    kept = Learner(settings_of(model), CPU)
+    one = Learner(settings_of(model, activation_checkpointing=True, recomputed_layers=recomputed), CPU)
+    assert layer_calls(kept, samples) == [1, 1, 1]
+    assert layer_calls(one, samples) == [2 if recomputed is None or index < recomputed else 1 for index in range(3)]
+    assert_equal(dict(one.weights()), dict(kept.weights()))
 
 
 def test_no_more_logits_at_a_time_than_allowed(learner):
@@ -203,7 +258,7 @@ def test_entropy_is_learnt_only_where_asked(learner):
 
 def test_the_entropy_bonus_follows_its_schedule(learner):
     samples = random_samples(12, 9)
-    optimizer = OptimizerSettings(learning_rate=0.0, total_steps=4)
+    optimizer = OptimizerSettings(learning_rate=0.0, total_steps=5)
     falling = learner(loss=LossSettings(entropy_coef=1.0, entropy_coef_end=0.0), optimizer=optimizer)
     told = [falling.learn(samples, totals_of(samples), position) for position in (0, 1, 4, 9)]
     assert [one["entropy_coef"] for one in told] == [1.0, 0.75, 0.0, 0.0]

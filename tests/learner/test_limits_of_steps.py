@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from roost.config.train import LossAggregation, LossSettings, LrSchedulerType, OptimizerSettings
+from roost.config.train import LossAggregation, LossSettings, LrSchedulerType, OldLogprobs, OptimizerSettings
 from roost.learner.learner import GradientNorms
 from roost.learner.losses import PolicyBatch, Totals, policy_loss
 from tests.learner.random_samples import assert_equal, random_samples, totals_of, trained
@@ -68,6 +68,19 @@ def test_a_minibatch_beyond_a_limit_takes_no_step(learner, limit, name, figure):
     weights, described = trained(held, samples)
     assert (described[figure], described["skipped"], held.step, held.skipped) == (1, 0, 0, 0)
     assert_equal(weights, before)
+
+
+@pytest.mark.parametrize("rejects", [True, False])
+def test_a_minibatch_of_which_every_token_is_rejected_takes_no_step(learner, rejects):
+    """With the ratio to the engine this is known only after the forward pass."""
+    rules = {"token": [1e20, 2e20] if rejects else [0.0, 2e20]}
+    one = learner(loss=LossSettings(old_logprobs=OldLogprobs.ROLLOUT, rollout_rejection=rules))
+    before = {each: weight.clone() for each, weight in one.weights()}
+    weights, described = trained(one, BATCHES[0])
+    assert (described["steps/rejected"], one.step) == (rejects, not rejects)
+    assert described["rejected"] == pytest.approx(float(rejects)) and "kept" not in described
+    if rejects:
+        assert_equal(weights, before)
 
 
 def test_what_is_an_outlier_among_norms():

@@ -235,27 +235,42 @@ GEOMETRIC = math.sqrt(2 * 0.75)  # of the ratios 2 and 3/4
 
 
 @pytest.mark.parametrize(
-    ("advantage", "level", "loss", "gradient"),
+    ("advantages", "level", "loss", "gradient"),
     [
         # ratios of tokens 2, 3/4, 1/2; geometric means of the turns 1.2247 and 1/2, of the sequence (3/4)^(1/3)
         pytest.param(
-            -1.0,
+            [-1.0, -1.0, -1.0],
             ImportanceSamplingLevel.TURN_MEAN,
             (2 * GEOMETRIC + 0.8) / 3,
             [GEOMETRIC / 3, GEOMETRIC / 3, 0.0],
             id="turn_mean",
         ),
         pytest.param(
-            1.0,
+            [1.0, 1.0, 1.0],
             ImportanceSamplingLevel.SEQUENCE,
             -(0.75 ** (1 / 3)),
             [-(0.75 ** (1 / 3)) / 3] * 3,
             id="sequence (GSPO)",
         ),
+        # each token learns from its own advantage, not from the mean of its unit
+        pytest.param(
+            [-2.0, -1.0, 1.0],
+            ImportanceSamplingLevel.TURN_MEAN,
+            (2 * GEOMETRIC + GEOMETRIC - 0.5) / 3,
+            [2 * GEOMETRIC / 3, GEOMETRIC / 3, -0.5 / 3],
+            id="turn_mean, advantages of tokens",
+        ),
+        pytest.param(
+            [2.0, 0.5, -1.0],
+            ImportanceSamplingLevel.SEQUENCE,
+            -(0.75 ** (1 / 3)) * 1.5 / 3,
+            [-(0.75 ** (1 / 3)) * each / 3 for each in (2.0, 0.5, -1.0)],
+            id="sequence, advantages of tokens (GSPO-token)",
+        ),
     ],
 )
-def test_geometric_means(advantage, level, loss, gradient):
-    some = batch([0.8, 0.3, 0.2], [0.4, 0.4, 0.4], [advantage] * 3, [0, 0, 0], [0, 0, 1])
+def test_geometric_means(advantages, level, loss, gradient):
+    some = batch([0.8, 0.3, 0.2], [0.4, 0.4, 0.4], advantages, [0, 0, 0], [0, 0, 1])
     check(some, LossSettings(importance_sampling_level=level), loss, gradient)
 
 
@@ -414,6 +429,38 @@ def test_clipped_is_what_lost_its_gradient(advantage, low, high):
     some = batch([0.6, 0.2], [0.4, 0.4], [advantage] * 2, [0, 0], [0, 0])
     _, described = policy_loss(some, LossSettings(), totals_of(some))
     assert (described["clipped_low"].item(), described["clipped_high"].item()) == (low, high)
+
+
+@grid(
+    "masks, expected",
+    [
+        (False, {"bounded_low": 0.5, "bounded_high": 0.5}),
+        (True, {"clipped_low": 0.0, "clipped_high": 0.5, "bounded_low": 0.5, "bounded_high": 0.0}),
+    ],
+)
+def test_a_bounded_ratio_of_cispo_is_clipped_only_where_the_mask_leaves_it_out(masks, expected):
+    some = batch([0.6, 0.2], [0.4, 0.4], [1.0, 1.0], [0, 0], [0, 0])
+    _, described = policy_loss(some, LossSettings(loss_type=PolicyLoss.CISPO, cispo_mask=masks), totals_of(some))
+    found = {name: value.item() for name, value in described.items() if name.startswith(("clipped", "bounded"))}
+    assert found == expected
+
+
+@grid("old_logprobs", list(OldLogprobs))
+@grid("loss_type", list(PolicyLoss))
+@grid("unknown", [math.nan, -math.inf])
+def test_a_log_prob_that_is_no_number_does_not_count_where_its_token_is_rejected(old_logprobs, loss_type, unknown):
+    def learnt(first):
+        logprobs = logs([0.5, 0.4, 0.4]).requires_grad_()
+        engine, places = torch.cat([torch.tensor([first]), logprobs.detach()[1:]]), torch.tensor([0, 0, 1])
+        rules = {"old_logprobs": old_logprobs, "rollout_rejection": {"token": [0.5, 2.0]}, "loss_type": loss_type}
+        some = PolicyBatch(logprobs, logprobs.detach(), engine, torch.ones(3), places, places, rewards=torch.ones(3))
+        settings = LossSettings(rollout_is=ImportanceSamplingLevel.TOKEN, rollout_is_batch_normalize=True, **rules)
+        loss, described = policy_loss(some, settings, totals_of(some))
+        loss.backward()
+        assert all(torch.isfinite(value) for value in described.values())
+        return [loss.item(), *logprobs.grad.tolist()]
+
+    assert learnt(unknown) == learnt(-9.0), "another that is rejected"
 
 
 @grid("level", list(ImportanceSamplingLevel))

@@ -4,8 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.train import (
     ImportanceSamplingLevel,
@@ -15,7 +14,7 @@ from roost.config.train import (
     OldLogprobs,
     PolicyLoss,
 )
-from roost.learner.losses import PolicyBatch, Totals, ValueBatch, policy_loss, value_loss
+from roost.learner.losses import PolicyBatch, Totals, ValueBatch, correction, policy_loss, value_loss
 
 SHAPES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=6)  # turns of sequences
 LOSSES = st.builds(
@@ -52,7 +51,11 @@ def drawn(shape, seed):
 
 def part(whole, sequences):
     """Some of its sequences as a batch of their own, numbered anew."""
-    inside = torch.isin(whole.sequence, torch.tensor(sequences, dtype=torch.long))
+    return tokens_of(whole, torch.isin(whole.sequence, torch.tensor(sequences, dtype=torch.long)))
+
+
+def tokens_of(whole, inside):
+    """Some of its tokens as a batch of their own, numbered anew."""
     given = {field.name: getattr(whole, field.name) for field in fields(whole)}
     chosen = replace(whole, **{name: tensor[inside] for name, tensor in given.items() if tensor is not None})
     return replace(
@@ -104,6 +107,23 @@ def gradient_of(batch, kind, totals):
     logprobs = batch.logprobs.detach().clone().requires_grad_()
     policy_loss(replace(batch, logprobs=logprobs), kind, totals)[0].backward()
     return logprobs.grad
+
+
+@given(SHAPES, LOSSES, st.integers(0, 1000))
+def test_rejected_tokens_are_as_if_they_were_not_there(shape, kind, seed):
+    """At every level of the ratio; weights are those of whole units."""
+    kind = replace(kind, rollout_is=ImportanceSamplingLevel.NONE, old_logprobs=OldLogprobs.RECOMPUTE)
+    whole = drawn(shape, seed)
+    kept = correction(whole.old_logprobs, whole.engine_logprobs, whole.sequence, whole.turn, kind).kept
+    if kept is None or not kept.any():
+        return
+    left = tokens_of(whole, kept)
+    counts = {"kept_sequences": len(left.sequence.unique()), "kept_tokens": len(left.turn)}
+    found = gradient_of(whole, kind, Totals(len(shape), len(whole.turn), longest=20, **counts))
+    alone = replace(kind, rollout_rejection={})
+    expected = gradient_of(left, alone, Totals(counts["kept_sequences"], counts["kept_tokens"], longest=20))
+    torch.testing.assert_close(found[kept], expected, rtol=1e-6, atol=1e-6)
+    assert not found[~kept].any()
 
 
 @given(SHAPES, st.sampled_from(LossAggregation), st.sampled_from([None, 1.5]), st.integers(0, 1000))

@@ -2,30 +2,34 @@
 
 import dataclasses
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roost.config.job import MeshSizes, ParallelSizes
-from roost.config.train import AdapterSettings, LossSettings
+from roost.config.train import AdapterSettings, LossSettings, OptimizerType
 from roost.engines.protocol import InFlight
-from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.source import WeightStream
-from roost.learner.distributed import close_distributed, init_distributed
-from roost.learner.distributed import rank as rank_of
-from roost.learner.forward import _of_logits
-from roost.learner.heads import POLICY, VALUE
+from roost.learner.adapter import add_adapter
+from roost.learner.distributed import close_distributed, init_distributed, rank as rank_of
+from roost.learner.forward import POLICY, VALUE, _of_logits
 from roost.learner.learner import Learner
-from roost.learner.packing import PAD
-from roost.learner.parallel.experts import check_experts, expert_modules
-from roost.learner.parallel.tensor import _styles
+from roost.learner.parallel.mesh import check_experts, expert_modules
+from roost.learner.parallel.tensor import _styles, check_even
 from roost.learner.parallel.vocabulary import VocabularyShard
-from roost.torch_engine.control_api import UpdateDesk
+from roost.learner.sample import PAD
+from roost.placement.memory.model import DIVIDED_LOGIT_BYTES, LOGIT_BYTES
 from roost.torch_engine.engine import EngineSettings, TorchEngine
+from roost.torch_engine.server import UpdateDesk
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import READ, on_ranks, weights
 from tests.limits import HANG_S
@@ -77,9 +81,22 @@ CASES = {
     "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
     "mixture": ("qwen3_moe", {}, {}, POLICY, MIXTURE),
     "balanced": ("qwen2_moe", {}, BALANCED, POLICY, OF_ONE_BATCH),
+    # Its shared expert is whole on each rank of a tensor group.
+    "shared": (
+        "qwen2_moe",
+        {"shared_expert_intermediate_size": 32},
+        {"adapter": AdapterSettings(lora_rank=4)},
+        POLICY,
+        [MeshSizes(shard=2, tensor=2, expert=2)],
+    ),
     "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(shard=4, expert=2)]),
 }
+# In bfloat16, and with Muon, whose matrices are gathered over both dimensions.
+ROUNDED = {"qwen3": [MeshSizes(tensor=2), MeshSizes(context=2)], "mixture": [MeshSizes(shard=2, expert=2)]}
+ROUNDED_RUNS = [(name, mesh) for name, meshes in ROUNDED.items() for mesh in meshes]
+MUON_MESH = MeshSizes(shard=2, tensor=2)
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
+OTHER = ["vocabulary", "logits", "muon", *(("rounded", *run) for run in ROUNDED_RUNS)]
 SENT = [("mixture", mesh) for mesh in EXPERT]
 
 
@@ -110,10 +127,11 @@ def learn_on_meshes(rank, settings, folder):
     Two worlds of two ranks work side by side, each on half of the meshes of two.
     """
     folder = Path(folder)
-    found = {"vocabulary": divided_vocabulary(rank)}
+    found = {"vocabulary": divided_vocabulary(rank), "logits": logit_bytes()}
     for run in RUNS:
         if ranks_of(run[1]) == 4:
             found[run] = learn_and_resume(rank, run, settings[run[0]], folder)
+    found["muon"] = learn_twice(rank, with_muon(settings["qwen3"]), MUON_MESH)
     close_distributed()
     if rank == 2:
         PreTrainedModel.from_pretrained = READ  # the first of its world reads the model
@@ -121,7 +139,27 @@ def learn_on_meshes(rank, settings, folder):
     pairs = [run for run in RUNS if ranks_of(run[1]) == 2]
     for run in pairs[rank // 2 :: 2]:
         found[run] = learn_and_resume(rank % 2, run, settings[run[0]], folder)
+    for number, (name, mesh) in enumerate(ROUNDED_RUNS):
+        if number % 2 == rank // 2:
+            found["rounded", name, mesh] = learn_twice(rank % 2, in_bfloat16(settings[name]), mesh)
     return found
+
+
+def in_bfloat16(settings):
+    return dataclasses.replace(settings, compute_dtype="bfloat16", **RECOMPUTED)
+
+
+def with_muon(settings):
+    return dataclasses.replace(
+        settings, optimizer=dataclasses.replace(settings.optimizer, optimizer=OptimizerType.MUON)
+    )
+
+
+def learn_twice(rank, settings, mesh):
+    learner = Learner(dataclasses.replace(settings, parallel=sizes_of(mesh)), CPU)
+    shares = shares_of("qwen3", ranks_of(mesh))
+    learnt = [learner.learn(share[rank], totals) for share, totals in zip(shares, TOTALS, strict=True)]
+    return {"learnt": learnt, "weights": weights(learner)}
 
 
 def learn_and_resume(rank, run, settings, folder):
@@ -177,6 +215,28 @@ def divided_vocabulary(rank):
     return differences
 
 
+def logit_bytes():
+    """Most bytes for each logit of a chunk: divided, the same with its entropy learnt, and whole without a compiler."""
+    count, size, hidden = 128, 4096, 32
+    last = nn.Linear(hidden, size, bias=False, dtype=torch.bfloat16)
+    states = torch.randn(count, hidden, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.arange(count)
+    shard = VocabularyShard(dist.group.WORLD, 0, size)
+    found = []
+    for of_chunk in (
+        lambda each: shard.logprobs(shard.logits(each, last), targets, 1.0, False, None),
+        lambda each: shard.logprobs(shard.logits(each, last), targets, 1.0, True, None),
+        lambda each: _of_logits(last(each), targets, 1.0, False),
+    ):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            sum(checkpoint(of_chunk, states, use_reentrant=False)).sum().backward()
+        events = profiled.profiler.kineto_results.events()
+        held = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
+        found.append((max(held) - last.weight.nbytes) / (count * size))
+        last.weight.grad = states.grad = None
+    return found
+
+
 @pytest.fixture(scope="module")
 def settings(models):
     return {
@@ -211,7 +271,7 @@ def alone(settings, folder):
 def meshes(settings, alone, folder):
     """Results of the ranks of each run: one start for all, as importing torch is slow."""
     of_ranks = on_ranks(4, learn_on_meshes, settings, str(folder))
-    return {key: [found[key] for found in of_ranks if key in found] for key in [*RUNS, "vocabulary"]}
+    return {key: [found[key] for found in of_ranks if key in found] for key in [*RUNS, *OTHER]}
 
 
 @pytest.mark.long
@@ -257,6 +317,32 @@ def test_an_engine_takes_divided_experts(settings, alone, meshes, folder):
 @pytest.mark.long
 def test_a_divided_vocabulary_has_the_logprobs_of_a_whole_one(meshes):
     assert max(difference for of_rank in meshes["vocabulary"] for difference in of_rank) < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "mesh"), ROUNDED_RUNS, ids=[f"{name}-{dataclasses.astuple(mesh)}" for name, mesh in ROUNDED_RUNS]
+)
+def test_a_mesh_in_bfloat16_is_near_one_process(settings, meshes, name, mesh):
+    one = learn_twice(0, in_bfloat16(settings[name]), MeshSizes())
+    assert len(meshes["rounded", name, mesh]) == 2
+    for found in meshes["rounded", name, mesh]:
+        for key in ("loss", "grad/norm"):
+            assert found["learnt"][0][key] == pytest.approx(one["learnt"][0][key], rel=0.02), key
+
+
+@pytest.mark.long
+def test_muon_on_a_mesh_is_as_in_one_process(settings, meshes):
+    one = learn_twice(0, with_muon(settings["qwen3"]), MeshSizes())
+    assert len(meshes["muon"]) == 4
+    for found in meshes["muon"]:
+        near(found["weights"], one["weights"])
+
+
+@pytest.mark.long
+def test_logits_take_no_more_memory_than_plans_count(meshes):
+    for divided, learnt, whole in meshes["logits"]:
+        assert max(divided, learnt) < DIVIDED_LOGIT_BYTES and whole < LOGIT_BYTES
 
 
 def learn_unevenly(rank, settings, shares, totals):
@@ -355,3 +441,14 @@ def test_an_embedding_that_does_more_than_look_up_is_not_divided():
     )
     with pytest.raises(ValueError, match="ScaledWordEmbedding of Gemma3ForCausalLM cannot be divided"):
         list(_styles(AutoModelForCausalLM.from_config(config)))
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=2)], ids=["whole", "adapter"])
+def test_layers_that_tensor_groups_cannot_divide(models, adapter):
+    model = AutoModelForCausalLM.from_pretrained(models("llama", intermediate_size=130))
+    if adapter is not None:
+        add_adapter(model, adapter, torch.float32)
+    styles = dict(_styles(model))
+    check_even(model, styles, 2)
+    with pytest.raises(ValueError, match=r"tensor size 4 does not divide the 130 units of model\.layers\.0\.mlp"):
+        check_even(model, styles, 4)

@@ -1,11 +1,15 @@
 """Mismatch of engine and learner, against numbers worked by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from roost.trainer.metrics import mismatch
+from roost.config.train import LossSettings, OldLogprobs
+from roost.learner.advantages import Selection
+from roost.trainer.metrics import Learnt, compared_tokens, mismatch, mismatch_by_place, mismatch_metrics, ratio_metrics
+from tests.learner.random_samples import random_samples, totals_of
 
 
 def test_what_is_told():
@@ -44,3 +48,15 @@ def test_of_no_tokens_nothing_is_told():
 def test_uneven_counts_are_refused():
     with pytest.raises(ValueError, match="2 log-probabilities of the engine, but 1 of the learner"):
         mismatch(np.zeros(2), np.zeros(1))
+
+
+def test_the_ratios_of_the_loss_tell_what_recomputed_log_probs_do(learner):
+    one = learner(loss=LossSettings(old_logprobs=OldLogprobs.ROLLOUT))
+    samples = random_samples(40, 20, 9, 31)
+    old = one.score(samples)
+    found = ratio_metrics([one.learn(samples, totals_of(samples))])
+    scored = [replace(sample, old_logprobs=each) for sample, each in zip(samples, old, strict=True)]
+    places = mismatch_by_place(compared_tokens([Learnt(scored, Selection(np.arange(4), 0, 0), 0, [])]))
+    wanted = mismatch_metrics(scored) | {f"mismatch/{name}": value for name, value in places.items()}
+    names = ("chi2", "ess", "chi2_sequence", "ess_sequence", "logprob_mean", "position/0", "position/16")
+    assert found == pytest.approx({f"mismatch/{name}": wanted[f"mismatch/{name}"] for name in names}, rel=1e-4)

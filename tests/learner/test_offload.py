@@ -76,6 +76,28 @@ def test_what_is_offloaded_in_the_background_is_freed_by_the_next_call(learner):
     assert_equal(weights, expected)
 
 
+def test_what_leaves_in_the_background_cannot_be_changed(learner, tmp_path):
+    """The next load brings back what was copied, so that a step in between would be lost."""
+    samples = BATCHES[0]
+    expected, _ = trained(learner(), samples)
+    one = learner()
+    one.save(tmp_path / "step")
+    one.wait_saved()
+    others = list(learner().weights())
+    for parts, changes in (
+        (["weight"], [lambda: one.take(others), lambda: one.restore(tmp_path / "step")]),
+        (["optimizer"], [lambda: one.restore(tmp_path / "step")]),
+    ):
+        one.offload(parts, in_background=True)
+        for change in (*changes, lambda: one.learn(samples, totals_of(samples))):
+            with pytest.raises(RuntimeError, match=f"{parts[0]} are being offloaded; load them first"):
+                change()
+        one.score(samples)  # what only reads need not wait
+        one.load()
+    weights, _ = trained(one, samples)
+    assert_equal(weights, expected)
+
+
 def test_twice_is_as_once(learner):
     one, samples = learner(), BATCHES[0]
     before = one.score(samples)[0]

@@ -251,6 +251,7 @@ def learn_on_mesh(rank, settings, meshes, folder):
     return found
 
 
+@pytest.mark.long
 def test_muon_learns_on_a_mesh_as_in_one_process(models, tmp_path):
     settings = settings_of(
         models(num_attention_heads=4, num_key_value_heads=2),

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from roost.learner.packing import balanced, pack, picked, predicted, spread
-from roost.learner.sample import NOT_GENERATED, Sample
+from roost.learner.sample import NOT_GENERATED, Sample, balanced, pack, picked, predicted, spread
 from tests.learner.random_samples import random_samples
 
 

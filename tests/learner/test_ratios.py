@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roost.config.train import ImportanceSamplingLevel
-from roost.learner.corrections import importance_weights, ratios
+from roost.learner.losses import importance_weights, ratios
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 
@@ -62,6 +62,13 @@ def test_the_sum_is_cut_and_not_its_parts():
 )
 def test_importance_is_capped_and_has_no_gradient(level, expected):
     old = logs(0.6, 0.2, 0.1, 0.5).requires_grad_()  # 3, 1/2, 1/4 and 1 times the engine's
-    found = importance_weights(old, logs(0.2, 0.4, 0.4, 0.5), SEQUENCE, TURN, level, cap=2.0)
+    found, capped = importance_weights(old, logs(0.2, 0.4, 0.4, 0.5), SEQUENCE, TURN, level, cap=2.0)
     assert found.tolist() == pytest.approx(expected)
+    assert capped.tolist() == [each == 2.0 for each in expected]
     assert not found.requires_grad
+
+
+def test_a_weight_that_equals_the_cap_is_not_capped():
+    old = logs(0.5, 0.5, 0.5, 0.5)
+    found, capped = importance_weights(old, old, SEQUENCE, TURN, ImportanceSamplingLevel.TOKEN, cap=1.0)
+    assert (found.tolist(), capped.any().item()) == ([1.0] * 4, False)

@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from roost.engines.protocol import Sampling
-from roost.learner.packing import PAD, pack
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.routing import Routers, expert_weights
-from roost.learner.sample import NOT_GENERATED, Sample
+from roost.learner.sample import NOT_GENERATED, PAD, Sample, pack
 from roost.net.routing import padded_routing
 from roost.torch_engine.engine import EngineSettings, Request, TorchEngine
 from roost.trainer.metrics import mismatch
@@ -144,14 +143,41 @@ def test_experts_of_another_model_are_refused(learner):
         learner("qwen3_moe", router_replay=True).score([wrong])
 
 
-def test_the_balance_loss_is_that_of_transformers(models):
+def test_the_balance_loss_is_the_mean_of_transformers_losses_of_each_layer(models):
     model = AutoModelForCausalLM.from_pretrained(models("qwen3_moe")).eval()
     routers = Routers.of(model)
     tokens = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(tokens, output_router_logits=True).router_logits
-    expected = load_balancing_loss_func(logits, num_experts=8, top_k=2)
-    assert [float(loss) for loss in routers.balance_loss()] == pytest.approx([float(expected)] * 2, rel=1e-5)
+    of_layers = [float(load_balancing_loss_func((each,), num_experts=8, top_k=2)) for each in logits]
+    expected = sum(of_layers) / len(of_layers)
+    assert [float(loss) for loss in routers.balance_loss()] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_a_recomputation_routes_as_the_pass_that_it_repeats():
+    router = torch.nn.Module()
+    router.top_k, router.num_experts, router.forward = 1, 2, lambda *output: output
+    own = Routers([router])
+    nearly_tied = torch.tensor([[1.0, 1.0 + 1e-6]], requires_grad=True)
+    own.replay(None)
+    _, _, first = router(nearly_tied, torch.ones(1, 1), torch.tensor([[1]]))
+    _, weights, again = router(nearly_tied, torch.ones(1, 1), torch.tensor([[0]]))  # rounded to the other side
+    assert again.tolist() == first.tolist() == [[1]] and weights.requires_grad
+    own.replay(None)
+    assert router(nearly_tied, torch.ones(1, 1), torch.tensor([[0]]))[2].tolist() == [[0]]
+
+
+def test_loads_of_different_layers_do_not_even_each_other_out():
+    routers = [torch.nn.Module(), torch.nn.Module()]
+    for router in routers:
+        router.top_k, router.num_experts = 1, 2
+    own = Routers(routers)
+    for router, expert in zip(routers, (0, 1), strict=True):
+        experts = torch.full((8, 1), expert)
+        logits = torch.full((8, 2), -20.0).scatter(1, experts, 20.0)
+        router.forward = lambda *output: output
+        router(logits, torch.ones(8, 1), experts)
+    assert float(own.balance_loss()[1]) == pytest.approx(2.0)
 
 
 def test_the_balance_loss_evens_the_load(learner, models):

@@ -10,9 +10,8 @@ import torch
 from roost.engines.protocol import Sampling
 from roost.engines.tiny_model import VOCABULARY
 from roost.learner.forward import History, LogitProcessors, masked_logsumexp, seen_tokens
-from roost.learner.packing import pack
 from roost.learner.parallel.context import ContextGroup
-from roost.learner.sample import NOT_GENERATED, Sample
+from roost.learner.sample import NOT_GENERATED, Sample, pack
 from roost.torch_engine.engine import EngineSettings, Request, TorchEngine
 from roost.trainer.metrics import mask_metrics, mismatch
 from tests.learner.random_samples import random_samples, totals_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roost.config.train import ImportanceSamplingLevel
-from roost.learner.packing import level_values, segment_sums
+from roost.learner.sample import level_values, segment_sums
 
 SEQUENCE, TURN = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
 

@@ -1,33 +1,29 @@
 """Bytes that two ranks send in a step, counted, beside what plans predict."""
 
-import json
-import os
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
 
-from tests.limits import HANG_S
+from tests.forked import FORKED
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mesh.py"
+pytestmark = pytest.mark.long
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    file = tmp_path_factory.mktemp("bytes") / "rows.json"
-    sizes = ("--rounds", "0", "--hidden", "128", "--layers", "3", "--samples", "4", "--length", "128")
-    command = [sys.executable, str(BENCHMARK), *sizes, "--json", str(file)]
-    done = subprocess.run(command, timeout=HANG_S, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())["bytes"]
-    return {(row["dimension"], row["recomputes"]): (row["measured"], row["predicted"]) for row in found}
+def rows():
+    """Of benchmarks/mesh.py, whose ranks are forked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        mesh = importlib.import_module("mesh")
+        return mesh.measured(rounds=0, hidden=128, layers=3, samples=4, length=128, context=FORKED)[0]
 
 
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("dimension", ["replicate", "shard", "context", "tensor", "expert"])
 def test_ranks_send_what_plans_predict(rows, dimension, recomputes):
-    measured, predicted = rows[dimension, recomputes]
+    measured, predicted = rows[recomputes][dimension]
     expected = {name: size for name, size in predicted.items() if size}
     assert expected
     for name, size in expected.items():

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import roost
 from roost.config.findings import Findings
 from roost.config.notations.algorithm import estimator_of_train
 from roost.config.notations.roll_train import advantage_settings
-from roost.config.section import Section
-from roost.config.source import Source
+from roost.config.source import Section, Source
 from roost.placement.convert.convert_plan import convert_plan
 from roost.placement.diff import diff_plans
 
@@ -65,7 +63,7 @@ PYTHON = [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "pyt
 @pytest.mark.parametrize(
     ("config", "notation", "named"),
     [
-        pytest.param(LOOP, "rlinf", "holds others", id="unordered-servers"),
+        pytest.param(LOOP, "rlinf", "has others", id="unordered-servers"),
         pytest.param(LOOP, "roll", "the same number of devices", id="ragged-servers"),
         pytest.param(ROLL, "loop", "one machine", id="two-machines"),
         pytest.param(cluster(env={"node_group": "arm", "placement": 0}, groups=ROBOT), "roll", "Turtle2", id="robot"),
@@ -80,7 +78,7 @@ PYTHON = [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "pyt
         pytest.param(
             cluster(nodes=2, agent={"node_group": "node", "placement": "1:0-3"}),
             "roll",
-            "cannot say this placement",
+            "cannot express this placement",
             id="cpu-block",
         ),
     ],
@@ -89,6 +87,18 @@ def test_what_cannot_be_said_is_named(config, notation, named):
     findings = Findings()
     assert convert_plan(roost.plan(config), roost.Notation(notation), findings) is None
     assert any(named in finding.what for finding in findings.errors)
+
+
+@pytest.mark.parametrize("notation", ["verl", "slime", "openrlhf"])
+def test_permuted_gpus_are_a_loss_and_no_error(notation):
+    learner = {"device_mapping": "[0,1,2,3]", "strategy_args": {"strategy_name": "fsdp2_train"}}
+    engines = {"device_mapping": "[1,0,3,2]", "strategy_args": {"strategy_name": "vllm"}}
+    job = {"num_gpus_per_node": 4, "pretrain": "Qwen/Qwen3-4B", "actor_train": learner, "actor_infer": engines}
+    findings = Findings()
+    written = convert_plan(roost.plan(job), roost.Notation(notation), findings)
+    assert written is not None, [str(finding) for finding in findings.errors]
+    (named,) = [finding.what for finding in findings.warnings if "order of its own" in finding.what]
+    assert named.startswith(f"{notation} has an order of its own for GPUs: components keep theirs")
 
 
 def test_robots_and_software_are_written_out():
@@ -126,6 +136,7 @@ def test_strategies_sizes_and_roles_survive_in_the_same_notation():
             "actor_train": role("megatron_train", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}),
             "actor_infer": {**role("sglang", {"tensor_parallel_size": 2}), "num_gpus_per_worker": 2},
             "reference": role("megatron_infer", {"tensor_model_parallel_size": 4}),
+            "critic": role("fsdp2_train", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}),
             "sft_train": role("fsdp2_train", {}),
         }
     )
@@ -142,8 +153,8 @@ def losses(config, notation):
     findings = Findings()
     written = convert_plan(roost.plan(config), roost.Notation(notation), findings)
     assert not findings.errors, [str(finding) for finding in findings.errors]
-    assert {finding.code for finding in findings.found} <= {"RST-N046"}
-    return written.values, " | ".join(finding.what for finding in findings.found)
+    assert {finding.code for finding in findings.warnings} <= {"RST-N046"}
+    return written.values, " | ".join(finding.what for finding in findings.warnings)
 
 
 SHARED_SIZES = {
@@ -168,7 +179,7 @@ def test_rlinf_says_sizes_where_its_layout_gives_the_same_processes():
 def test_sizes_that_would_move_processes_are_lost_and_named():
     written, lost = losses(SHARED_SIZES, "rlinf")
     assert "tensor_parallel_size" not in written["rollout"]
-    assert "rlinf cannot say these sizes with this placement: rollout: tensor 2" in lost
+    assert "rlinf cannot express these sizes with this placement: rollout: tensor 2" in lost
 
 
 def reasoning(**rollout):
@@ -182,7 +193,7 @@ def test_the_engine_of_an_rlinf_config_is_kept():
     assert role["strategy_args"]["strategy_name"] == "sglang"
     assert role["strategy_args"]["strategy_config"] == {"tensor_parallel_size": 2, "mem_fraction_static": 0.6}
     assert role["num_gpus_per_worker"] == 2
-    assert "rollout" not in lost.replace("rollout: keep", "")
+    assert "rollout" not in lost.replace("memory between phases of rollout: keep", "")
 
 
 def test_a_policy_in_an_environment_is_not_served_by_vllm():
@@ -199,7 +210,7 @@ def test_variables_of_all_components_are_those_of_a_node_group():
     ]
     process = roost.plan(written)["actor"].process(0)
     assert process.start_env["A"] == "1"
-    assert "does not set these variables for reward.rule: A=1" in lost
+    assert "does not set these variables: A=1" in lost
     assert "does not deal workers out over the nodes in turn" in lost
 
 
@@ -215,7 +226,7 @@ def test_facts_of_models_are_kept_or_named():
         1024,
         {"per_device_train_batch_size": 4},
     )
-    assert lost == "roll does not say this of actor: offloads weight -> weight+grad+optimizer"
+    assert lost == "roll cannot express this: offloaded parts weight -> weight+grad+optimizer"
     assert "sequence" not in losses(config, "slime")[1]
 
 
@@ -285,6 +296,59 @@ def test_roll_says_by_other_keys_what_reinforce_and_grpo_normalise(keys, estimat
         assert written.values["algorithm"]["adv_estimator"] == target_word
     named = [finding.what for finding in findings.warnings if "advantage_estimator" in finding.what]
     assert bool(named) == (target_word is None and estimator is not None)
+
+
+@pytest.mark.parametrize("estimator", ["step_reinforce", "agentic_reinforce", "reinforce"])
+def test_estimators_of_rolls_environments_are_kept_or_named(estimator):
+    plan = roost.plan({**SHARED_SIZES, **ENVS, "adv_estimator": estimator})
+    written = convert_plan(plan, roost.Notation.ROLL, Findings())
+    assert written.values["adv_estimator"] == estimator
+    findings = Findings()
+    convert_plan(plan, roost.Notation.RLINF, findings)
+    own = {"step_reinforce": "step_rewards", "agentic_reinforce": "discount_by_turn"}.get(estimator)
+    named = [finding.what for finding in findings.warnings if "step_rewards" in finding.what or "turn" in finding.what]
+    assert named == ([f"rlinf cannot express this: {own}: true -> nothing"] if own else [])
+
+
+@pytest.mark.parametrize(
+    ("target", "keys"),
+    [("rlinf", ("actor", "fsdp_config", "gradient_checkpointing")), ("roll", ("actor_train", "model_args"))],
+)
+def test_recomputed_activations_go_over_as_far_as_the_job_says_them(target, keys):
+    shared = {name: SHARED_SIZES[name] for name in SHARED_SIZES if name != "actor_train"}
+    learner = SHARED_SIZES["actor_train"] | {"strategy_args": {"strategy_name": "fsdp2_train"}}
+    for disables, recomputes in ((True, False), (False, True), (None, None)):
+        arguments = {} if disables is None else {"model_args": {"disable_gradient_checkpointing": disables}}
+        plan = roost.plan({**shared, "actor_train": learner | arguments})
+        assert plan["actor"].model.recomputes is (recomputes is not False)
+        written = convert_plan(plan, roost.Notation(target), Findings())
+        found = written.values
+        for key in keys:
+            found = (found or {}).get(key)
+        if target == "roll":
+            found = None if not found else not found["disable_gradient_checkpointing"]
+        assert found is recomputes
+        assert roost.plan(written.values)["actor"].model.recomputes is plan["actor"].model.recomputes
+
+
+@pytest.mark.parametrize(
+    ("saying", "others", "written_as"),
+    [
+        pytest.param("actor_train", ["critic"], "actor_train", id="actor"),
+        pytest.param("critic", ["actor_train"], "critic", id="critic"),
+        pytest.param("student", [], "actor_train", id="student"),
+        pytest.param("sft_train", [], "sft_train", id="supervised"),
+    ],
+)
+def test_each_learner_says_for_itself_whether_it_recomputes(saying, others, written_as):
+    def learner(**config):
+        return {"device_mapping": [0], "strategy_args": {"strategy_name": "megatron_train", "strategy_config": config}}
+
+    roles = {saying: learner(recompute_granularity="full")} | {role: learner() for role in others}
+    plan = roost.plan({"num_gpus_per_node": 1, "pretrain": "m", "adv_estimator": "gae", **roles})
+    values = convert_plan(plan, roost.Notation.ROLL, Findings()).values
+    assert [role for role in values if "recompute_granularity" in str(values[role])] == [written_as]
+    assert values[written_as]["strategy_args"]["strategy_config"]["recompute_granularity"] == "full"
 
 
 def block(**keys):
@@ -360,8 +424,8 @@ def test_statistics_of_rewards_that_verl_lacks_are_named():
     config = {**SHARED_SIZES, "adv_estimator": "grpo", **block(grouping="tags", method="mean_std")}
     convert_plan(roost.plan(config), roost.Notation.VERL, findings)
     lost = [finding.what for finding in findings.warnings]
-    assert "verl does not say this: advantage_estimator: reinforce -> grpo" in lost
-    assert "verl does not say this: reward_baseline: tag -> nothing" in lost
+    assert "verl cannot express this: advantage_estimator: reinforce -> grpo" in lost
+    assert "verl cannot express this: reward_baseline: tag -> nothing" in lost
     converted = convert_plan(
         roost.plan({**SHARED_SIZES, "adv_estimator": "reinforce", **GROUP}), roost.Notation.VERL, Findings()
     )
@@ -382,10 +446,10 @@ def test_whitening_of_generalised_advantages_is_a_switch_in_roll_and_always_on_i
 
     for target in ("verl", "openrlhf"):
         (named,) = converted(plain, target)[1]
-        assert "whiten_advantages true" in named and named.endswith("which the job does not say")
+        assert "whiten_advantages true" in named and named.endswith("which the job does not set")
         assert converted(whitened, target)[1] == []
     assert converted(plain, "slime")[1] == []
-    assert converted(whitened, "slime")[1] == ["slime does not say this: whiten_advantages: true -> nothing"]
+    assert converted(whitened, "slime")[1] == []
     (tmp_path / "run.sh").write_text(converted(plain, "verl")[0].text)
     verl = roost.plan(tmp_path / "run.sh")
     written, named = converted(verl, "roll")

@@ -78,7 +78,22 @@ def test_options_that_no_engine_takes(options, key, what):
 def test_a_context_beyond_the_models_positions(tmp_path, config, train, is_found):
     model = model_of(tmp_path, **config)
     expected = [("error", "max_context", "is 100, but the model has 64 positions")]
-    assert found(job(model, **{"engine_options": {"max_context": 100}, **train})) == (expected if is_found else [])
+    train = {"engine_options": {"max_context": 100}, "max_new_tokens": 32, **train}
+    assert found(job(model, **train)) == (expected if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("context", "train", "is_found"),
+    [
+        pytest.param(64, {}, True, id="less-than-a-completion"),
+        pytest.param(256, {}, True, id="a-completion-and-no-prompt"),
+        pytest.param(257, {}, False, id="room-for-a-prompt"),
+        pytest.param(60, {"max_new_tokens": 32}, False, id="room-for-a-short-completion"),
+    ],
+)
+def test_a_context_without_room_for_a_prompt(context, train, is_found):
+    expected = [("warning", "max_context", f"is {context}, but max_new_tokens is 256")]
+    assert found(job(engine_options={"max_context": context}, **train)) == (expected if is_found else [])
 
 
 @pytest.mark.parametrize("model", ["/no/models/sums", "./nowhere", "~no-such-user/m", "x" * 5000])

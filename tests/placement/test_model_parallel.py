@@ -116,7 +116,7 @@ REFUSED = [
         "recompute_logprobs",
         id="inference-without-recompute",
     ),
-    pytest.param(config({"actor": "0-3", "rollout": "4-7"}, actor=tensor(8)), "cut over 8", id="actor-too-small"),
+    pytest.param(config({"actor": "0-3", "rollout": "4-7"}, actor=tensor(8)), "split over 8", id="actor-too-small"),
     pytest.param(
         config({"actor": "0-3", "rollout": "4-6"}, rollout={"tensor_parallel_size": 2}),
         "not a multiple of 2",
@@ -185,3 +185,17 @@ def test_auto_scheduler_takes_the_actors_own_inference():
     placement = Placement(config(ranks, cluster={"auto_scheduler": True}, algorithm={"recompute_logprobs": True}))
     assert placement.is_auto
     assert placement.get_world_size("actor_inference") == 2
+
+
+def test_a_reference_is_divided_as_its_own_section_says():
+    job = {
+        "cluster": {
+            "num_nodes": 1,
+            "num_gpus_per_node": 8,
+            "component_placement": {"actor,rollout": "0-3", "reference": "4-7"},
+        },
+        "actor": {"model": {"context_parallel_size": 2}},
+        "reference": {"model": {"tensor_model_parallel_size": 2}},
+    }
+    meshes = {name: str(roost.plan(job, layout="as_written")[name].mesh) for name in ("actor", "reference")}
+    assert meshes == {"actor": "2 shard x 2 context", "reference": "2 shard x 2 tensor"}

@@ -7,19 +7,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import roost
 from roost.config.job import MeshSizes, ParallelSizes, Sharding
-from roost.config.train import AdapterSettings
+from roost.config.train import AdapterSettings, OptimizerSettings, OptimizerType
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.adapter import add_adapter
+from roost.learner.learner import Learner
 from roost.placement.memory.model import (
     GIB,
-    UnknownShape,
+    activation_bytes,
     adapter_parameters,
+    footprint,
     layer_values,
     learner_memory,
-    shape_from_config,
 )
+from roost.placement.memory.phases import Phase
+from roost.placement.memory.shape import UnknownShape, shape_from_config
 from roost.placement.memory.traffic import learner_traffic
+from tests.grid import grid
+from tests.learner.random_samples import CPU, settings_of
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
@@ -112,6 +118,38 @@ def test_weights_and_optimizer_state_of_all_processes_add_up(described, publishe
     assert memory.optimizer * 64 * GIB == pytest.approx(12 * published, rel=0.02)
 
 
+@grid(
+    ("weight_dtype", "optimizer", "adapter"),
+    [
+        ("float32", OptimizerType.ADAMW, None),
+        ("bfloat16", OptimizerType.ADAMW, None),
+        ("bfloat16", OptimizerType.MUON, None),
+        ("float32", OptimizerType.ADAMW, AdapterSettings(lora_rank=4)),
+    ],
+)
+def test_optimizer_state_is_that_of_the_learner(weight_dtype, optimizer, adapter, tmp_path):
+    folder = write_tiny_model(tmp_path, "qwen3")
+    options = {"compute_dtype": weight_dtype, "optimizer": OptimizerSettings(optimizer=optimizer), "adapter": adapter}
+    settings = settings_of(str(folder), weight_dtype=weight_dtype, **options)
+    learner = Learner(settings, CPU)
+    trained = [weight for weight in learner.module.parameters() if weight.requires_grad]
+    held = sum(each.nbytes for each in learner._optimizer.device_tensors())
+    held += sum(each.nbytes for each in trained) if adapter is not None else 0
+    size = {"float32": 4, "bfloat16": 2}[weight_dtype]
+    shape = shape_from_config(json.loads((folder / "config.json").read_text()))
+    memory = learner_memory(
+        shape,
+        ParallelSizes(),
+        processes=1,
+        tokens=64,
+        weight_bytes=size,
+        lora_rank=None if adapter is None else 4,
+        optimizer=optimizer.value,
+        trained_bytes=size,
+    )
+    assert memory.optimizer * GIB == pytest.approx(held, rel=0.01)
+
+
 def test_megatron_cuts_weights_by_the_model_sizes_and_experts_further():
     shape = shape_from_config(MODELS[4].values[0])
     sizes = ParallelSizes(tensor=2, pipeline=2, expert=4)
@@ -169,6 +207,29 @@ def test_activations_of_a_layer(described, compiles, kept):
     assert 2 * layer_values(shape_from_config(described), ParallelSizes(), compiles) == pytest.approx(kept, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("processes", "tokens", "changes", "expected"),
+    [
+        # A layer's gradients in 16 bits, another's in 32, and those of the last layer.
+        pytest.param(8, 32768, {}, 0.233 * 6 + 0.545 * 2, id="in layers"),
+        # Embedding and last layer in 16 and 32 bits, less what layers had: two of them, an inside and inputs.
+        pytest.param(8, 1024, {}, 1.09 * 8 - 3.993 * 1.0737, id="at the end"),
+        pytest.param(1, 1024, {}, 0.545 * 6, id="one process"),
+        pytest.param(8, 32768, {"lora_rank": 8}, 0.0043, id="adapter"),
+    ],
+)
+def test_gradients_on_their_way_to_their_shards(processes, tokens, changes, expected):
+    shape = shape_from_config(config("qwen2", 3584, 28, 28, 4, 18944, 152064))
+    memory = learner_memory(shape, ParallelSizes(), processes, tokens, weight_bytes=4, **changes)
+    assert memory.transient == pytest.approx(expected / 1.0737, rel=0.02)
+
+
+def test_scoring_keeps_one_layer():
+    shape = shape_from_config(config("qwen2", 3584, 28, 28, 4, 18944, 152064))
+    learning, scoring = (activation_bytes(shape, ParallelSizes(), 32768, learns=learns) for learns in (True, False))
+    assert learning - scoring == 27 * 32768 * 3584 * 2
+
+
 def test_memory_grows_with_each_layer_that_is_not_recomputed():
     shape = shape_from_config(MODELS[1].values[0])
     needed = [
@@ -211,3 +272,95 @@ def test_expert_groups_exchange_tokens_and_not_experts():
     # Each of 4,096 tokens goes to 8 experts and back, in 48 layers and 3 passes, 7 of 8 times to another rank.
     assert whole.expert == pytest.approx(4096 * 8 * 2048 * 2 * 2 * 48 * 3 * 7 / 8)
     assert whole.total == pytest.approx(whole.fsdp + whole.expert)
+
+
+LLAMA_1B = config("llama", 2048, 24, 16, 4, 5632, 32_000)
+QWEN_7B = config("qwen2", 3584, 28, 28, 4, 18944, 152_064)
+
+
+@pytest.mark.parametrize(
+    ("described", "rollout", "train", "peaks"),
+    [
+        pytest.param(LLAMA_1B, {}, {}, {"score": 18.7, "learn": 24.0, "sync": 19.8}, id="1.2B, sleep"),
+        pytest.param(
+            LLAMA_1B,
+            {"enable_sleep_mode": False},
+            {},
+            {"score": 17.8, "learn": 23.05, "sync": 14.59},
+            id="1.2B, restart",
+        ),
+        pytest.param(
+            QWEN_7B,
+            {},
+            {"optimizer_cpu_offload": True},
+            {"score": 47.85, "learn": 83.69, "sync": 48.83},
+            id="7.6B, optimizer state on the host",
+        ),
+    ],
+)
+def test_memory_of_collocated_runs(described, rollout, train, peaks, tmp_path):
+    """Peaks in GiB that runs of two steps had on an H200; the engine has 40 % of it."""
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    offloads = {f"offload_{part}": True for part in ("weight", "grad", "optimizer")}
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 1, "component_placement": {"actor,rollout": 0}},
+        "actor": {"model": {"model_path": str(tmp_path)}, **offloads},
+        "rollout": {"gpu_memory_utilization": 0.4, **rollout},
+        "train": {
+            "task": {"_target_": "my_tasks.Sums"},
+            "compute_dtype": "bfloat16",
+            "compile": False,
+            "activation_checkpointing": True,
+            "micro_batch_tokens": 4096,
+            "engine_options": {"max_context": 512},
+            **train,
+        },
+    }
+    [held] = roost.plan(job, {"nodes": [{"accelerators": 1, "memory_gb": 139.8}]}).residency.classes
+    found = {
+        "score": held.used_gib(Phase.INFER),
+        "learn": held.used_gib(Phase.LEARN),
+        "sync": held.overlapped_sync_gib,
+    }
+    assert found == pytest.approx(peaks, rel=0.1)
+
+
+def test_state_on_the_host_comes_by_whole_weights(tmp_path):
+    """The gates of a layer's 128 experts are one weight, larger than the embedding."""
+    shape = shape_from_config(MODELS[4].values[0])
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[4].values[0]))
+    job = {
+        "cluster": {"num_nodes": 1, "component_placement": {"actor": "0-1", "rollout": "2-3"}},
+        "actor": {"model": {"model_path": str(tmp_path)}},
+        "train": {"task": {"_target_": "my_tasks.Sums"}},
+    }
+
+    def learning(**train):
+        machines = {"nodes": [{"accelerators": 4, "memory_gb": 900}]}
+        plan = roost.plan({**job, "train": {**job["train"], **train}}, machines)
+        [held] = [each for each in plan.residency.classes if "actor" in each.device_class.components]
+        return held.used_gib(Phase.LEARN)
+
+    gates = 128 * 2 * 768 * 2048
+    assert gates > shape.vocabulary * shape.hidden
+    moved = (shape.parameters - gates) * 8 / 2 / GIB
+    assert learning() - learning(optimizer_cpu_offload=True) == pytest.approx(moved)
+
+
+def test_copies_sum_gradients_at_most_twice_in_a_step():
+    shape = shape_from_config(MODELS[0].values[0])
+    sent = [learner_traffic(shape, MeshSizes(4, 8), tokens=8192, rounds=count).replicate for count in (1, 2, 16)]
+    assert sent[1] == sent[2] == 2 * sent[0] > 0
+
+
+def test_copies_keep_sums_of_their_shards_in_32_bits(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[0].values[0]))
+
+    def learner(size):
+        actor = {"model": {"model_path": str(tmp_path)}, "training_backend": "fsdp", "fsdp_config": {"fsdp_size": 4}}
+        placed = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": f"0-{size - 1}"}}
+        return roost.plan({"cluster": placed, "actor": actor})["actor"]
+
+    one, two = (footprint(learner(size), None).active for size in (4, 8))
+    parameters = shape_from_config(MODELS[0].values[0]).parameters
+    assert (two - one) * GIB == pytest.approx(parameters / 4 * 4)

@@ -239,3 +239,22 @@ def test_an_accelerator_nobody_knows_is_refused():
     config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "all"}}}
     with pytest.raises(roost.ConfigError, match="did you mean NV_GPU"):
         roost.plan(config, {"nodes": [{"accelerators": 2, "accelerator_type": "NV_GPUS"}]})
+
+
+@pytest.mark.parametrize(
+    ("placement", "mode"),
+    [
+        pytest.param({"actor": "0-3"}, "training-only", id="supervised"),
+        pytest.param({"actor": "0-3", "critic": "0-3"}, "training-only", id="two-learners"),
+        pytest.param({"rollout": "0-3"}, "inference-only", id="engines"),
+        pytest.param({"rollout": "0-1", "reward": "2-3"}, "inference-only", id="engines-and-rewards"),
+        pytest.param({"actor": "0-3", "rollout": "0-3"}, "collocated", id="both"),
+        pytest.param({"actor": "0-1", "rollout": "2-3"}, "disaggregated", id="apart"),
+        pytest.param({"actor": "0-3", "env": "0"}, "hybrid", id="environments"),
+    ],
+)
+def test_mode(placement, mode):
+    cluster = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": placement}
+    plan = roost.plan({"cluster": cluster})
+    assert plan.mode == mode
+    assert roost.Plan.from_json(plan.to_json()).mode == mode

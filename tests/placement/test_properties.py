@@ -2,12 +2,11 @@
 
 from itertools import groupby
 
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 import roost
 
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=60)
 
 nodes = st.lists(st.integers(0, 6), min_size=1, max_size=6).map(
     lambda counts: [{"accelerators": count, "hardware": {"Franka": count % 3}} for count in counts]

@@ -315,7 +315,7 @@ def random_shared_plan(chance):
     return roost.plan(job, {"nodes": [{"accelerators": accelerators, "count": nodes}]})
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2, 3))])
 @pytest.mark.parametrize("make", [random_plan, random_shared_plan], ids=["apart", "shared"])
 def test_no_placement_moves_or_drops_fewer(make, part):
     chance = random.Random(part)

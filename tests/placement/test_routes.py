@@ -7,6 +7,9 @@ import pytest
 import roost
 from roost.placement.routes import Reach, ServerRoute, WeightRoute, server_routes
 
+SPANS = "from disk: it spans several devices"
+NO_HANDLES = "from disk: it takes no handles of a sharded learner"
+
 
 def collocated(nodes, actor_size, rollout_size, layout=None):
     config = {
@@ -101,6 +104,37 @@ def test_shards_that_are_put_together_first_say_so():
     assert engine.summary.endswith("each put together from 4 learner shards first")
 
 
+@pytest.mark.parametrize(
+    ("kind", "engine", "tensor", "lora", "from_disk", "reason"),
+    [
+        pytest.param("vllm", "0-3", 2, None, 2, SPANS, id="shared"),
+        pytest.param("vllm", "0-3", 1, None, 0, "", id="one device each"),
+        pytest.param("vllm", "4-7", 2, None, 0, "", id="apart"),
+        pytest.param("vllm", "2-5", 2, None, 1, SPANS, id="half shared"),
+        pytest.param("vllm", "0-3", 2, 8, 0, "", id="adapter"),
+        pytest.param("sglang", "0-3", 1, None, 4, NO_HANDLES, id="SGLang beside a sharded learner"),
+        pytest.param("sglang", "2-5", 1, None, 2, NO_HANDLES, id="SGLang half shared"),
+        pytest.param("sglang", "0-3", 1, 8, 0, "", id="SGLang with an adapter"),
+    ],
+)
+def test_the_plan_says_which_engines_read_from_disk_and_why(kind, engine, tensor, lora, from_disk, reason):
+    config = {
+        "num_gpus_per_node": 8,
+        "actor_train": {"device_mapping": "0-3", "model_args": {"lora_rank": lora} if lora else {}},
+        "actor_infer": {
+            "device_mapping": engine,
+            "strategy_args": {"strategy_name": kind, "strategy_config": {"tensor_parallel_size": tensor}},
+        },
+    }
+    plan = roost.plan(config)
+    (routes,) = plan.routes.engines
+    assert routes.from_disk == from_disk
+    assert ("from disk" in routes.summary) == bool(from_disk)
+    assert routes.summary.endswith(reason)
+    planned = server_routes(plan.components, plan["rollout"], kind, on_gpu=True)
+    assert lora or [one.route for one in planned].count(WeightRoute.RELOAD) == from_disk
+
+
 QWEN = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 QWEN |= {"num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512}
 
@@ -181,8 +215,8 @@ def plan_of(placement, nodes=1):
     return roost.plan({"cluster": {"num_nodes": nodes, "component_placement": placement}}, inventory)
 
 
-def routes_of(plan, takes_packed=True, on_gpu=True):
-    return server_routes(plan.components, plan["rollout"], takes_packed, on_gpu)
+def routes_of(plan, kind="vllm", on_gpu=True):
+    return server_routes(plan.components, plan["rollout"], kind, on_gpu)
 
 
 @pytest.mark.parametrize(
@@ -229,4 +263,4 @@ def test_route_and_sender_of_each_server(placement, nodes, on_gpu, expected, ran
 )
 def test_an_engine_that_takes_no_packed_handles(learners, route):
     plan = plan_of({"actor": learners, "rollout": "0"})
-    assert routes_of(plan, takes_packed=False) == (ServerRoute(route),)
+    assert routes_of(plan, "sglang") == (ServerRoute(route),)

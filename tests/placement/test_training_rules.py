@@ -1,15 +1,24 @@
 """Rules about training, each once broken and once kept."""
 
+import copy
+import functools
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
+from roost.config.compose import load
 from roost.config.findings import Findings, Severity, shown
+from roost.config.job import ParallelSizes
+from roost.config.notations.notation import read_job
 from roost.placement.planner import try_plan
+from tests.grid import grid
 
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
 WITH_CRITIC = {"actor": "0-3", "rollout": "4-7", "critic": "0-3"}
 APART = {"actor": "0-3", "rollout": "4-7"}
+WITH_REFERENCE = {**APART, "reference": "0-3"}
 WITH_TEACHER = {**APART, "teacher": "0-3"}
 CUT = {"strategy_name": "megatron_train", "strategy_config": {"tensor_model_parallel_size": 2}}
 WIDE = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}}
@@ -116,7 +125,7 @@ BROKEN = {
     "engine-too-small": (
         roll(WIDE, engine="torch"),
         "train.engine",
-        "is torch, which runs on one device, but rollout is cut over several",
+        "is torch, which runs on one device, but rollout is split over several",
     ),
     "lag": (
         rlinf(max_staleness=1, old_logprobs="recompute"),
@@ -195,6 +204,33 @@ BROKEN = {
         "train.min_new_tokens",
         "is 64, but max_new_tokens is 32",
     ),
+    "mean-ratio-of-one": (rlinf(max_mean_ratio=1), "train.max_mean_ratio", "is 1; it must be above 1"),
+    "target-of-no-kl": (
+        rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_penalty_target=0),
+        "train.kl_penalty_target",
+        "is 0; it must be above 0",
+    ),
+    "equal-ratios-rejected": (
+        rlinf(rollout_rejection={"sequence": [1.01, 2.0]}),
+        "train.rollout_rejection",
+        "rejects every sequence with a ratio of 1",
+    ),
+    "equal-probabilities-rejected": (
+        rlinf(rollout_rejection={"token": {"difference": [-0.2, -0.1]}}),
+        "train.rollout_rejection",
+        "rejects every token with a difference of 0",
+    ),
+    "rejection-by-another-name": (
+        rlinf(rollout_rejection={"token": {"diff": [-0.2, 0.2]}}),
+        "train.rollout_rejection.token.diff",
+        "is not what a rule bounds",
+    ),
+    "no-token-is-left": (rlinf(top_p=0, sampling_mask_replay=True), "train.top_p", "is 0; it must be above 0"),
+    "one-token-is-left": (
+        rlinf(min_p=1, sampling_mask_replay=True),
+        "train.min_p",
+        "is 1, so that all samples of a prompt are alike",
+    ),
     "penalty-of-nothing": (rlinf(repetition_penalty=0), "train.repetition_penalty", "is 0; it must be above 0"),
     "more-kept-than-there-is-room": (
         rlinf(keep_generations=4, keep_positive=3, keep_others=2),
@@ -229,13 +265,20 @@ KEPT = {
     "a-sample-for-each": rlinf(prompts_per_step=1, num_generations=4),
     "groups-of-one": rlinf(num_generations=1, advantage_estimator="reinforce++"),
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
-    "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout"),
+    "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout", sampling_mask_replay=True),
     "replayed": rlinf(top_p=0.9, sampling_mask_replay=True),
     "processed": rlinf(repetition_penalty=1.2, min_new_tokens=4, engine="vllm"),
     "engine-of-the-notation": roll(WIDE),
     "engine-on-one-device": roll({"strategy_name": "vllm"}, engine="torch"),
     "lag": rlinf(max_staleness=1),
     "lag-and-engine": rlinf(max_staleness=2, old_logprobs="rollout"),
+    "mean-ratio": rlinf(max_mean_ratio=5),
+    "kl-target": rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_penalty_target=0.1),
+    "rejection": rlinf(rollout_rejection={"token": [0.5, None], "turn": {"difference": [None, 0.2]}}),
+    "gspo": rlinf(importance_sampling_level="sequence", rollout_is="sequence"),
+    "gspo-of-tokens": gae(importance_sampling_level="sequence", rollout_is="token"),
+    "turns-by-turn": rlinf(importance_sampling_level="turn_mean", rollout_is="turn"),
+    "critic-warm-up": gae(critic_warmup_steps=5, max_steps=6),
     "clip": rlinf(clip_range=1, clip_range_high=1),
     "dual-clip": rlinf(dual_clip=1.3),
     "mixed": rlinf(compute_dtype="bfloat16"),
@@ -254,6 +297,52 @@ KEPT = {
 }
 
 
+def loop(**train):
+    return {"rl": {"gpu_allocation": {"learning_gpus": [0, 1], "inference_gpus": [2]}}, "train": TRAIN | train}
+
+
+def followed(config, fix):
+    """The config with what a fix says first: `write KEY: VALUE`, at the top or in a section."""
+    text, _, section = fix.removeprefix("write ").split(", or ")[0].partition(" in ")
+    [(key, value)] = yaml.safe_load(text).items()
+    *outer, last = [*section.split("."), key] if section else key.split(".")
+    changed = copy.deepcopy(config)
+    functools.reduce(lambda inner, name: inner[name], outer, changed)[last] = value
+    return changed
+
+
+@grid(
+    ("config", "code", "fix"),
+    [
+        (rlinf({"actor": "0-3"}), "RST-T023", "write rollout: 0-3 in cluster.component_placement"),
+        (rlinf({"rollout": "4-7"}), "RST-T023", "write actor: 4-7 in cluster.component_placement"),
+        (rlinf(advantage_estimator="gae"), "RST-T024", "write critic: 0-3 in cluster.component_placement, or another"),
+        (rlinf(teacher={"model": "m/m", "coef": 1}), "RST-T072", "write teacher: 0-3 in cluster.component_placement"),
+        (
+            rlinf(lora_rank=8, kl_coef=0.1, reference_sync_steps=5),
+            "RST-T110",
+            "write reference: 0-3 in cluster.component_placement, or remove it",
+        ),
+        (
+            roll({"strategy_name": "vllm"}, kl_coef=0.1),
+            "RST-T025",
+            'write reference: {device_mapping: "list(range(0,4))"}, or train.lora_rank: 16, or kl_coef: 0',
+        ),
+        (
+            roll({"strategy_name": "vllm"}, teacher={"a": {"model": "m/m", "coef": 1}}),
+            "RST-T072",
+            'write teacher: {a: {device_mapping: "list(range(0,4))"}}',
+        ),
+        (loop(kl_coef=0.1), "RST-T025", "write train.lora_rank: 16, or kl_coef: 0"),
+    ],
+)
+def test_what_is_not_placed_is_placed_as_the_fix_says(config, code, fix):
+    """In the notation of the config; ml-loop's places no reference, so that its fix is another."""
+    [finding] = [finding for finding in found(config) if finding.code == code]
+    assert finding.fix.startswith(fix)
+    assert code not in {each.code for each in found(followed(config, finding.fix))}
+
+
 @pytest.mark.parametrize("config", KEPT.values(), ids=KEPT)
 def test_a_kept_rule_is_silent(config):
     assert found(config) == ()
@@ -270,6 +359,22 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
     assert sorted(rank for row in plan["reference"].table for rank in row.local_hardware_ranks) == expected
 
 
+@grid(
+    ("rules", "why"),
+    [
+        ({"token": {"diff": [-0.2, 0.2]}}, "did you mean difference?"),
+        ({"token": {"rate": [0.5, 2.0]}}, "did you mean ratio?"),
+        ({"token": [2.0, 0.5]}, ""),
+        ({"token": {"ratio": 2.0}}, ""),
+        ({"token": None}, "null is no bound"),
+        ({"token": [None, "high"]}, "null is no bound"),
+    ],
+)
+def test_a_rejection_that_cannot_be_read_is_hinted_at(rules, why):
+    [finding] = [each for each in found(rlinf(rollout_rejection=rules)) if each.code == "RST-T093"]
+    assert finding.why == why
+
+
 @pytest.mark.parametrize(
     ("config", "name", "what"),
     [
@@ -278,6 +383,11 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
             rlinf(repetition_penalty=1.1, engine="sglang"),
             "repetition_penalty",
             "does not mean the same to SGLang and to the learner",
+        ),
+        (
+            rlinf(rollout_is="token", importance_weight_cap=0.5),
+            "importance_weight_cap",
+            "is 0.5, which scales down the loss of every token",
         ),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
         (rlinf(muon_momentum=0.9), "muon_momentum", "has no effect"),
@@ -298,6 +408,18 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
             "makes 200 optimizer steps of warm-up, but the run has 200",
         ),
         (rlinf(keep_positive=1), "keep_positive", "has no effect"),
+        (
+            gae(critic_warmup_steps=5, max_steps=5),
+            "critic_warmup_steps",
+            "is 5, but the run has 5 steps",
+        ),
+        (gae(discount_level="turn"), "discount_level", "has no effect"),
+        (rlinf(overlong_buffer_tokens=8, overlong_penalty=0), "overlong_buffer_tokens", "has no effect"),
+        (
+            rlinf(WITH_REFERENCE, kl_coef=0.1, reference_sync_steps=5, max_steps=5),
+            "reference_sync_steps",
+            "has no effect",
+        ),
         (rlinf(reference_sync_steps=5), "reference_sync_steps", "has no effect"),
         (rlinf(sampling_mask_replay=True), "sampling_mask_replay", "has no effect"),
         (rlinf(keep_others=1), "keep_others", "has no effect"),
@@ -332,8 +454,9 @@ def test_the_decay_of_a_constant_schedule_in_the_notation_is_a_note():
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
-def test_drawing_from_a_part_is_a_warning(name):
-    (finding,) = found(rlinf(**{name: 50 if name == "top_k" else 0.5}))
+@pytest.mark.parametrize("old_logprobs", ["recompute", "rollout", "decoupled"])
+def test_drawing_from_a_part_is_a_warning(name, old_logprobs):
+    (finding,) = found(rlinf(**{name: 50 if name == "top_k" else 0.5}, old_logprobs=old_logprobs))
     assert finding.severity is Severity.WARNING
     assert finding.where.path == ("train", name)
 
@@ -380,12 +503,30 @@ def test_a_learner_with_a_tensor_size_is_accepted():
     assert not found(roll({"strategy_name": "vllm"}, learner=CUT))
 
 
-def test_a_learner_with_pipeline_stages_is_an_error():
+@pytest.mark.parametrize("devices", [3, 4])
+def test_a_learner_with_pipeline_stages_is_an_error(devices):
+    """And no other: devices that stages do not divide would do without them."""
     stages = {"strategy_name": "megatron_train", "strategy_config": {"pipeline_model_parallel_size": 2}}
-    (finding,) = found(roll({"strategy_name": "vllm"}, learner=stages))
+    config = roll({"strategy_name": "vllm"}, learner=stages)
+    config["actor_train"]["device_mapping"] = f"list(range(0,{devices}))"
+    (finding,) = found(config)
     assert finding.severity is Severity.ERROR
     assert finding.what == "pipeline size 2, but Roost's learner has no pipeline stages"
     assert finding.fix == "write pipeline size 1; tensor size 2 divides layers over as many ranks"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ("expert_model_parallel_size", "expert size 2 would divide a model that reads images"),
+        ("pipeline_model_parallel_size", "write pipeline size 1; FSDP alone shards a model that reads images"),
+    ],
+)
+def test_a_model_that_reads_images_is_not_divided(tmp_path, size, text):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    config = rlinf({"actor": "0-3", "rollout": "4"}, model=str(tmp_path))
+    config["actor"] = {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), size: 2}}
+    assert text in [part for finding in found(config) for part in (finding.what, finding.fix)]
 
 
 JUDGED = {"actor": "0-1", "rollout": "2-3", "reward.polite": "4-7:0-1"}
@@ -480,9 +621,20 @@ IDLE = [
     ("old_logprobs", {"rollout_is": "none"}),
     ("step_reward_weight", {}),
     ("kl_penalty_target", {}),
-    ("value_huber_delta", {}),
+    *((name, {}) for name in ("value_huber_delta", "gae_lambda", "value_clip", "critic_learning_rate")),
+    ("kl_penalty_estimator", {}),
+    ("kl_estimator", {}),
+    ("whiten_by_tag", {}),
 ]
-WRITTEN = {"importance_sampling_level": "sequence", "old_logprobs": "decoupled", "dual_clip": 3.0}
+WRITTEN = {
+    "kl_penalty_estimator": "k2",
+    "kl_estimator": "k2",
+    "whiten_by_tag": True,
+    "critic_learning_rate": 1e-5,
+    "importance_sampling_level": "sequence",
+    "old_logprobs": "decoupled",
+    "dual_clip": 3.0,
+}
 
 
 @pytest.mark.parametrize(("name", "beside"), IDLE, ids=lambda value: value if isinstance(value, str) else str(value))
@@ -498,9 +650,148 @@ def test_a_setting_that_another_leaves_without_effect(name, beside):
         rlinf(old_logprobs="decoupled", importance_weight_cap=3.0),
         rlinf(loss_type="kimi15", importance_sampling_level="turn"),  # the mean of a sample is over its turns
         rlinf(loss_type="sapo") | {"algorithm": {"clip_ratio_high": 0.3, "clip_ratio_low": 0.2}},
-        gae(value_huber_delta=1.0),
+        gae(value_huber_delta=1.0, gae_lambda=0.9, value_clip=0.2),
+        rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_estimator="k2", kl_penalty_estimator="k2"),
+        rlinf(whiten_by_tag=True, whiten_advantages="tokens"),
     ],
-    ids=["cispo clips", "capped weights", "turns", "keys of the notation", "critic"],
+    ids=["cispo clips", "capped weights", "turns", "keys of the notation", "critic", "reference", "whitening"],
 )
 def test_settings_with_an_effect_are_not_reported(config):
     assert "RST-T094" not in {finding.code for finding in found(config)}
+
+
+@grid(
+    ("strategy", "sizes", "arguments", "expected"),
+    [
+        *(
+            (name, {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "fsdp_size": 4}, {}, expected)
+            for name, expected in (
+                ("fsdp2_train", ParallelSizes(tensor=2, expert=4, shard=4)),
+                ("megatron_train", ParallelSizes(tensor=2, expert=4)),
+            )
+        ),
+        ("fsdp2_infer", {"tensor_parallel_size": 2}, {}, ParallelSizes(tensor=2)),
+        ("fsdp2_train", {"pipeline_model_parallel_size": 2}, {}, ParallelSizes(pipeline=2)),
+        ("fsdp2_train", {"context_parallel_size": 2}, {}, ParallelSizes(context=2)),
+        ("fsdp2_train", {}, {"ulysses_size": 2}, ParallelSizes(context=2)),
+        ("deepspeed_train", {}, {"ulysses_size": 2}, ParallelSizes(context=2)),
+        ("megatron_train", {"context_parallel_size": 2}, {"ulysses_size": 2}, ParallelSizes(context=2)),
+    ],
+)
+def test_learners_of_roll_have_the_sizes_that_are_written(strategy, sizes, arguments, expected):
+    learner = {"strategy_name": strategy, "strategy_config": sizes}
+    config = roll({"strategy_name": "vllm"}, learner)
+    config["actor_train"]["model_args"] = arguments
+    findings = Findings()
+    job = read_job(load(config, [], findings), findings)
+    assert {part.name: part.parallel for part in job.components}["actor"] == expected
+    assert not [finding for finding in findings.found if "ulysses_size" in str(finding)]
+
+
+@grid(
+    ("config", "fix"),
+    [
+        (
+            {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 2, "num_attention_heads": 28,
+             "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064},
+            "write 1, 2, 4 or 28, as far as it divides the 6 ranks",
+        ),
+        ({}, "write 1, 2, 3 or 6"),
+    ],
+)  # fmt: skip
+def test_the_fix_names_sizes_of_context_groups(config, fix, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = rlinf({"actor": "0-5", "rollout": "6-7"}, model=str(tmp_path))
+    job["actor"] = {"model": {"model_path": str(tmp_path), "context_parallel_size": 3 if config else 4}}
+    fixes = [finding.fix for finding in found(job) if finding.code == "RST-T120"]
+    assert fixes == [fix]
+
+
+def test_two_sizes_of_context_groups_are_refused():
+    config = roll({"strategy_name": "vllm"}, {"strategy_name": "fsdp2_train", "strategy_config": {}})
+    config["actor_train"]["model_args"] = {"ulysses_size": 2}
+    config["actor_train"]["strategy_args"]["strategy_config"] = {"context_parallel_size": 4}
+    (finding,) = (each for each in found(config) if each.severity is Severity.ERROR)
+    assert "RST-T120" in str(finding) and "ulysses_size: is 2, but context_parallel_size is 4" in str(finding)
+
+
+@grid(
+    ("config", "place"),
+    [
+        (
+            rlinf() | {"actor": {"model": {"expert_tensor_parallel_size": 2}, "training_backend": "megatron"}},
+            "actor.model.expert_tensor_parallel_size",
+        ),
+        (
+            roll(
+                {"strategy_name": "vllm"},
+                {"strategy_name": "megatron_train", "strategy_config": {"expert_tensor_parallel_size": 4}},
+            ),
+            "actor_train.strategy_args.strategy_config.expert_tensor_parallel_size",
+        ),
+    ],
+)
+def test_single_experts_are_not_cut(config, place):
+    (finding,) = (each for each in found(config) if each.severity is Severity.ERROR)
+    assert (finding.code, finding.where.key_path) == ("RST-T123", place)
+    assert finding.fix == "write expert_tensor_parallel_size 1"
+
+
+@grid(
+    ("config", "key"),
+    [
+        (rlinf() | {"actor": {"model": {"freeze_vit": True}}}, "actor.model.freeze_vit"),
+        (roll({"strategy_name": "vllm"}), "actor_train.model_args.freeze_module_prefix"),
+    ],
+)
+def test_a_frozen_part_that_roost_trains_is_said_to_be_trained(config, key):
+    if "actor_train" in config:
+        config["actor_train"]["model_args"] = {"freeze_module_prefix": ["vision_model"]}
+    (finding,) = (each for each in found(config) if each.where.key_path == key)
+    assert (finding.code, finding.severity) == ("RST-T014", Severity.WARNING)
+    assert "Roost trains what this would freeze" in finding.why
+
+
+def test_virtual_pipeline_stages_are_not_taken_for_a_slip():
+    config = rlinf() | {"actor": {"model": {"virtual_pipeline_model_parallel_size": 2}}}
+    assert not [finding for finding in found(config) if finding.code == "RST-C023"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        pytest.param(
+            "actor: {model: {expert_model_parallel_size: 4}, training_backend: fsdp}",
+            "RST-T123",
+            "job.yaml:2:17 actor.model.expert_model_parallel_size",
+            id="expert",
+        ),
+        pytest.param(
+            "actor: {model: {pipeline_model_parallel_size: 2}}",
+            "RST-T034",
+            "job.yaml:2:17 actor.model.pipeline_model_parallel_size",
+            id="pipeline",
+        ),
+        pytest.param(
+            "actor: {model: {context_parallel_size: 4}}",
+            "RST-T120",
+            "job.yaml:2:17 actor.model.context_parallel_size",
+            id="context",
+        ),
+        pytest.param(
+            "actor: {model: {tensor_model_parallel_size: 3}}\nrollout: {tensor_parallel_size: 2}",
+            "RST-P031",
+            "job.yaml:3:11 rollout.tensor_parallel_size",
+            id="engine",
+        ),
+    ],
+)
+def test_a_size_that_does_not_divide_is_found_at_its_key(text, code, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    placed = "cluster: {num_nodes: 1, num_gpus_per_node: 8, component_placement: {actor: 0-5, rollout: 6-7}}"
+    train = "train: {model: some/model, max_steps: 1, task: {_target_: my_tasks.Sums}}"
+    Path("job.yaml").write_text(f"{placed}\n{text}\nrunner: {{task_type: embodied}}\n{train}\n")
+    findings = Findings()
+    source = load(Path("job.yaml"), [], findings)
+    try_plan(read_job(source, findings, None, trains=True), findings)
+    assert [str(each.where) for each in findings.errors if each.code == code] == [place]

@@ -7,7 +7,7 @@ from roost.placement.component_plan import Process
 from roost.placement.placement import Placement
 from roost.procs.child_env import child_env
 from roost.runtime.launch import process_env
-from roost.transport.failure import Address
+from roost.transport.context import Address
 
 REMOVED = {
     "torchrun": {"RANK": "1", "GROUP_RANK": "0", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "x", "PET_NNODES": "2"},

@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import roost
-from roost.procs import logs
-from roost.procs.logs import LogCollector, LogTail, last_lines, log_name, read_from
+from roost.procs import child
+from roost.procs.child import LogCollector, LogTail, last_lines, log_name, read_from
 
 NOISY = """
 import os, subprocess, sys
 from pathlib import Path
-from roost.procs.logs import redirect_output
+from roost.procs.child import redirect_output
 print("before")
 redirect_output(Path(sys.argv[1]))
 print("printed")
@@ -91,7 +90,7 @@ def test_lines_are_shown_whole_with_the_name_of_who_said_them(tmp_path):
 
 
 def test_lines_stay_whole_where_more_is_written_than_is_read_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "MAX_READ", 64)
+    monkeypatch.setattr(child, "MAX_READ", 64)
     console = io.StringIO()
     collector = LogCollector(tmp_path, None, console)
     lines = [f"line {number} " + "x" * (number % 30) for number in range(100)]
@@ -102,7 +101,7 @@ def test_lines_stay_whole_where_more_is_written_than_is_read_at_a_time(tmp_path,
 
 
 def test_a_line_without_end_does_not_hold_up_what_follows(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "MAX_READ", 64)
+    monkeypatch.setattr(child, "MAX_READ", 64)
     console = io.StringIO()
     collector = LogCollector(tmp_path, None, console)
     write(tmp_path, log_name("actor", 0), b"z" * 200 + b"\nnext\n")
@@ -113,8 +112,8 @@ def test_a_line_without_end_does_not_hold_up_what_follows(tmp_path, monkeypatch)
 
 
 def test_stopping_brings_all_that_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "MAX_READ", 64)
-    monkeypatch.setattr(logs, "LOOK_EVERY", 1000.0)
+    monkeypatch.setattr(child, "MAX_READ", 64)
+    monkeypatch.setattr(child, "LOOK_EVERY", 1000.0)
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     text = "".join(f"line {number}\n" for number in range(50)).encode() + b"its last wor"

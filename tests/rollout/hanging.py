@@ -57,7 +57,7 @@ async def close():
 
 
 def worlds(hanging):
-    from roost.rollout.environments.blocking import make_environments
+    from roost.rollout.environments.environment import make_environments
 
     return make_environments(Worlds(hanging))
 

@@ -1,7 +1,7 @@
 import pytest
 
 from roost.config.train import RolloutSettings
-from roost.rollout.group_rollout import may_end, needed_of_group
+from roost.rollout.episode_runner import may_end, needed_of_group
 
 RECIPE = {
     "num_generations": 6,

@@ -13,7 +13,7 @@ from roost.config.train import (
     TrainSettings,
 )
 from roost.engines.protocol import EngineRefused
-from roost.rollout.episode import TurnForm
+from roost.rollout.episode import TurnOptions
 from roost.trainer.rollout_workers import FleetSamplers, joint_generations, logprob_interval, samplers_of
 from tests.rollout.script import completion, ran
 
@@ -95,9 +95,9 @@ def test_experts_are_requested_to_be_replayed(replays):
 
 
 def test_strings_of_settings_end_turns_beside_those_of_the_agent():
-    fleet, form = NotingFleet(), TurnForm(stop=("</a>", "</b>"))
+    fleet, options = NotingFleet(), TurnOptions(stop=("</a>", "</b>"))
     settings = SamplingSettings(stop_strings=("</b>", "</c>"), min_new_tokens=2, repetition_penalty=1.1)
-    ran(FleetSamplers(fleet, settings, seed=3).open(12, 1, 0)([1], 2, None, form))
+    ran(FleetSamplers(fleet, settings, seed=3).open(12, 1, 0)([1], 2, None, options))
     asked = fleet.asked[0][1]
     assert (asked.stop, asked.min_tokens, asked.repetition_penalty) == (("</a>", "</b>", "</c>"), 2, 1.1)
 

@@ -7,8 +7,7 @@ from roost.config.train import RolloutSettings
 from roost.procs import user_code as bounded
 from roost.procs.user_code import contain_tasks
 from roost.rollout.episode import EpisodeReward, Split, Task
-from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
-from roost.rollout.group_rollout import GroupRollout
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, GroupRollout, LocalEpisodeRunner
 from tests.rollout.script import Script, completion, for_ever, others_running, ran, settled, who
 
 

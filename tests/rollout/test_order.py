@@ -2,8 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.config.data import shares_of_batch
 from roost.rollout.order import MixedOrder, TaskOrder, sample_seed

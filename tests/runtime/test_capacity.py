@@ -1,8 +1,7 @@
 """Needs of a plan on each node, and errors where a node cannot meet them, ever or at the moment."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import roost
 from roost.config.findings import Findings

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.runtime.failures import FailureWatch
-from roost.transport.failure import (
+from roost.transport.context import (
     Address,
     Failure,
     FailureKind,

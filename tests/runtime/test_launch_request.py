@@ -13,7 +13,7 @@ from roost.cluster.hardware.accelerators.nvidia import NVIDIA
 from roost.cluster.hardware.registry import BUILT_IN
 from roost.config.node_groups import PROTECTED_VARIABLES
 from roost.runtime.launch import Request, component_of, plan_launch, process_env
-from roost.transport.failure import Address
+from roost.transport.context import Address
 
 CLUSTER = {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-1", "rollout": "2-3"}}
 PLAN = roost.plan({"cluster": CLUSTER})

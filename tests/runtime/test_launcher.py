@@ -12,8 +12,7 @@ pytest.importorskip("ray")
 from roost.runtime.launch import LiveNodes, planned_processes, process_setups
 from roost.runtime.membership import NodeReport
 from roost.runtime.worker import LaunchOptions
-from roost.transport.current import SimulatedDevices
-from roost.transport.failure import DaemonContact
+from roost.transport.context import DaemonContact, SimulatedDevices
 
 MACHINES = {"nodes": [{"accelerators": 8, "accelerator_type": "SIMULATED"}]}
 REPORT = NodeReport(

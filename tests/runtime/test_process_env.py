@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.cluster.hardware.accelerators.ascend import ASCEND
 from roost.cluster.hardware.accelerators.intel import INTEL
@@ -12,7 +11,7 @@ from roost.cluster.hardware.accelerators.nvidia import NVIDIA
 from roost.placement.component_plan import Process
 from roost.placement.placement import Placement
 from roost.runtime.launch import process_env, visible_devices
-from roost.transport.failure import Address
+from roost.transport.context import Address
 
 ADDRESS = Address("rollout", 5)
 MASTER = ("10.0.0.7", 20_123)

@@ -14,13 +14,25 @@ from roost.runtime.ray_address import check_listener, listening_users, running_h
 from tests.limits import HANG_S
 
 NOBODY = 65534
+
+
+def _has_ipv6_loopback():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 LISTENS = """
 import os, socket, sys
 os.setuid(int(sys.argv[1]))
-server = socket.create_server(("127.0.0.1", 0))
+host = sys.argv[2]
+server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6_loopback(), reason="this machine has no address ::1")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
 
@@ -40,9 +52,9 @@ def shared(tmp_path, monkeypatch):
     return folder
 
 
-def write(shared, port, mode=0o644):
+def write(shared, port, mode=0o644, host="127.0.0.1"):
     file = shared / "ray_current_cluster"
-    file.write_text(f"127.0.0.1:{port}")
+    file.write_text(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     file.chmod(mode)
     return file
 
@@ -52,6 +64,14 @@ def test_an_address_of_ones_own_is_used(shared, listening):
     reported = []
     assert running_here(reported.append) == f"127.0.0.1:{listening}"
     assert reported == []
+
+
+@needs_ipv6
+def test_an_address_of_ipv6_is_used(shared):
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        write(shared, port, host="::1")
+        assert running_here(print) == f"[::1]:{port}"
 
 
 def test_no_file_and_no_answer_are_no_cluster(shared, listening):
@@ -91,11 +111,12 @@ def test_an_address_that_another_user_planted_is_ignored(shared, listening, plan
 
 
 @needs_root
-def test_a_port_that_another_user_serves_is_ignored(shared):
-    command = [sys.executable, "-c", LISTENS, str(NOBODY)]
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_port_that_another_user_serves_is_ignored(shared, host):
+    command = [sys.executable, "-c", LISTENS, str(NOBODY), host]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         port = int(server.stdout.readline())
-        write(shared, port)
+        write(shared, port, host=host)
         assert listening_users(port) == {NOBODY}
         reported = []
         assert running_here(reported.append) is None
@@ -136,6 +157,11 @@ def test_a_wrong_address_is_an_error_with_its_reason(monkeypatch):
     assert reported == [f"joining the Ray at {address}"]
     with pytest.raises(ConnectionError, match=r"write HOST:PORT, such as 192\.0\.2\.1:6379"):
         ray_connection.connect("192.0.2.1", reported.append)
+
+
+@pytest.mark.parametrize("port", ["0", "99999", "http"])
+def test_a_port_that_cannot_be_one_is_named(port):
+    assert wait_for_answer(f"10.0.0.1:{port}").startswith("it has no valid port (1 to 65535); write HOST:PORT")
 
 
 def test_a_server_of_another_kind_is_no_ray():

@@ -1,11 +1,10 @@
 """Workers that are starting: how long they are waited for."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.runtime.failures import Starting
-from roost.transport.failure import Address
+from roost.transport.context import Address
 
 LIMIT = 300.0
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roost.sandbox import child
-from roost.sandbox import child as template
+from roost.sandbox import child, child as template
 from roost.sandbox.execution import Fault
 from roost.sandbox.inside import template as inside_template
 from roost.sandbox.sandbox import Sandbox, run_once

@@ -327,6 +327,22 @@ def test_what_a_job_file_does_not_do_is_noted():
     assert notes_of(Scheduler.SLURM, options(options=("partiton=gpu", "exclusive")))[0].endswith("mean partition?")
 
 
+WRONG_WORDS = {
+    "no number of CPUs": (("--cpus", "agent=nan"), "nan is not a size"),
+    "endless CPUs": (("--cpus", "agent=inf"), "inf is not a size"),
+    "negative CPUs": (("--cpus", "agent=-1"), "-1 is not a size"),
+    "negative memory": (("--memory", "agent=-0.5"), "-0.5 is not a size"),
+    "a secret under a wrong name": (("--env", "MY-TOKEN=hidden"), "'MY-TOKEN' cannot be the name of a variable"),
+}
+
+
+@pytest.mark.parametrize("wrong, told", WRONG_WORDS.values(), ids=WRONG_WORDS)
+def test_wrong_options_are_refused(wrong, told):
+    words = (EXAMPLE / "cluster.yaml", "--inventory", EXAMPLE / "machines.yaml", "--command", "python mine.py")
+    refused = run("launch", "slurm", *words, *wrong)
+    assert refused.exit_code == 1 and told in refused.output and "hidden" not in refused.output
+
+
 def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (EXAMPLE / "cluster.yaml", "--inventory", EXAMPLE / "machines.yaml", "--command", "python mine.py")
@@ -342,6 +358,11 @@ def test_the_command_prints_writes_and_says_what_is_missing(tmp_path, monkeypatc
     assert {file.name for file in tmp_path.iterdir()} == {"mine.sbatch", "cluster.sbatch", "second-run.sbatch"}
     wrong = run("launch", "slurm", *words, "--cpus", "agents=2")
     assert wrong.exit_code == 1 and "did you mean agent" in wrong.output.lower()
+    folder = tmp_path / "third.sbatch"
+    folder.mkdir()
+    unwritten = run("launch", "slurm", *words, "--submit", "--name", "third")
+    assert unwritten.exit_code == 2 and "third.sbatch cannot be written" in unwritten.output
+    assert "for --out" not in unwritten.output, "it was not given"
     no_job = run("launch", "slurm", EXAMPLE / "cluster.yaml")
     assert no_job.exit_code == 1 and "RST-T001" in no_job.output
     no_job = run("launch", "slurm", EXAMPLE / "cluster.yaml", "--inventory", EXAMPLE / "machines.yaml")

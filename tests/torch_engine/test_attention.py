@@ -21,11 +21,9 @@ from roost.torch_engine.attention import (
     Paged,
     Tables,
 )
-from roost.torch_engine.cache import LayerCache, LayerShape, new_cache
-from roost.torch_engine.graphs import DecodeInputs, bucket
-from roost.torch_engine.model import LoadedModel, load_model
+from roost.torch_engine.model import DecodeInputs, LoadedModel, bucket, load_model
 from roost.torch_engine.runner import Runner
-from roost.torch_engine.scheduler import Batch, Chunk, Request, Tracked, flatten
+from roost.torch_engine.scheduler import Batch, Chunk, LayerCache, LayerShape, Request, Tracked, flatten, new_cache
 from roost.torch_engine.settings import EngineSettings
 from roost.torch_engine.update import Adapters
 

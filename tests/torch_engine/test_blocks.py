@@ -6,11 +6,10 @@ import ctypes
 import mmap
 
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.torch_engine.cache import ROOT, BlockPool, LayerShape, block_hash, bytes_per_block, new_cache
+from roost.torch_engine.scheduler import ROOT, BlockPool, LayerShape, block_hash, bytes_per_block, new_cache
 
 COUNT, SIZE = 6, 2
 NAMES = [block_hash(ROOT, [number]) for number in range(5)]
@@ -45,8 +44,8 @@ class Books(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        self.pool.give_back(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+    def release(self, data: st.DataObject) -> None:
+        self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @rule()
     def forget_all(self) -> None:
@@ -80,7 +79,7 @@ def test_the_end_of_a_sequence_is_reused_before_its_beginning() -> None:
     blocks = [pool.take(), pool.take()]
     for block, name in zip(blocks, NAMES[:2], strict=True):
         pool.announce(block, name)
-    pool.give_back(blocks)
+    pool.release(blocks)
     assert pool.take() == blocks[1]
     assert pool.find(NAMES[:2]) == [blocks[0]]
 

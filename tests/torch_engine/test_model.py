@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from roost.config.model_files import eos_ids
+from roost.config.job import eos_ids
 from roost.engines.tiny_model import write_tiny_model
 from roost.torch_engine.engine import block_count, block_size, cuda_room
 from roost.torch_engine.model import load_model

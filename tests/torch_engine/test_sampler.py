@@ -11,8 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.runner import LARGEST_MASK, SampledTokens, SamplingBatch, sample, seed_keys
-from roost.torch_engine.runner import uniforms as keyed_uniforms
+from roost.torch_engine.runner import (
+    LARGEST_MASK,
+    SampledTokens,
+    SamplingBatch,
+    sample,
+    seed_keys,
+    uniforms as keyed_uniforms,
+)
 
 VOCABULARY = 24
 PARAMETERS = {

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from roost.engines.protocol import Sampling
-from roost.torch_engine.cache import BlockPool
-from roost.torch_engine.scheduler import Chunk, Request, Scheduler, Tracked
+from roost.torch_engine.scheduler import BlockPool, Chunk, Request, Scheduler, Tracked
 
 BLOCK = 4
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.weights.payload import announced
-from roost.torch_engine.control_api import UpdateDesk
 from roost.torch_engine.engine import EngineSettings, TorchEngine, Weights
+from roost.torch_engine.server import UpdateDesk
 from roost.torch_engine.update import checkpoint_files
 from tests.torch_engine.conftest import Driver
 

@@ -5,8 +5,7 @@ import math
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.trace.chrome import device_uses, microseconds, write_trace
 from roost.trace.spans import Span, WorkerSpans

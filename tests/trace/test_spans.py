@@ -6,8 +6,7 @@ import threading
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.trace.spans import Clock, Span, SpanRecorder
 

@@ -11,8 +11,7 @@ from roost.config.job import Notation
 from roost.config.notations.words import DIVERGENCES
 from roost.config.train import Whitening
 from roost.learner.advantages import adapted_kl_coef, kl_estimates, normalised_rewards, step_returns, whitened
-from roost.learner.packing import predicted
-from roost.learner.sample import Sample
+from roost.learner.sample import Sample, predicted
 from roost.rollout.episode import EpisodeReward
 from roost.trainer.batch import (
     Batch,

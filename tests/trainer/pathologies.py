@@ -60,6 +60,14 @@ class PaysForZeros(Arithmetic):
         return EpisodeReward(reward, self._tokenizer.decode(completion))
 
 
+class PaysNothing(Arithmetic):
+    """A reward that recognises no answer."""
+
+    async def run_episode(self, task, transcript):
+        episode = await super().run_episode(task, transcript)
+        return replace(episode, reward=0.0)
+
+
 class LongSums(Arithmetic):
     """Sums that this model does not learn within a few steps, of answers with four digits."""
 
@@ -121,6 +129,8 @@ CASES = (
     Case("collapse", "entropy_collapse", {"entropy_coef": 0.0}, {"_target_": f"{HERE}.PaysForZeros"}),
     Case("dominant", "dominant_reward", {"rewards": {"format": {**DIGITS, "weight": 20}, "scenario": {"weight": 1}}}),
     Case("clipped", "clipped", {"clip_range": 0.02, "ppo_epochs": 4}),
+    Case("no-signal", "no_signal", task={"_target_": f"{HERE}.PaysNothing"}),
+    Case("rejected", "rejected", {"rollout_rejection": {"token": [0.999, 1.001]}, "max_staleness": 1}),
     Case("healthy"),
     Case("healthy-seed", keys={"seed": 3}),
     Case("healthy-slow", keys={"learning_rate": 5e-4, "ppo_epochs": 1}),

@@ -2,16 +2,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from roost.config.teacher import Teacher
-from roost.config.train import AdvantageEstimator, AdvantageSettings, KlEstimator, Whitening
-from roost.learner.packing import predicted
+from roost.config.data import Teacher
+from roost.config.train import AdvantageEstimator, AdvantageLevel, AdvantageSettings, KlEstimator, Whitening
+from roost.learner.sample import predicted
 from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Task, Tokens
 from roost.trainer.batch import (
     batch_of,
     continuations,
+    mean_kl,
     minibatches,
     staleness_of,
     taught_by,
@@ -39,6 +39,27 @@ def test_every_finished_episode_is_a_sample_with_what_the_engine_said():
     assert [sample.token_ids.tolist() for sample in batch.samples] == [[1, 2, 500, 501], [1, 2, 510, 511], [1, 2, 1000]]
     assert batch.samples[0].turns.tolist() == [-1, -1, 0, 0]
     assert batch.samples[0].logprobs.tolist() == [0, 0, -1, -2]
+
+
+OLDER, POLICY = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])  # of four tokens; the reference is even
+
+
+@pytest.mark.parametrize(
+    ("version", "weights"),
+    [pytest.param(3, OLDER, id="fresh"), pytest.param(4, POLICY, id="stale"), pytest.param(None, OLDER, id="unknown")],
+)
+def test_the_kl_of_the_penalty_is_that_of_the_policy(version, weights):
+    """Ten samples of one token each, as often as the older policy of version 3 samples it."""
+    drawn = np.repeat(np.arange(4), [4, 3, 2, 1])
+    scored = batch_of([example_group(0, [0.0] * 10, versions=(3,))])
+    older, policy, reference = (
+        [np.full(3, np.log(each[token]), np.float32) for token in drawn] for each in (OLDER, POLICY, [0.25] * 4)
+    )
+    engine = [replace(sample, logprobs=each) for sample, each in zip(scored.samples, older, strict=True)]
+    batch = with_scores(replace(scored, samples=tuple(engine)), old=policy, reference=reference)
+    found = mean_kl(batch, AdvantageSettings(kl_penalty_coef=0.1), version)
+    assert found == pytest.approx(np.sum(weights * np.log(POLICY / 0.25)), abs=1e-6)
+    assert (found > 0) == (weights is POLICY), "without weights it is no KL"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +228,33 @@ def test_overlong_answers_lose_reward(settings, expected):
     shaping = {"overlong_buffer_tokens": 2, "max_new_tokens": 4, **settings}
     selected, _, _ = with_advantages(batch_of([group]), AdvantageSettings(AdvantageEstimator.REWARD, **shaping))
     assert [advantage_of(sample) for sample in selected.samples] == expected
+
+
+@pytest.mark.parametrize(("scope", "steps"), [("group", [1.0, -1.0, 2.0, -2.0]), ("batch", [-0.5, -2.5, 3.5, -0.5])])
+def test_steps_in_one_state_are_compared_within_their_group(scope, steps):
+    groups = [example_group(0, [2.0, 0.0]), example_group(1, [6.0, 2.0])]
+    batch = batch_of(
+        [
+            replace(
+                group,
+                episodes=tuple(
+                    replace(one, score=replace(one.score, turn_rewards=(one.score.reward,), turn_states=("room",)))
+                    for one in group.episodes
+                ),
+            )
+            for group in groups
+        ]
+    )
+    settings = AdvantageSettings(
+        AdvantageEstimator.GIGPO,
+        advantage_level=AdvantageLevel.SAMPLE,
+        step_gamma=0.95,
+        episode_reward_weight=0.0,
+        state_normalization="mean",
+        state_scope=scope,
+    )
+    selected, _, _ = with_advantages(batch, settings)
+    assert [advantage_of(sample) for sample in selected.samples] == steps
 
 
 def test_lengths_count_before_samples_are_cut():

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from roost.trainer.records.checkpoints import Best, Checkpoints, TrainerState, best_checkpoint, best_of
 from roost.trainer.records.run_folder import RunFolder
+from roost.trainer.report.live_view import print_summary
 from roost.trainer.report.page_data import page_data
-from roost.trainer.report.summary import print_summary
 
 
 def rewards(*pairs):

@@ -9,11 +9,9 @@ from rich.console import Console
 from roost.trainer.diagnosis import CAUSES, QUIET, RULES, Code, Diagnoser, onsets
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.fan_out import open_metrics
-from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.running import status_of
-from roost.trainer.report.live_view import LiveView
+from roost.trainer.records.run_folder import RunFolder, status_of
+from roost.trainer.report.live_view import LiveView, print_summary
 from roost.trainer.report.page_data import page_data
-from roost.trainer.report.summary import print_summary
 from roost.trainer.watching import Watching
 from tests.trainer.pathologies import CASES, recorded
 
@@ -81,6 +79,18 @@ MINOR_STYLE = parts_of(
             id="two large steps",
         ),
         pytest.param(rows_of(9, loss__kl=lambda step: 0.2 if step < 3 else 0.01), [], id="two large steps at first"),
+        pytest.param(rows_of(9, loss__kl=0.3, loss__clipped_high=0.4), [], id="truncated engine from the start"),
+        pytest.param(
+            rows_of(9, loss__kl=0.3, loss__clipped_high=0.4, mismatch__ess=0.5), [], id="the same, with its ratios"
+        ),
+        pytest.param(
+            rows_of(9, loss__kl=0.3, loss__clipped_high=0.4, mismatch__kl_k3=1e-7),
+            [Code.CLIPPED, Code.LEARNING_RATE],
+            id="the same against the learner's own",
+        ),
+        pytest.param(
+            rows_of(9, loss__kl=lambda step: 0.3 if step < 6 else 0.5), [Code.LEARNING_RATE], id="truncated, and far"
+        ),
         pytest.param(rows_of(9, mismatch__kl_k3=0.2), [Code.ENGINE_MISMATCH], id="engine broken from the start"),
         pytest.param(rows_of(9, mismatch__kl_k3=0.005), [], id="rounding of bfloat16"),
         pytest.param(PENALTY, [], id="a penalty that is never given"),
@@ -96,6 +106,28 @@ MINOR_STYLE = parts_of(
             rows_of(30, entropy=lambda step: 1 / step, reward__mean=0.1, reward__std=0.3),
             [Code.ENTROPY_COLLAPSE],
             id="entropy falls while the reward is flat",
+        ),
+        pytest.param(
+            rows_of(6, reward__mean=0.1)
+            + rows_of(30, entropy=lambda step: 1 / step, reward__mean=0.1, reward__std=0.3),
+            [Code.ENTROPY_COLLAPSE],
+            id="the same once a critic has warmed up",
+        ),
+        pytest.param(
+            rows_of(30, entropy=lambda step: 1 / step, reward__mean=0.0, teacher__kl=lambda step: 1 - step / 31),
+            [],
+            id="the policy becomes as sure as its teacher",
+        ),
+        pytest.param(
+            rows_of(30, entropy=lambda step: 1 / step, reward__mean=0.0, teacher__kl=1.0),
+            [Code.ENTROPY_COLLAPSE],
+            id="a teacher that is not followed",
+        ),
+        pytest.param(rows_of(9, reward__equal_groups=1.0, reward__mean=0.2), [Code.NO_SIGNAL], id="equal groups"),
+        pytest.param(
+            rows_of(9, reward__equal_groups=0.96, reward__mean=0.6, reward__max=1.0, pass_rate__mean=0.97),
+            [],
+            id="dynamic sampling once nearly all is solved",
         ),
         pytest.param(
             rows_of(400, tokens__mean=lambda step: 1000 + 10 * step, length__truncated=0.1), [], id="slow growth"
@@ -158,4 +190,4 @@ def test_a_diagnoser_keeps_only_what_rules_look_at():
     diagnoser = Diagnoser()
     for row in rows_of(1000, entropy=1.0):
         diagnoser.add(row)
-    assert len(diagnoser._first) + len(diagnoser._newest) < 30
+    assert max(map(len, diagnoser._first.values())) + len(diagnoser._newest) < 30

@@ -18,7 +18,7 @@ from roost.trainer.elastic import ElasticEngines
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.records.scale_requests import Change
 from roost.trainer.setup import run_setup
-from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
+from roost.transport.context import Address, Failure, FailureKind, WorkerFailed
 from tests.engines.scripted_server import bounded
 from tests.trainer.live.jobs import config, job_of
 

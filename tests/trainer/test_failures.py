@@ -8,7 +8,7 @@ from roost.rollout.episode import Task
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, LocalEpisodeRunner
 from roost.trainer import watching as failures
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.report.summary import print_summary
+from roost.trainer.report.live_view import print_summary
 from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner, file_name
 
 ASKED = EpisodeRequest(Task("count to 3"), 5, 2, 1)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from roost.config.train import (
     AdvantageEstimator,
@@ -18,9 +19,12 @@ from roost.config.train import (
 )
 from roost.engines.residency import EngineSwitch
 from roost.engines.weights.sync import WrongWeights
+from roost.learner.advantages import adapted_kl_coef
+from roost.learner.sample import apart_from_engine
 from roost.placement.memory.residency import Decision
 from roost.trace.spans import SpanRecorder
 from roost.trainer.feed import Feed, Position
+from roost.trainer.guards import Diverged
 from roost.trainer.loop import DeviceSwitch, Loop, Models, StalenessExceeded
 from roost.trainer.records.checkpoints import TrainerState
 from tests.rollout.script import Script, ran, settled
@@ -366,6 +370,45 @@ def test_a_jump_of_the_mismatch_is_not_learnt_from(decision):
     assert run.recorded[1][1]["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
 
 
+async def half_late(run, number):
+    """Of the groups of step 2, numbers 4 and 5 hold all engines until the weight sync, so 6 and 7 are not stale."""
+    while number in (4, 5) and run.scenario.version == 0:
+        await asyncio.sleep(0)
+
+
+ASYNCHRONOUS = {"max_steps": 2, "prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
+
+
+def test_of_stale_steps_the_samples_that_are_not_stale_are_compared():
+    run = trained(settings_of(**ASYNCHRONOUS), plays=half_late, mismatches=[0.01, 0.02])
+    first, second = (metrics for _, metrics, _ in run.recorded)
+    assert (first["staleness/max"], second["staleness/max"], second["staleness/mean"]) == (0, 1, 0.5)
+    assert "drift/logprob_mean" not in first
+    assert second["mismatch/logprob_mean"] == second["drift/logprob_mean"] == pytest.approx(0.02, rel=1e-3)
+    assert not reports(run)
+
+
+def test_a_jump_of_the_mismatch_is_found_among_stale_samples():
+    run = trained(settings_of(**ASYNCHRONOUS), plays=half_late, mismatches=[0.01, 4.0, 0.01])
+    assert len(run.recorded) == 2
+    assert [report.partition(" from ")[0] for report in reports(run)] == [
+        "step 2 is discarded and generated again: the mean mismatch of log-probabilities jumped"
+    ]
+
+
+def test_the_largest_mismatch_is_checked_among_stale_samples():
+    settings = settings_of(**ASYNCHRONOUS, loss={"max_logprob_mismatch": 0.5})
+    with pytest.raises(Diverged, match="max_logprob_mismatch"):
+        trained(settings, plays=half_late, mismatches=[0.4, 0.6])
+
+
+def test_of_a_streamed_step_the_first_part_is_compared():
+    settings = settings_of(prompts_per_step=4, minibatches=4, loss={"old_logprobs": OldLogprobs.DECOUPLED})
+    ((_, metrics, _),) = trained(settings, mismatches=[0.01, 4.0, 4.0, 4.0]).recorded
+    assert metrics["mismatch/logprob_mean"] == pytest.approx(0.01, rel=1e-3)
+    assert metrics["drift/logprob_mean"] > 1
+
+
 def test_a_mismatch_that_is_large_from_the_start_is_the_usual_one():
     run = trained(settings_of(max_steps=3), mismatches=[1.4, 1.1, 2.0])
     assert not reports(run) and len(run.recorded) == 3
@@ -531,6 +574,27 @@ def test_teachers_score_and_their_kl_is_a_figure():
 
 
 @pytest.mark.parametrize(
+    ("count", "name", "apart"),
+    [
+        pytest.param(1, "mismatch", 0.1, id="the same weights"),
+        pytest.param(2, "drift", 0.15, id="the second has newer weights"),
+    ],
+)
+def test_the_ratios_to_the_engine_are_those_of_the_first_epoch(count, name, apart):
+    async def learn(self, samples, totals, position):
+        zeros = torch.zeros(2)
+        sums = apart_from_engine(zeros - 0.1 * (position + 1), zeros, zeros.long())
+        return {"loss": 0.0, **{key: float(value) for key, value in sums.items()}}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "learn", learn)
+        run = trained(settings_of(minibatches=count, ppo_epochs=2, loss={"old_logprobs": OldLogprobs.ROLLOUT}))
+    metrics = run.recorded[0][1]
+    assert metrics[f"{name}/logprob_mean"] == metrics[f"{name}/position/0"] == pytest.approx(apart)
+    assert not [key for key in metrics if "apart" in key], "sums are no metrics"
+
+
+@pytest.mark.parametrize(
     ("decision", "order"),
     [
         pytest.param(Decision.KEEP, ["version 1", "policy gives inference its weights"], id="engines do not wait"),
@@ -549,3 +613,15 @@ def test_the_reference_follows_the_policy_every_so_many_steps():
     run = trained(settings, has_reference=True)
     wanted = "policy gives reference its weights", "policy learnt"
     assert order_of(run, *wanted) == [wanted[1], wanted[1], wanted[0]] * 2 + [wanted[1]]
+
+
+def test_the_coefficient_of_the_kl_is_that_of_its_step():
+    advantage = AdvantageSettings(kl_penalty_coef=0.1, kl_penalty_target=0.5, kl_penalty_horizon=1)
+    run = trained(settings_of(max_steps=3, advantage=advantage), has_reference=True)
+    used = [metrics["loss/kl_penalty_coef"] for _, metrics, _ in run.recorded]
+    assert used == pytest.approx([0.1, run.recorded[0][0].kl_coef, run.recorded[1][0].kl_coef])
+    assert used[1] != used[0]
+    kls = [metrics["loss/kl_penalty"] for _, metrics, _ in run.recorded]
+    assert [state.kl_coef for state, _, _ in run.recorded] == [
+        adapted_kl_coef(coef, kl, 4, advantage) for coef, kl in zip(used, kls, strict=True)
+    ]

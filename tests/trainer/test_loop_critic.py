@@ -34,7 +34,22 @@ def test_a_critic_learns_from_tokens_that_the_policy_rejects(warmup, rejected):
     settings = settings_of(critic_warmup_steps=warmup, loss=loss, advantage=AdvantageSettings(AdvantageEstimator.GAE))
     run = trained(settings, has_critic=True)
     assert (len(run.critic.learnt), len(run.policy.learnt)) == (1, 0)
-    assert run.recorded[0][1].get("steps/rejected") == rejected
+    metrics = run.recorded[0][1]
+    assert metrics.get("steps/rejected") == metrics.get("loss/rejected") == rejected
+
+
+def test_a_critic_learns_on_where_the_policy_stops_early():
+    gae = AdvantageSettings(AdvantageEstimator.GAE)
+    run = trained(settings_of(minibatches=4, advantage=gae), has_critic=True, over_kl=(2,))
+    assert (len(run.critic.learnt), len(run.policy.learnt)) == (4, 2)
+
+
+def test_a_critic_that_breaks_alone_ends_the_run(monkeypatch):
+    monkeypatch.setattr(Breaking, "skips", {1, 2})
+    monkeypatch.setattr(test_loop, "Model", Breaking)
+    gae, loss = AdvantageSettings(AdvantageEstimator.GAE), {"rollout_rejection": {"token": [2.0, 3.0]}}
+    with pytest.raises(Diverged, match="2 optimizer steps in a row"):
+        trained(settings_of(minibatches=2, max_skipped_steps=2, advantage=gae, loss=loss), has_critic=True)
 
 
 def test_a_critic_learns_from_the_same_samples():

@@ -8,7 +8,7 @@ import pytest
 
 from roost.trace.chrome import write_trace
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.report.page import write_report
+from roost.trainer.report.page import page_file, write_report
 from tests.browser import needs_chromium, opened_browser
 from tests.trainer.example_run import NASTY, STEPS, UNKNOWN_REWARDS, make_run, measured, workers
 from tests.trainer.pathologies import recorded
@@ -102,6 +102,32 @@ class TestFigures:
         page.click("#more summary")
         page.wait_for_selector("#more path.line")
         assert "samples/cancelled" in page.locator("#more h3").all_inner_texts()
+
+    @pytest.mark.parametrize(
+        ("low", "high", "labels"),
+        [
+            (0.41, 0.59, ["0.5"]),  # one gridline alone
+            (0, 1, ["0.0", "0.5", "1.0"]),
+            (0, 500, ["0", "500"]),
+            (1_000_000, 1_100_000, ["1.00e+6", "1.05e+6", "1.10e+6"]),
+            (0.0000102, 0.0000104, ["1.02e-5", "1.03e-5", "1.04e-5"]),
+            (0, 3e-6, ["0", "2e-6"]),
+        ],
+    )
+    def test_labels_of_an_axis(self, show, run, low, high, labels):
+        gridlines = f"""([low, high]) => {{
+            {page_file("numbers.js")}
+            const {{ values, step }} = ticks(low, high, 2);
+            return values.map((value) => spellTick(value, step));
+        }}"""
+        assert show(run).evaluate(gridlines, [low, high]) == labels
+
+    def test_the_only_gridline_of_a_chart(self, show, tmp_path):
+        run = RunFolder.create(tmp_path / "narrow", "steps: 2", "{}")
+        for step, entropy in enumerate((0.42, 0.58), 1):
+            run.add_step({"step": step, "entropy": entropy})
+        labels = show(run).locator("#small section", has_text="Entropy").locator(".axes text[text-anchor=end]")
+        assert labels.all_text_contents() == ["0.5"]
 
     def test_diagnoses_and_tokens(self, show, run, tmp_path):
         page = show(run)

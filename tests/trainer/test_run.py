@@ -19,8 +19,7 @@ from roost.learner.checksums import Damaged, write_sums
 from roost.procs import signals
 from roost.procs.files import FolderLock
 from roost.runtime.control_watch import ControlLost
-from roost.trainer import setup
-from roost.trainer import train as train_module
+from roost.trainer import setup, train as train_module
 from roost.trainer.records.checkpoints import Checkpoints, TrainerState
 from roost.trainer.records.resuming import RunInUse, unmarked_by_failures
 from roost.trainer.records.run_folder import RunFolder
@@ -36,7 +35,7 @@ from roost.trainer.train import (
     check_ended,
     train,
 )
-from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
+from roost.transport.context import Address, Failure, FailureKind, WorkerFailed
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import config, job_of
 
@@ -375,14 +374,18 @@ class Sized:
     ("steps", "reported"),
     [
         (None, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
-        (31, "30 steps: max_epochs 5 over 25 tasks, 4 of them a step"),
+        (31, "30 steps: the data end before max_steps 31; max_epochs 5 over 25 tasks, 4 of them a step"),
         (1, "1 step: max_steps 1 ends the run; max_epochs 5 over 25 tasks, 4 of them a step, would be 30"),
     ],
 )
 def test_the_setting_that_ends_the_run_is_named(job, steps, reported):
     lines = []
-    setup.with_step_count(replace(job.training, max_steps=steps, max_epochs=5), Sized(None, 25), lines.append)
+    training = replace(job.training, max_steps=steps, max_epochs=5)
+    settings = setup.with_step_count(training, Sized(None, 25), lines.append)
     assert lines == [reported]
+    ended = "the data ended at step 30, before max_steps 31: 25 tasks; raise train.max_epochs to train on"
+    said = setup.data_end(replace(job, training=training), settings, Sized(None, 25))
+    assert said == (ended if steps == 31 else "")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from roost.config.train import LearnerSettings, TrainSettings
+from roost.procs.files import DiskFull
 from roost.trace.spans import SpanRecorder
 from roost.trainer.guards import SkippedSteps
-from roost.trainer.records.checkpoints import TrainerState
+from roost.trainer.records.checkpoints import Saver, TrainerState, described, export_policy
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.saving import Saver, described, export_policy
 from tests.small_disk import small_disk
 
 
@@ -177,8 +177,8 @@ class Exporting:
         )
         return [None]
 
-    def to(self, folder, note=pytest.fail):
-        asyncio.run(export_policy(self, folder, TrainerState(self._step), 30, True, note))
+    def to(self, folder, note=pytest.fail, has_adapter=True):
+        asyncio.run(export_policy(self, folder, TrainerState(self._step), 30, has_adapter, note))
 
 
 def files_in(folder):
@@ -199,6 +199,15 @@ def test_a_policy_is_of_one_step_whatever_was_there_before(tmp_path):
         assert files_in(disk) == {"policy/adapter/adapter.safetensors": "20"}
         assert described(policy).startswith("step 20 of 30; a LoRA adapter")
         assert f"{disk} (tmpfs) has" in notes[0] and notes[0].endswith("only the adapter is written")
+
+
+def test_a_whole_policy_is_written_only_where_it_has_room(tmp_path):
+    with small_disk(tmp_path / "disk", 512 << 20) as disk:
+        with pytest.raises(DiskFull, match=r"cannot write the policy to .* 1.1 GB needed"):
+            Exporting(10, size=1 << 30).to(disk / "policy", has_adapter=False)
+        assert not files_in(disk)
+        Exporting(10).to(disk / "policy", has_adapter=False)
+        assert described(disk / "policy") == "step 10 of 30; the whole model"
 
 
 def test_the_first_step_says_if_the_disk_has_no_room_for_checkpoints(tmp_path):

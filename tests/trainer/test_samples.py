@@ -8,8 +8,7 @@ import pytest
 from roost.engines.protocol import ContextFull, Finish
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import parse_reply
-from roost.rollout.conversation import token_numbers
-from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript
+from roost.rollout.episode import Episode, EpisodeReward, Group, Task, Transcript, token_numbers
 from roost.trainer.records import samples
 from roost.trainer.records.samples import conversation, samples_of
 from tests.rollout.script import completion

@@ -8,9 +8,9 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from roost.config.compose import load
+from roost.config.data import Distillation
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.teacher import Distillation
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, Objective
 from roost.config.train_choices import Divergence
 from roost.learner.sample import NOT_GENERATED

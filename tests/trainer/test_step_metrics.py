@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roost.config.train import LossAggregation, LossSettings, RewardScope
 from roost.learner.advantages import Selection
 from roost.rollout.episode import Part, Task
 from roost.trainer.batch import batch_of, with_scores
@@ -29,7 +30,7 @@ NONE_CUT = {"samples/cut": 0.0, "samples/down_sampled": 0.0}
 
 def test_what_was_collected():
     groups = [example_group(0, [1.0, 0.0], versions=(4, 5)), example_group(1, [0.5, 0.5], versions=(5,))]
-    tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, equal_groups=4, discarded_groups=6)
+    tally = Tally(cancelled=3, failed=2, retried=1, lost_groups=1, discarded_groups=6)
     assert group_metrics(groups, version=5, tally=tally) == {
         "reward/mean": 0.5,
         "reward/std": pytest.approx(0.125**0.5),
@@ -45,7 +46,7 @@ def test_what_was_collected():
         "samples/failed": 2.0,
         "samples/retried": 1.0,
         "groups/lost": 1.0,
-        "groups/replaced": 4.0,
+        "groups/replaced": 0.0,
         "groups/discarded": 6.0,
         "episode/seconds": 1.0,
         "length/completion/p50": 1.5,
@@ -118,6 +119,51 @@ def test_the_share_of_each_reward_is_that_of_the_variance_within_groups():
     assert not any(name.endswith("/share") for name in reward_metrics([easier], rewards)), "nothing is compared"
 
 
+def test_replaced_groups_count_among_those_that_were_generated():
+    tally = Tally()
+    for number, reward in enumerate((1.0, 0.0, 0.0), 1):
+        tally.add_equal(example_group(number, [reward, reward], versions=(5, 5, 5)))
+    found = group_metrics([example_group(0, [1.0, 0.0], versions=(4, 5))], version=5, tally=tally)
+    expected = {
+        "reward/equal_groups": 0.75,
+        "groups/solve_none": 0.5,
+        "groups/solve_all": 0.25,
+        "pass_rate/mean": 3 / 8,
+        "tokens/generated": 22.0,
+        "groups/replaced": 3.0,
+        "reward/mean": 0.5,
+        "tokens/mean": 2.0,
+        "samples/finished": 2.0,
+        "staleness/mean": 0.5,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert not any(episode.sequences for group in tally.equal_groups for episode in group.episodes)
+
+
+def test_groups_of_one_are_not_equal_groups():
+    alone, equal, other = (example_group(0, rewards) for rewards in ([1.0], [1.0, 1.0], [1.0, 0.0]))
+
+    def share(*groups, among=RewardScope.GROUP):
+        return group_metrics(groups, 0, Tally(), among).get("reward/equal_groups")
+
+    assert share(alone, equal, other) == 0.5
+    assert share(alone, alone) is None
+    assert share(equal, other, among=RewardScope.BATCH) is None, "a critic learns from them all the same"
+
+
+def test_where_no_groups_are_compared_shares_are_of_the_variance_of_all_samples():
+    rewards = {"format": {"weight": 4.0}, "right": {}}
+    groups = [
+        parted(example_group(number, [value]), [{"format": part, "right": part}])
+        for number, (value, part) in enumerate([(5.0, 1.0), (0.0, 0.0)])
+    ]
+    shares = {name: 0.8 if "format" in name else 0.2 for name in ("reward/format/share", "reward/right/share")}
+    found = {among: reward_metrics(groups, rewards, among) for among in (RewardScope.GROUP, RewardScope.BATCH)}
+    assert {name: found[RewardScope.BATCH][name] for name in shares} == pytest.approx(shares)
+    assert not shares.keys() & found[RewardScope.GROUP].keys()
+    assert not shares.keys() & reward_metrics(groups, rewards, RewardScope.NONE).keys(), "rewards do not count"
+
+
 def test_pass_rates_by_tag_and_by_difficulty():
     tasks = [Task("a", {"level": 3}, "math"), Task("b", {"row_tag": "code", "difficulty": "hard"}, "other"), Task("c")]
     groups = [
@@ -167,12 +213,12 @@ def test_tokens_with_the_largest_ratio_are_named():
     assert largest_ratios(compared_tokens([learnt_at((0,), [0.0])])) == [], "they agree about every token"
 
 
-def test_gradient_noise_is_the_spread_of_norms_over_minibatches():
+def test_the_spread_of_gradient_norms_is_over_minibatches():
     assert optimizer_metrics([{"grad/norm": 1.0}, {"grad/norm": 3.0}]) == {
         "grad/norm": 2.0,
-        "grad/noise": pytest.approx(2**0.5 / 2),
+        "grad/norm_spread": pytest.approx(2**0.5 / 2),
     }
-    assert "grad/noise" not in optimizer_metrics([{"grad/norm": 1.0}])
+    assert "grad/norm_spread" not in optimizer_metrics([{"grad/norm": 1.0}])
 
 
 def test_nothing_collected_is_told_without_an_error():
@@ -199,6 +245,37 @@ def test_nothing_collected_is_told_without_an_error():
 )
 def test_what_was_learnt(described, expected):
     assert optimizer_metrics(described) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        pytest.param(
+            {}, {"loss/total": 0.2, "entropy": 0.2, "loss/sequence_kl": 0.2, "critic/value": 0.5}, id="samples"
+        ),
+        pytest.param(
+            {"loss_aggregation": LossAggregation.TOKEN_MEAN},
+            {"loss/total": 0.1, "entropy": 0.1, "loss/sequence_kl": 0.2, "critic/value": 0.25},
+            id="tokens",
+        ),
+        pytest.param(
+            {"loss_aggregation": LossAggregation.SEQ_SUM, "value_loss_aggregation": LossAggregation.SEQ_MEAN},
+            {"loss/total": 0.2, "entropy": 0.1, "loss/sequence_kl": 0.2, "critic/value": 0.5},
+            id="a sum over samples",
+        ),
+    ],
+)
+def test_means_over_minibatches_are_weighted_as_the_loss(loss, expected):
+    sizes = ({"tokens": 90.0, "sequences": 4.0}, {"tokens": 10.0, "sequences": 1.0})
+    of_critic = ({"critic/tokens": 75.0, "critic/sequences": 2.0}, {"critic/tokens": 25.0, "critic/sequences": 2.0})
+    names = ("loss", "entropy", "sequence_kl", "grad/norm", "lr", "critic/value")
+    steps = [
+        {**size, **critic, **dict.fromkeys(names, value)}
+        for size, critic, value in zip(sizes, of_critic, (0.0, 1.0), strict=True)
+    ]
+    found = optimizer_metrics(steps, LossSettings(**loss))
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert (found["grad/norm"], found["learning_rate"]) == (0.5, 0.5)
 
 
 def test_the_parts_of_a_step_are_told_together():

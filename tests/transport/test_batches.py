@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from roost.transport.batches import Piece, batch_size_of, merge, receive_plan, rows_of, send_plan, split
 

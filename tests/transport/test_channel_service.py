@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from roost.transport.context import PeerLost, WaitedTooLong
 from roost.transport.directory import ChannelEntry
 from roost.transport.exchange import Empty, Full
-from roost.transport.failure import PeerLost, WaitedTooLong
 from roost.transport.mailboxes import ChannelClosed
 from roost.transport.shared_memory import BIG
 from tests.transport.wired_nodes import SIZES, data_of, payload, start, tick, two_nodes
@@ -251,8 +251,8 @@ def test_a_small_item_does_not_overtake_a_big_one_between_nodes():
         await one.channel("create", "c", 0, 0)
         held_up = asyncio.Event()
 
-        async def on_the_way(node, op, freight):
-            if freight and len(freight[0][1][0]) > BIG:
+        async def on_the_way(node, op, wire):
+            if wire and len(wire[0][1][0]) > BIG:
                 await held_up.wait()
 
         nodes.on_the_way = on_the_way

@@ -3,11 +3,10 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from roost.transport.context import Address
 from roost.transport.exchange import DeviceLocks
-from roost.transport.failure import Address
 
 A, B, C = (Address(name, 0) for name in ("actor", "rollout", "reward"))
 

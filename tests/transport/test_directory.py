@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from roost.transport.context import Address, Failure, FailureKind
 from roost.transport.directory import ChannelEntry, Directory, GroupEntry
-from roost.transport.failure import Address, Failure, FailureKind
 
 ACTOR = GroupEntry("actor", (0, 1))
 LONG = 60.0

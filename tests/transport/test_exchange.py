@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from roost.transport.context import PeerLost, WaitedTooLong
 from roost.transport.directory import ChannelEntry
-from roost.transport.failure import PeerLost, WaitedTooLong
 from roost.transport.mailboxes import MAILBOX_SIZE
 from roost.transport.shared_memory import BIG, INLINE_LIMIT, NoRoom, Packet, SegmentPool, SegmentRef
 from tests.transport.wired_nodes import MIB, SIZES, data_of, payload, start, tick, two_nodes
@@ -62,9 +62,9 @@ def test_a_broadcast_is_one_copy_on_each_node(size):
         assert used[0] == used[1] == (0 if size <= INLINE_LIMIT else used[0])
         assert used[0] < 2 * max(size, 2 * MIB)
         for count, worker in enumerate(others):
-            _, (parcel,) = await worker.ask("receive", "broadcast", tuple(source.who), None)
-            assert parcel.is_shared, "who receives it must not write into it"
-            assert worker.opened([parcel]) == [data_of(size)]
+            _, (packet,) = await worker.ask("receive", "broadcast", tuple(source.who), None)
+            assert packet.is_shared, "who receives it must not write into it"
+            assert worker.opened([packet]) == [data_of(size)]
             if count < 2:
                 assert nodes.used == used, "the others have not got it yet"
 
@@ -76,9 +76,9 @@ def test_a_message_for_one_is_its_own():
     async def case(nodes):
         one, two = nodes.workers["all", 0], nodes.workers["all", 2]
         await one.send(payload(1), two)
-        _, (parcel,) = await two.ask("receive", "message", tuple(one.who), None)
-        assert not parcel.is_shared
-        two.opened([parcel])
+        _, (packet,) = await two.ask("receive", "message", tuple(one.who), None)
+        assert not packet.is_shared
+        two.opened([packet])
 
     case()
 
@@ -86,10 +86,10 @@ def test_a_message_for_one_is_its_own():
 @two_nodes
 async def test_who_sends_large_messages_is_given_memory_for_the_next(nodes):
     one, two = nodes.workers["all", 0], nodes.workers["all", 2]
-    spare, _ = await one.ask("send", "message", [tuple(two.who)], None, parcels=[await one.pack(payload(1))])
+    spare, _ = await one.ask("send", "message", [tuple(two.who)], None, packets=[await one.pack(payload(1))])
     assert isinstance(spare, SegmentRef)
     places = one.maps.write(spare, [memoryview(payload(2))])
-    again, _ = await one.ask("send", "message", [tuple(two.who)], None, parcels=[Packet(b"h", (), spare, places)])
+    again, _ = await one.ask("send", "message", [tuple(two.who)], None, packets=[Packet(b"h", (), spare, places)])
     assert [await two.receive(one), await two.receive(one)] == [payload(1), payload(2)]
     assert nodes.used[0] == again.size, "only the spare is left"
     nodes.lose(one)
@@ -216,9 +216,9 @@ def test_a_message_that_arrives_in_the_moment_its_receiver_dies_leaves_nothing()
     async def case(nodes):
         one, two = nodes.workers["all", 0], nodes.workers["all", 2]
         receiving = start(two.receive(one))
-        parcel = await one.pack(payload(1))
+        packet = await one.pack(payload(1))
         await tick()
-        sending = start(one.ask("send", "message", [tuple(two.who)], None, parcels=[parcel]))
+        sending = start(one.ask("send", "message", [tuple(two.who)], None, packets=[packet]))
         sending.add_done_callback(lambda _: nodes.lose(two))
         await asyncio.wait([sending, receiving])
         nodes.lose(one)
@@ -269,11 +269,11 @@ def test_a_worker_that_starts_again_meets_no_old_messages(sender, receiver):
 async def test_memory_that_a_dead_worker_held_is_free(nodes):
     one, two = nodes.workers["all", 0], nodes.workers["all", 2]
     await one.pack(payload(1))  # written and never sent
-    await one.ask("send", "message", [tuple(two.who)], None, parcels=[await one.pack(payload(2))])  # with a spare
-    _, (parcel,) = await two.ask("receive", "message", tuple(one.who), None)
-    views = two.maps.read(parcel.segment, parcel.places)
+    await one.ask("send", "message", [tuple(two.who)], None, packets=[await one.pack(payload(2))])  # with a spare
+    _, (packet,) = await two.ask("receive", "message", tuple(one.who), None)
+    views = two.maps.read(packet.segment, packet.places)
     nodes.lose(one)
-    assert nodes.used[0] == parcel.segment.size
+    assert nodes.used[0] == packet.segment.size
     assert bytes(views[0]) == payload(2)
     nodes.lose(two)
 
@@ -282,12 +282,12 @@ async def test_memory_that_a_dead_worker_held_is_free(nodes):
 async def test_what_a_dead_worker_says_last_does_not_free_what_another_uses(nodes):
     source, one, two = nodes.workers["a", 0], nodes.workers["all", 0], nodes.workers["all", 2]
     await source.send(payload(1), one, two)
-    _, (parcel,) = await one.ask("receive", "message", tuple(source.who), None)
+    _, (packet,) = await one.ask("receive", "message", tuple(source.who), None)
     _, (other,) = await two.ask("receive", "message", tuple(source.who), None)
     nodes.lose(one)
-    one.exchange.release(one.who, [parcel.segment.number])
-    two.exchange.release(one.who, [parcel.segment.number, 12345])
-    assert nodes.used[0] == parcel.segment.size
+    one.exchange.release(one.who, [packet.segment.number])
+    two.exchange.release(one.who, [packet.segment.number, 12345])
+    assert nodes.used[0] == packet.segment.size
     assert two.opened([other]) == [payload(1)]
     two.exchange.release(two.who, [other.segment.number])  # twice
     assert nodes.used[0] == 0
@@ -303,15 +303,15 @@ def test_a_dead_workers_late_request_is_refused(request_):
         one, two = nodes.workers["all", 0], nodes.workers["all", 2]
         await nodes.directory.add_channel(ChannelEntry("c", 0, 0))
         await two.put(b"kept")
-        parcel = await one.pack(payload(1))
+        packet = await one.pack(payload(1))
         nodes.lose(one)
         await two.pack(payload(2))  # has the dead one's memory now
         with pytest.raises(PeerLost, match="all:0 is gone"):
             match request_:
                 case "send":
-                    await one.ask("send", "message", [tuple(two.who)], None, parcels=[parcel])
+                    await one.ask("send", "message", [tuple(two.who)], None, packets=[packet])
                 case "put":
-                    await one.ask("put", "c", "k", 1, None, parcels=[parcel])
+                    await one.ask("put", "c", "k", 1, None, packets=[packet])
                 case "lock":
                     await one.ask("lock", (0,), None)
                 case "port":
@@ -366,10 +366,10 @@ async def test_what_can_never_fit_is_an_error_and_not_a_wait(nodes):
 async def test_spare_memory_leaves_room_for_others(nodes):
     one, two = nodes.workers["all", 0], nodes.workers["all", 2]
     nodes.exchanges[0].memory.pool = SegmentPool(4 * MIB)
-    spare, _ = await one.ask("send", "m", [tuple(two.who)], None, parcels=[await one.pack(data_of(2 * MIB))])
+    spare, _ = await one.ask("send", "m", [tuple(two.who)], None, packets=[await one.pack(data_of(2 * MIB))])
     assert spare is None
     await two.receive(one, kind="m")
-    spare, _ = await one.ask("send", "m", [tuple(two.who)], None, parcels=[await one.pack(data_of(MIB))])
+    spare, _ = await one.ask("send", "m", [tuple(two.who)], None, packets=[await one.pack(data_of(MIB))])
     assert spare is not None
     await two.receive(one, kind="m")
     nodes.lose(one)
@@ -383,7 +383,9 @@ async def test_a_lock_waits_for_its_holder_and_names_it(nodes):
     one, two = nodes.workers["all", 0], nodes.workers["all", 2]
     await one.ask("lock", (0, 1), None)
     await one.ask("lock", (0, 1), 0.01)
-    with pytest.raises(WaitedTooLong, match=r"all:2 waited 0\.01 s for the lock of devices held: 1 by all:0"):
+    with pytest.raises(
+        WaitedTooLong, match=r"all:2 did not get the lock of devices 1, 2 within 0\.01 s; held: 1 by all:0;"
+    ):
         await two.ask("lock", (1, 2), 0.01)
     waiting = start(two.ask("lock", (1,), None))
     await one.ask("unlock", (0, 1))
@@ -435,8 +437,8 @@ def test_a_small_message_does_not_overtake_a_big_one_between_nodes(sizes):
         one, two, other = nodes.workers["a", 0], nodes.workers["b", 0], nodes.workers["all", 1]
         held_up = asyncio.Event()
 
-        async def on_the_way(node, op, freight):
-            if len(freight[0][1][0]) > BIG:
+        async def on_the_way(node, op, wire):
+            if len(wire[0][1][0]) > BIG:
                 await held_up.wait()
 
         nodes.on_the_way = on_the_way
@@ -462,7 +464,7 @@ async def test_who_waits_for_its_turn_gives_up_in_time_and_lets_nobody_pass(node
         await one.send(payload(2), two, timeout=0.01)
     third = start(one.send(payload(3), two))
     await tick()
-    assert nodes.handed_on == [(1, "send")]
+    assert nodes.forwarded == [(1, "send")]
     held_up.set()
     assert [await two.receive(one), await two.receive(one)] == [payload(1), payload(3)]
     await asyncio.gather(first, third)
@@ -474,7 +476,7 @@ def test_a_broadcast_is_packed_once_for_all_nodes(size):
     async def case(nodes):
         one, others = nodes.workers["a", 0], [nodes.workers[who] for who in (("b", 0), ("c", 0), ("all", 0))]
         await one.send(data_of(size), *others)
-        assert (nodes.packed, sorted(nodes.handed_on)) == (1, [(1, "send"), (2, "send")])
+        assert (nodes.packed, sorted(nodes.forwarded)) == (1, [(1, "send"), (2, "send")])
         assert [await other.receive(one) for other in others] == [data_of(size)] * 3
 
     case()
@@ -523,7 +525,7 @@ async def test_mailboxes_do_not_pile_up(nodes):
         with pytest.raises(WaitedTooLong):
             await two.receive(one, kind=f"late {tag}", timeout=0)
     await tick()
-    assert not one.exchange.post._mailboxes
+    assert not one.exchange.queues._mailboxes
 
 
 @two_nodes
@@ -550,7 +552,7 @@ async def test_a_worker_that_is_forgotten_leaves_nothing_and_can_come_anew(nodes
 @two_nodes
 async def test_memory_that_a_worker_does_not_hold_cannot_be_sent(nodes):
     one, two, thief = nodes.workers["all", 0], nodes.workers["all", 2], nodes.workers["a", 0]
-    parcel = await one.pack(payload(1))
+    packet = await one.pack(payload(1))
     with pytest.raises(ValueError, match="a:0 sends shared memory that it does not hold"):
-        await thief.ask("send", "message", [tuple(two.who)], None, parcels=[parcel])
+        await thief.ask("send", "message", [tuple(two.who)], None, packets=[packet])
     nodes.lose(one)

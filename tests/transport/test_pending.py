@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from roost.transport.failure import PeerLost, WaitedTooLong
+from roost.transport.context import PeerLost, WaitedTooLong
 from roost.transport.waits import Pending
 from tests.limits import HANG_S
 

@@ -7,8 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from roost.transport.shared_memory import (
     MAX_MAPS,

@@ -11,9 +11,9 @@ import pytest
 
 from roost.trace.spans import SpanRecorder
 from roost.transport.channel import Channel
+from roost.transport.context import DRIVER, Address, DaemonContact, WaitedTooLong
 from roost.transport.directory import Directory
 from roost.transport.exchange import Exchange
-from roost.transport.failure import DRIVER, Address, DaemonContact
 from roost.transport.link import DaemonLink
 from roost.transport.shared_memory import INLINE_LIMIT
 from roost.transport.socket_server import SocketServer
@@ -55,10 +55,10 @@ class Agent(threading.Thread):
         server.close()
         self.exchange.pool.close()
 
-    async def answer(self, who, op, args, parcels):
+    async def answer(self, who, op, args, packets):
         if op == "give me that":
             return NotThere(), []
-        return await self.exchange.serve(who, op, args, parcels)
+        return await self.exchange.serve(who, op, args, packets)
 
     def hear(self, who, op, args):
         if op == "release":
@@ -95,6 +95,14 @@ def place(link, check=None):
     )
 
 
+def test_a_daemon_that_does_not_answer_is_named_and_its_link_closed(monkeypatch, tmp_path):
+    monkeypatch.setattr("roost.transport.link.HELLO_LIMIT", 0.05)
+    silent = DaemonContact(3, "there", os.getpid(), str(tmp_path / "nobody"))
+    with pytest.raises(WaitedTooLong, match=rf"the daemon of node 3 \(pid {os.getpid()} on there\) did not answer"):
+        DaemonLink(DRIVER, silent)
+    assert not [thread for thread in threading.enumerate() if thread.name == "roost-link"]
+
+
 MESSAGES = {
     "a request that cannot be read": lambda link: link.request("port", NotThere()),
     "a request that is unknown": lambda link: link.request("dance"),
@@ -125,10 +133,10 @@ def test_a_message_that_cannot_be_answered_is_passed_over(link, frames):
 
 
 def test_memory_that_came_with_a_bad_request_is_free(daemon, link):
-    parcel = link.pack(b"x" * (INLINE_LIMIT + 1))
+    packet = link.pack(b"x" * (INLINE_LIMIT + 1))
     assert daemon.exchange.pool.used > 0
     with pytest.raises(ValueError, match="the daemon cannot read the request put of driver:0"):
-        link.send("put", NotThere(), parcel=parcel).result(HANG_S)
+        link.send("put", NotThere(), packet=packet).result(HANG_S)
     until(lambda: daemon.exchange.pool.used == 0)
 
 

@@ -24,7 +24,7 @@ def test_who_shares_a_key_comes_in_order_whoever_gives_up(rows, seed):
             with turn:
                 if number and chance.random() < 0.3:
                     return  # gives up before its turn has come
-                assert await turn.has_come()
+                assert await turn.wait_turn()
                 for _ in range(chance.randrange(5)):
                     await asyncio.sleep(0)
                 went.append((number, keys))
@@ -44,15 +44,15 @@ def test_a_turn_that_does_not_come_in_time():
     async def case():
         turns = OrderedLocks()
         first, second, other = turns.take("a"), turns.take("a"), turns.take("b")
-        assert await first.has_come(0)
-        assert await other.has_come(0)
-        assert not await second.has_come(0)
-        assert not await second.has_come(0.01)
+        assert await first.wait_turn(0)
+        assert await other.wait_turn(0)
+        assert not await second.wait_turn(0)
+        assert not await second.wait_turn(0.01)
         third = turns.take("a")
         second.end()
-        assert not await third.has_come(0), "the first is not through"
+        assert not await third.wait_turn(0), "the first is not through"
         first.end()
-        assert await third.has_come()
+        assert await third.wait_turn()
         third.end()
         other.end()
         assert len(turns) == 0
@@ -68,10 +68,10 @@ def test_a_turn_ends_with_the_work_it_is_spent_on(ending):
                 raise ValueError
 
         turns = OrderedLocks()
-        task = turns.take("a").spend_on(work())
+        task = turns.take("a").run_then_release(work())
         if ending == "cancelled before it began":
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert await turns.take("a").has_come(1)
+        assert await turns.take("a").wait_turn(1)
 
     asyncio.run(case())

@@ -6,10 +6,10 @@ Every test that runs among them ends with all shared memory given back on all no
 import asyncio
 import pickle
 
+from roost.transport.context import Address
 from roost.transport.directory import Directory, GroupEntry
 from roost.transport.exchange import Exchange
-from roost.transport.failure import Address
-from roost.transport.shared_memory import BIG, INLINE_LIMIT, Freight, Packet, SegmentMaps, needed
+from roost.transport.shared_memory import BIG, INLINE_LIMIT, Packet, SegmentMaps, WirePacket, needed
 from tests.limits import HANG_S
 
 SIZES = {"inline": 100, "shared memory": INLINE_LIMIT + 1, "written by a thread": BIG + 1}
@@ -23,22 +23,22 @@ class Nodes:
     def __init__(self):
         self.directory = Directory()
         self.failures = {}
-        self.packed, self.handed_on, self.limits = 0, [], []
+        self.packed, self.forwarded, self.limits = 0, [], []
         self.exchanges = [Exchange(node, self.ask_node, self.look_up, self.last_failure, 3) for node in range(3)]
         self.workers = {}
 
     async def ask_node(self, node, who, op, args, load):
         there = pickle.loads(await load.packed(self.pack))
-        self.handed_on.append((node, op))
+        self.forwarded.append((node, op))
         await self.on_the_way(node, op, there)
-        value, back = await self.exchanges[node].serve_node(who, op, args, [Freight(*piece) for piece in there])
-        return value, [Freight(*piece) for piece in pickle.loads(pickle.dumps([tuple(piece) for piece in back]))]
+        value, back = await self.exchanges[node].serve_node(who, op, args, [WirePacket(*piece) for piece in there])
+        return value, [WirePacket(*piece) for piece in pickle.loads(pickle.dumps([tuple(piece) for piece in back]))]
 
-    async def pack(self, freight, num_nodes):
+    async def pack(self, wire, num_nodes):
         self.packed += 1
-        return pickle.dumps([tuple(piece) for piece in freight])
+        return pickle.dumps([tuple(piece) for piece in wire])
 
-    async def on_the_way(self, node, op, freight):
+    async def on_the_way(self, node, op, wire):
         """Transfer between nodes; tests put something in its place."""
 
     async def look_up(self, method, *args):
@@ -64,7 +64,7 @@ class Nodes:
 
     def find_again(self, worker):
         for exchange in self.exchanges:
-            exchange.post.find_again(worker.who)
+            exchange.queues.find_again(worker.who)
         worker.is_dead = False
 
     @property
@@ -85,8 +85,8 @@ class Worker:
         self.maps = SegmentMaps()
         self.is_dead = False
 
-    async def ask(self, op, *args, parcels=()):
-        return await self.exchange.serve(self.who, op, args, list(parcels))
+    async def ask(self, op, *args, packets=()):
+        return await self.exchange.serve(self.who, op, args, list(packets))
 
     async def pack(self, data):
         if len(data) <= INLINE_LIMIT:
@@ -96,17 +96,17 @@ class Worker:
 
     async def give(self, op, *args, data):
         """Send or put, and give the spare memory of the answer back."""
-        spare, _ = await self.ask(op, *args, parcels=[await self.pack(data)])
+        spare, _ = await self.ask(op, *args, packets=[await self.pack(data)])
         if spare is not None:
             self.exchange.release(self.who, [spare.number])
 
-    def opened(self, parcels):
+    def opened(self, packets):
         data = []
-        for parcel in parcels:
-            if parcel.segment is None:
-                data.append(bytes(parcel.inline[0]))
+        for packet in packets:
+            if packet.segment is None:
+                data.append(bytes(packet.inline[0]))
             else:
-                data.append(bytes(self.maps.read(parcel.segment, parcel.places)[0]))
+                data.append(bytes(self.maps.read(packet.segment, packet.places)[0]))
         self.exchange.release(self.who, self.maps.take_released())
         return data
 
@@ -114,16 +114,16 @@ class Worker:
         await self.give("send", kind, [tuple(worker.who) for worker in to], timeout, data=data)
 
     async def receive(self, source, timeout=None, kind="message"):
-        _, parcels = await self.ask("receive", kind, tuple(source.who), timeout)
-        (data,) = self.opened(parcels)
+        _, packets = await self.ask("receive", kind, tuple(source.who), timeout)
+        (data,) = self.opened(packets)
         return data
 
     async def put(self, data, name="c", key="k", weight=1, timeout=None):
         await self.give("put", name, key, weight, timeout, data=data)
 
     async def get(self, name="c", key="k", target=None, timeout=None):
-        _, parcels = await self.ask("get", name, key, target, timeout)
-        return self.opened(parcels)
+        _, packets = await self.ask("get", name, key, target, timeout)
+        return self.opened(packets)
 
     async def channel(self, what, *args):
         return (await self.ask("channel", what, *args))[0]
@@ -151,7 +151,7 @@ def two_nodes(case):
             for exchange in nodes.exchanges:
                 assert not exchange._at_work
                 assert not exchange.memory._held
-                for service in (exchange._mail, exchange._channels):
+                for service in (exchange._router, exchange._channels):
                     assert not service._coming
                     assert not service._leaving
         finally:

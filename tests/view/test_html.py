@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import roost
+from roost.placement.memory.traffic import micro_batch_traffic
 from roost.view.html import plan_to_html
 from tests.browser import needs_chromium, opened_browser
 
@@ -16,6 +17,11 @@ pytestmark = needs_chromium
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+}  # fmt: skip
+QWEN_MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+    "num_key_value_heads": 4, "intermediate_size": 6144, "vocab_size": 151936, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768,
 }  # fmt: skip
 
 
@@ -301,6 +307,26 @@ class TestPhases:
     def test_routes(self, show, roll, heterogeneous):
         assert "12 same device by CUDA IPC" in show(roll).inner_text("#routes")
         assert "64 other node by NCCL over the network" in show(heterogeneous).inner_text("#routes")
+
+    def test_traffic_by_dimension(self, show, roll, tmp_path):
+        assert not show(roll).locator("#traffic").count(), "its model is not known"
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_MIXTURE))
+        sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}
+        plan = roost.plan(
+            {
+                "cluster": {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all"}},
+                "actor": {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), **sizes}},
+            }
+        )
+        page, traffic = show(plan), micro_batch_traffic(plan["actor"])
+        names = {"fsdp": "fsdp", "tensor": "tensor", "expert": "expert (even routing)"}
+        sent = [f"{getattr(traffic, name) / 1e9:.3g} GB {words}" for name, words in names.items()]
+        assert page.locator("#traffic li").all_inner_texts() == sent
+        assert "from each rank per micro-batch of 8,192 tokens" in page.inner_text("#traffic h3")
+        widths = page.locator("#traffic .reach i").evaluate_all("all => all.map(one => one.clientWidth)")
+        assert [width / sum(widths) for width in widths] == pytest.approx(
+            [getattr(traffic, name) / traffic.total for name in names], abs=0.01
+        )
 
     def test_findings_have_their_place(self, show, tmp_path):
         file = tmp_path / "job.yaml"

@@ -2,6 +2,7 @@ import pytest
 
 from roost.rollout.colours import write_colour_model
 from roost.vision.processor import FAMILIES
+from tests.learner.conftest import models  # noqa: F401
 from tests.one_thread import one_thread  # noqa: F401
 
 

@@ -1,16 +1,20 @@
 """Samples of coloured squares with their tokens, and the log-probs that transformers alone gives them."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
 from roost.learner.sample import NOT_GENERATED, Sample
-from roost.rollout.colours import VOCABULARY, square
+from roost.rollout.colours import TEXT_SIZES, VOCABULARY, square
 from roost.vision.processor import Processor
 
 PAD = VOCABULARY["<|image_pad|>"]
 START, END = VOCABULARY["<|vision_start|>"], VOCABULARY["<|vision_end|>"]
 IMAGE = [START, PAD, END]
+# vLLM's attention on CPUs takes heads of 32 numbers and more.
+WIDE = {"hidden_size": 128, "rope_parameters": {**TEXT_SIZES["rope_parameters"], "mrope_section": [4, 6, 6]}}
 
 
 def sample(processor, pieces, files=(), seed=0):
@@ -48,6 +52,11 @@ def samples(processor):
         sample(processor, [[0, 6, 10], [19, 1]], seed=3),
         sample(processor, [[0, *IMAGE], [PAD, 16], [*IMAGE], [1]], [green, red], seed=4),
     ]
+
+
+def completed(prompt, token_ids):
+    """A prompt with its completion, as the learner sees it."""
+    return replace(Sample.of_policy(np.array([*prompt.token_ids, *token_ids])), images=prompt.images)
 
 
 def plain_logprobs(folder, one):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoImageProcessor
 from roost.rollout.colours import square
 from roost.vision import processor as processor_module
 from roost.vision.cache import ByteCache
-from roost.vision.image import Image, opened, png
+from roost.vision.image import Image, decode_rgb, png
 from roost.vision.processor import FAMILIES, Processor
 from roost.vision.tower import FeatureCache, model_class
 
@@ -30,17 +30,17 @@ def test_kept_patches_are_exactly_those_of_the_image_processor(folders, family, 
     images = AutoImageProcessor.from_pretrained(folders[family], backend="pil", **options)
     processor = Processor(images, 0, images.merge_size)
     for data in (noise(37, 61), square("red", 1)):
-        wanted, found = images(images=[opened(data)], return_tensors="np"), processor.patches(Image(data))
+        wanted, found = images(images=[decode_rgb(data)], return_tensors="np"), processor.patches(Image(data))
         assert np.array_equal(found.pixels, np.asarray(wanted["pixel_values"], np.float32))
         assert found.grid == tuple(wanted["image_grid_thw"][0])
-        assert found.pixels.dtype == np.float32 and found.pixels.nbytes == 8 * found.colours.nbytes
+        assert found.pixels.dtype == np.float32 and found.pixels.nbytes == 8 * found.raw.nbytes
 
 
 def test_patches_are_bounded_by_bytes(folders, monkeypatch):
-    size = Processor.of_model(str(folders["qwen2_5_vl"])).patches(Image(square("red", 0))).colours.nbytes
+    size = Processor.of_model(str(folders["qwen2_5_vl"])).patches(Image(square("red", 0))).raw.nbytes
     monkeypatch.setattr(processor_module, "KEPT_BYTES", 3 * size)
     processor = Processor.of_model(str(folders["qwen2_5_vl"]))
-    kept = [weakref.ref(processor.patches(Image(square("red", seed))).colours) for seed in range(8)]
+    kept = [weakref.ref(processor.patches(Image(square("red", seed))).raw) for seed in range(8)]
     gc.collect()
     assert [each() is not None for each in kept] == [False] * 5 + [True] * 3
 

@@ -1,6 +1,7 @@
 """Images of data sets: columns, places in prompts, tokens, and what is refused."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,10 +19,9 @@ from roost.rollout.colours import QUESTION, VOCABULARY, square, write_colour_dat
 from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Split, Transcript
-from roost.rollout.gateway import _encode_form
+from roost.rollout.gateway import _encode_options
 from roost.trainer.batch import _sample
-from roost.vision.image import Image, ImageError, from_cell, png, size, thumbnail
-from roost.vision.messages import files_of, placed
+from roost.vision.image import Image, ImageError, decode_rgb, files_of, fill_images, from_cell, png, size, thumbnail
 from roost.vision.processor import FAMILIES, Processor
 from tests.rollout.script import ran
 from tests.vision.shown import PAD, sample
@@ -67,8 +67,8 @@ def test_images_of_rows(folders, tmp_path, row, keys, files):
     assert files_of(task.data["messages"]) == files
     asked = []
 
-    async def answer(token_ids, turn, max_tokens, form=None):
-        asked.append((list(token_ids), form.images if form else ()))
+    async def answer(token_ids, turn, max_tokens, options=None):
+        asked.append((list(token_ids), options.images if options else ()))
         return Completion((16, 1), (-1.0, -1.0), Finish.STOP, (VersionSpan(0, 0, 2),))
 
     transcript = Transcript(answer)
@@ -87,8 +87,8 @@ def test_images_of_rows(folders, tmp_path, row, keys, files):
 @pytest.mark.parametrize(
     ("row", "keys", "message"),
     [
-        pytest.param({"prompt": "<image> <image>", "images": [RED]}, {}, "2 places for images, but 1", id="too few"),
-        pytest.param({"prompt": "<image>", "images": [RED, BLUE]}, {}, "1 places for images, but 2", id="too many"),
+        pytest.param({"prompt": "<image> <image>", "images": [RED]}, {}, "2 image placeholders but 1 ", id="few"),
+        pytest.param({"prompt": "<image>", "images": [RED, BLUE]}, {}, "1 image placeholder but 2 ", id="many"),
         pytest.param({"prompt": "<image>", "image": "none.png"}, {}, "there is no image", id="no such file"),
         pytest.param({"prompt": "what ?"}, {"images": "photo"}, "no column photo", id="no such column"),
         pytest.param({"prompt": "<image>", "image": RED}, {"chat_template": None}, "chat template", id="plain text"),
@@ -128,8 +128,8 @@ def test_agents_show_images_in_any_turn(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["qwen2_5_vl"])
     asked = []
 
-    async def answer(token_ids, turn, max_tokens, form=None):
-        asked.append((list(token_ids), form.images if form else ()))
+    async def answer(token_ids, turn, max_tokens, options=None):
+        asked.append((list(token_ids), options.images if options else ()))
         return Completion((16, VOCABULARY["<|im_end|>"]), (-1.0, -1.0), Finish.STOP, (VersionSpan(0, 0, 2),))
 
     transcript = Transcript(answer)
@@ -157,11 +157,11 @@ def test_agents_show_images_in_any_turn(folders):
 
 
 def test_requests_of_workers_carry_images():
-    from roost.rollout.episode import TurnForm
+    from roost.rollout.episode import TurnOptions
     from roost.vision.image import from_data_url
 
-    form = TurnForm(images=(Image(RED, 3),))
-    [[url, start]] = json.loads(json.dumps(_encode_form(form)))["images"]
+    options = TurnOptions(images=(Image(RED, 3),))
+    [[url, start]] = json.loads(json.dumps(_encode_options(options)))["images"]
     assert (from_data_url(url), start) == (RED, 3)
 
 
@@ -185,9 +185,21 @@ def from_data(url):
 
 def test_places_and_markers():
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what ?"}]
-    assert placed(messages, [RED])[1]["content"][0] == {"type": "image", "image": RED}
-    with pytest.raises(ImageError, match="no message of the user"):
-        placed(messages[:1], [RED])
+    assert fill_images(messages, [RED])[1]["content"][0] == {"type": "image", "image": RED}
+    with pytest.raises(ImageError, match="no user message"):
+        fill_images(messages[:1], [RED])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param({"type": "url", "url": "https://a/b.png"}, "an image is 'https://a/b.png'; send it as", id="url"),
+        pytest.param({"type": "base64", "data": "a"}, "an image is not base64", id="no base64"),
+    ],
+)
+def test_sources_of_anthropic_that_cannot_be_read(source, message):
+    with pytest.raises(ImageError, match=message):
+        fill_images([{"role": "user", "content": [{"type": "image", "source": source}]}], [])
 
 
 def test_a_sample_is_made_of_pieces(folders):
@@ -196,11 +208,10 @@ def test_a_sample_is_made_of_pieces(folders):
 
 
 def test_samples_have_thumbnails(folders, tmp_path):
-    from roost.rollout.conversation import token_numbers
-    from roost.rollout.episode import Episode, EpisodeReward, Group
+    from roost.rollout.episode import Episode, EpisodeReward, Group, token_numbers
     from roost.trainer.records.samples import samples_of
 
-    async def answer(token_ids, turn, max_tokens, form=None):
+    async def answer(token_ids, turn, max_tokens, options=None):
         return Completion((16, 1), (-1.0, -1.0), Finish.STOP, (VersionSpan(0, 0, 2),))
 
     made = scenario(folders, written(tmp_path, {"prompt": "<image> or <image>", "images": [RED, BIG]}))
@@ -219,6 +230,35 @@ def test_choices_follow_the_question(folders, tmp_path):
     [message] = task.data["messages"]
     assert message["content"][1]["text"] == "open ?\nChoices:\nA. Yes\nB. No\n"
     assert task.data["answer"] == {"choices": "['Yes', 'No']", "correct_answer": 1}
+
+
+def test_images_are_upright(folders):
+    """By their EXIF orientation, as vLLM shows them; the number of tokens is that of the file as it lies."""
+    from PIL import Image as Pillow
+
+    lying, written = Pillow.new("RGB", (32, 16), "blue"), BytesIO()
+    lying.paste("red", (0, 0, 16, 16))
+    exif = lying.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    lying.save(written, "PNG", exif=exif)
+    upright = decode_rgb(written.getvalue())
+    assert upright.size == (16, 32)
+    assert [upright.getpixel(place) for place in ((8, 2), (8, 30))] == [(255, 0, 0), (0, 0, 255)]
+    processor = Processor.of_model(str(folders["qwen2_5_vl"]))
+    image = Image(written.getvalue())
+    assert processor.patches(image).grid == (1, 8, 4)
+    assert len(processor.span(image)) == processor.count(image.data)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_images_are_on_white(mode):
+    from PIL import Image as Pillow
+
+    clear, written = Pillow.new("RGBA", (4, 4), (0, 0, 0, 0)), BytesIO()
+    clear.paste((0, 0, 0, 255), (0, 0, 2, 4))
+    clear.convert(mode).save(written, "PNG")
+    shown = decode_rgb(written.getvalue())
+    assert (shown.mode, shown.getpixel((0, 0)), shown.getpixel((3, 3))) == ("RGB", (0, 0, 0), (255, 255, 255))
 
 
 def test_images_that_cannot_be_read_are_named(folders, tmp_path):

@@ -10,14 +10,14 @@ import torch
 from roost.engines.protocol import InFlight, Sampling
 from roost.rollout.colours import QUESTION, VOCABULARY, square
 from roost.torch_engine.engine import EngineSettings, TorchEngine
-from roost.torch_engine.in_flight import GenerateRequest, InFlightRequests
+from roost.torch_engine.requests import GenerateRequest, InFlightRequests
 from roost.vision.image import Image
 from roost.vision.processor import FAMILIES, Processor
 from tests.learner.random_samples import CPU, settings_of
 from tests.limits import HANG_S
 from tests.torch_engine.conftest import Driver
 from tests.torch_engine.running_server import forked_server
-from tests.vision.shown import IMAGE, plain_logprobs, sample, samples
+from tests.vision.shown import IMAGE, completed, plain_logprobs, sample, samples
 
 LIMITS = [
     pytest.param({}, id="roomy"),
@@ -42,22 +42,11 @@ def test_log_probs_are_those_of_transformers(folders, family, limits):
         for one in prompts
     ]
     for one, answer in zip(prompts, answers, strict=True):
-        whole = sample_of(one, answer.all().token_ids)
+        whole = completed(one, answer.all().token_ids)
         with torch.no_grad():
             wanted = plain_logprobs(folder, whole)[len(one) - 1 :]
         assert answer.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
     driver.engine.close()
-
-
-def sample_of(prompt, token_ids):
-    """A prompt and its completion as the learner would see them."""
-    import numpy as np
-
-    from roost.learner.sample import Sample
-
-    ids = np.concatenate([prompt.token_ids, token_ids])
-    zeros = np.zeros(len(ids), np.float32)
-    return Sample(ids, np.zeros(len(ids), np.int64), zeros, zeros, images=prompt.images)
 
 
 def test_engine_and_learner_agree(folders):
@@ -68,7 +57,7 @@ def test_engine_and_learner_agree(folders):
     learner = Learner(settings_of(str(folder)), CPU)
     for one in samples(processor):
         answer = driver.ask(one.token_ids.tolist(), Sampling(max_tokens=5, seed=2, images=one.images)).all()
-        found = learner.score([sample_of(one, answer.token_ids)])[0][len(one) :]
+        found = learner.score([completed(one, answer.token_ids)])[0][len(one) :]
         assert answer.logprobs == pytest.approx(found.tolist(), abs=1e-4)
     driver.engine.close()
 

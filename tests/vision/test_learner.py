@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from roost.config.train import AdapterSettings
-from roost.learner.heads import Head
+from roost.learner.forward import Head
 from roost.learner.learner import Learner
-from roost.learner.packing import predicted
+from roost.learner.sample import predicted
 from roost.vision.processor import FAMILIES, Processor
 from tests.learner.random_samples import CPU, assert_equal, settings_of, totals_of, trained
-from tests.learner.ranks import on_ranks
+from tests.learner.ranks import on_ranks, weights
 from tests.vision.shown import plain_logprobs, samples
 
 
@@ -71,7 +71,7 @@ def _learn(rank, settings, shares, totals):
     learner = Learner(settings, CPU)
     for share, total in zip(shares, totals, strict=True):
         learner.learn(share[rank], total)
-    return {name: weight.numpy().copy() for name, weight in learner.weights()}
+    return weights(learner)
 
 
 def test_an_exported_policy_is_read_again(folders, tmp_path):
@@ -91,11 +91,4 @@ def test_refusals(folders, models):
     with pytest.raises(ValueError, match="leave out its adapter"):
         Learner(settings_of(folder, adapter=AdapterSettings(lora_rank=2)), CPU)
     with pytest.raises(ValueError, match="reads text alone"):
-        Learner(settings_of(models), CPU).score(samples(Processor.of_model(folder)))
-
-
-@pytest.fixture
-def models(tmp_path):
-    from roost.engines.tiny_model import write_tiny_model
-
-    return str(write_tiny_model(tmp_path / "text"))
+        Learner(settings_of(models()), CPU).score(samples(Processor.of_model(folder)))

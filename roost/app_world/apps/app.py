@@ -12,7 +12,7 @@ from roost.app_world.signature import MOST_ITEMS, Api, read_api
 from roost.app_world.state import ApiError, Record, State
 
 PAGE_LIMIT = 5
-LARGEST_PAGE = 20
+MAX_PAGE_LIMIT = 20
 
 
 class App:
@@ -38,8 +38,8 @@ def page_of(rows: Sequence[Record], page_index: int, page_limit: int) -> list[Re
     """
     if page_index < 0:
         raise ApiError(f"page_index must be 0 or more, not {page_index}")
-    if not 1 <= page_limit <= LARGEST_PAGE:
-        raise ApiError(f"page_limit must be from 1 to {LARGEST_PAGE}, not {page_limit}")
+    if not 1 <= page_limit <= MAX_PAGE_LIMIT:
+        raise ApiError(f"page_limit must be from 1 to {MAX_PAGE_LIMIT}, not {page_limit}")
     return list(rows[page_index * page_limit : (page_index + 1) * page_limit])
 
 
@@ -55,12 +55,12 @@ LONGEST_PATH = 200
 EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.[^\s@]+")
 
 
-def needs_text(name: str, text: str) -> None:
+def check_text(name: str, text: str) -> None:
     if not text.strip():
         raise ApiError(f"{name} must not be empty")
 
 
-def needs_date(name: str, text: str) -> None:
+def check_date(name: str, text: str) -> None:
     try:
         is_right = DATE.fullmatch(text) is not None and bool(date.fromisoformat(text))
     except ValueError:
@@ -69,7 +69,7 @@ def needs_date(name: str, text: str) -> None:
         raise ApiError(f"{name} must be a date such as '2026-03-02', not {text[:40]!r}")
 
 
-def needs_moment(name: str, text: str) -> None:
+def check_moment(name: str, text: str) -> None:
     try:
         is_right = MOMENT.fullmatch(text) is not None and bool(datetime.fromisoformat(text))
     except ValueError:
@@ -78,27 +78,27 @@ def needs_moment(name: str, text: str) -> None:
         raise ApiError(f"{name} must be a date and time such as '2026-03-02T09:30', not {text[:40]!r}")
 
 
-def needs_email(name: str, text: str) -> None:
+def check_email(name: str, text: str) -> None:
     if len(text) > LONGEST_EMAIL or not EMAIL.fullmatch(text):
         raise ApiError(f"{name} must be an address such as 'ada@example.com', not {text[:40]!r}")
 
 
-def needs_range(name: str, value: int, least: int, most: int) -> None:
+def check_range(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise ApiError(f"{name} must be from {least} to {most}, not {value}")
 
 
-def needs_one_of(name: str, value: str, choices: Sequence[str]) -> None:
+def check_one_of(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ApiError(f"{name} must be one of {', '.join(choices)}, not {value[:40]!r}")
 
 
-def needs_room(name: str, items: Sequence[str]) -> None:
+def check_room(name: str, items: Sequence[str]) -> None:
     if len(items) >= MOST_ITEMS:
         raise ApiError(f"there are {len(items)} {name} already; {MOST_ITEMS} are allowed")
 
 
-def needs_path(name: str, text: str) -> None:
+def check_path(name: str, text: str) -> None:
     if len(text) > LONGEST_PATH:
         raise ApiError(f"{name} has {len(text)} characters; {LONGEST_PATH} are allowed")
     parts = text.split("/")

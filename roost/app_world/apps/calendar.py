@@ -6,13 +6,13 @@ from roost.app_world import records
 from roost.app_world.apps.app import (
     PAGE_LIMIT,
     App,
+    check_date,
+    check_email,
+    check_moment,
+    check_range,
+    check_room,
+    check_text,
     has_text,
-    needs_date,
-    needs_email,
-    needs_moment,
-    needs_range,
-    needs_room,
-    needs_text,
     page_of,
 )
 from roost.app_world.state import ApiError, Record
@@ -40,7 +40,7 @@ class Calendar(App):
         invited = list(dict.fromkeys(attendees or []))
         _check(title, start, minutes)
         for email in invited:
-            needs_email("attendees", email)
+            check_email("attendees", email)
         return self._state.add("events", records.event(title, start, minutes, location, invited))
 
     def show(self, *, event_id: int) -> Record:
@@ -71,7 +71,7 @@ class Calendar(App):
         """
         for name, day in (("from_date", from_date), ("to_date", to_date)):
             if day is not None:
-                needs_date(name, day)
+                check_date(name, day)
         rows = [row for row in self._state.rows("events") if has_text(query, row["title"], row["location"])]
         rows = [row for row in rows if from_date is None or row["start"][:10] >= from_date]
         rows = [row for row in rows if to_date is None or row["start"][:10] <= to_date]
@@ -86,7 +86,7 @@ class Calendar(App):
         minutes: int | None = None,
         location: str | None = None,
     ) -> Record:
-        """Change an event; what is not given stays.
+        """Update an event; omitted fields keep their values.
 
         event_id: which one
         title: its new title
@@ -113,14 +113,14 @@ class Calendar(App):
         """Invite somebody to an event.
 
         event_id: which one
-        email: the address of who is invited
+        email: email of the attendee to add
         Returns: the event as it is now
         """
         event = self._state.find("events", event_id)
-        needs_email("email", email)
+        check_email("email", email)
         if email in event["attendees"]:
             raise ApiError(f"{email} is invited to event {event_id} already")
-        needs_room("attendees", event["attendees"])
+        check_room("attendees", event["attendees"])
         event["attendees"].append(email)
         return event
 
@@ -128,7 +128,7 @@ class Calendar(App):
         """Take somebody off an event.
 
         event_id: which one
-        email: the address of who no longer comes
+        email: email of the attendee to remove
         Returns: the event as it is now
         """
         event = self._state.find("events", event_id)
@@ -140,8 +140,8 @@ class Calendar(App):
 
 def _check(title: str | None, start: str | None, minutes: int | None) -> None:
     if title is not None:
-        needs_text("title", title)
+        check_text("title", title)
     if start is not None:
-        needs_moment("start", start)
+        check_moment("start", start)
     if minutes is not None:
-        needs_range("minutes", minutes, 1, LONGEST)
+        check_range("minutes", minutes, 1, LONGEST)

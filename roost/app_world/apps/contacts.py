@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_date, needs_email, needs_text, page_of
+from roost.app_world.apps.app import PAGE_LIMIT, App, check_date, check_email, check_text, has_text, page_of
 from roost.app_world.state import ApiError, Record
 
 
@@ -68,7 +68,7 @@ class Contacts(App):
         city: str | None = None,
         birthday: str | None = None,
     ) -> Record:
-        """Change what is known of a person; what is not given stays.
+        """Update a person; omitted fields keep their values.
 
         contact_id: which one
         name: the new name
@@ -102,10 +102,10 @@ class Contacts(App):
 
     def _check(self, name: str | None, email: str | None, birthday: str | None) -> None:
         if name is not None:
-            needs_text("name", name)
+            check_text("name", name)
         if email is not None:
-            needs_email("email", email)
+            check_email("email", email)
             if any(row["email"] == email for row in self._state.rows("contacts")):
                 raise ApiError(f"there is a contact with the email {email!r} already")
         if birthday is not None:
-            needs_date("birthday", birthday)
+            check_date("birthday", birthday)

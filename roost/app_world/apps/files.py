@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_path, page_of
+from roost.app_world.apps.app import PAGE_LIMIT, App, check_path, has_text, page_of
 from roost.app_world.signature import MOST_TEXT
 from roost.app_world.state import ApiError, Record, unknown
 
@@ -49,7 +49,7 @@ class Files(App):
         overwrite: whether a file that is there already is replaced
         Returns: the file
         """
-        needs_path("path", path)
+        check_path("path", path)
         if path in self._state.tables["files"]:
             if not overwrite:
                 raise ApiError(f"{path!r} is there already; overwrite=True replaces it")
@@ -76,7 +76,7 @@ class Files(App):
         Returns: the file
         """
         self._file(path)
-        needs_path("new_path", new_path)
+        check_path("new_path", new_path)
         if new_path in self._state.tables["files"]:
             raise ApiError(f"{new_path!r} is there already; delete it first")
         file = self._state.remove("files", path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_room, needs_text, page_of
+from roost.app_world.apps.app import PAGE_LIMIT, App, check_room, check_text, has_text, page_of
 from roost.app_world.state import ApiError, Record
 
 
@@ -20,7 +20,7 @@ class Notes(App):
         tags: words to file it under
         Returns: the note, with its note_id
         """
-        needs_text("title", title)
+        check_text("title", title)
         return self._state.add("notes", records.note(title, self._state.today, content, _once(tags or [])))
 
     def show(self, *, note_id: int) -> Record:
@@ -46,7 +46,7 @@ class Notes(App):
         return page_of([row for row in rows if tag is None or tag in row["tags"]], page_index, page_limit)
 
     def update(self, *, note_id: int, title: str | None = None, content: str | None = None) -> Record:
-        """Change a note's title or content; what is not given stays.
+        """Update a note's title or content; omitted fields keep their values.
 
         note_id: which one
         title: its new title
@@ -55,7 +55,7 @@ class Notes(App):
         """
         note = self._state.find("notes", note_id)
         if title is not None:
-            needs_text("title", title)
+            check_text("title", title)
             note["title"] = title
         if content is not None:
             note["content"] = content
@@ -76,9 +76,9 @@ class Notes(App):
         tag: the tag
         Returns: the note as it is now
         """
-        needs_text("tag", tag)
+        check_text("tag", tag)
         note = self._state.find("notes", note_id)
-        needs_room("tags", note["tags"])
+        check_room("tags", note["tags"])
         note["tags"] = _once([*note["tags"], tag])
         return note
 

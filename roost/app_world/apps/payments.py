@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, needs_date, needs_email, needs_one_of, page_of
+from roost.app_world.apps.app import PAGE_LIMIT, App, check_date, check_email, check_one_of, page_of
 from roost.app_world.state import ApiError, Record
 
 KINDS = ("sent", "received")
@@ -40,7 +40,7 @@ class Payments(App):
         """Send money to somebody.
 
         access_token: from login
-        email: the address of who gets it
+        email: email of the recipient
         amount: how much, in whole dollars
         note: what it is for
         Returns: the transaction, with its transaction_id
@@ -53,7 +53,7 @@ class Payments(App):
         """Ask somebody for money.
 
         access_token: from login
-        email: the address of who is asked
+        email: email of the payer
         amount: how much, in whole dollars
         note: what it is for
         Returns: the request, with its request_id
@@ -87,10 +87,10 @@ class Payments(App):
         """
         self._wallet(access_token)
         if kind is not None:
-            needs_one_of("kind", kind, KINDS)
+            check_one_of("kind", kind, KINDS)
         for name, day in (("from_date", from_date), ("to_date", to_date)):
             if day is not None:
-                needs_date(name, day)
+                check_date(name, day)
         rows = [row for row in self._state.rows("transactions") if kind is None or row["kind"] == kind]
         rows = [row for row in rows if email is None or row["email"] == email]
         rows = [row for row in rows if (from_date or "") <= row["date"] and (not to_date or row["date"] <= to_date)]
@@ -116,9 +116,9 @@ class Payments(App):
         """
         self._wallet(access_token)
         if direction is not None:
-            needs_one_of("direction", direction, DIRECTIONS)
+            check_one_of("direction", direction, DIRECTIONS)
         if status is not None:
-            needs_one_of("status", status, STATUSES)
+            check_one_of("status", status, STATUSES)
         rows = [row for row in self._state.rows("requests") if direction is None or row["direction"] == direction]
         return page_of([row for row in rows if status is None or row["status"] == status], page_index, page_limit)
 
@@ -153,7 +153,7 @@ class Payments(App):
         return self._state.find("wallets", self._state.profile["email"])
 
     def _check_other(self, email: str) -> None:
-        needs_email("email", email)
+        check_email("email", email)
         if email == self._state.profile["email"]:
             raise ApiError("this is the supervisor's own address; give that of somebody else")
 

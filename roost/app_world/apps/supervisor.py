@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from roost.app_world.apps.app import App, needs_one_of
+from roost.app_world.apps.app import App, check_one_of
 from roost.app_world.state import Completion, Json, Record
 
 
@@ -43,6 +43,6 @@ class Supervisor(App):
         status: success, or fail where it cannot be done
         Returns: the status
         """
-        needs_one_of("status", status, ("success", "fail"))
+        check_one_of("status", status, ("success", "fail"))
         self._state.completion = Completion(status, answer)
         return {"status": status}

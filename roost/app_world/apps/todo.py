@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.app_world import records
-from roost.app_world.apps.app import PAGE_LIMIT, App, has_text, needs_date, needs_range, needs_text, page_of
+from roost.app_world.apps.app import PAGE_LIMIT, App, check_date, check_range, check_text, has_text, page_of
 from roost.app_world.state import ApiError, Record
 
 
@@ -63,7 +63,7 @@ class Todo(App):
         due: str | None = None,
         priority: int | None = None,
     ) -> Record:
-        """Change a task; what is not given stays.
+        """Update a task; omitted fields keep their values.
 
         task_id: which one
         title: its new title
@@ -119,10 +119,10 @@ class Todo(App):
 
 def _check(title: str | None, list_name: str | None, due: str | None, priority: int | None) -> None:
     if title is not None:
-        needs_text("title", title)
+        check_text("title", title)
     if list_name is not None:
-        needs_text("list_name", list_name)
+        check_text("list_name", list_name)
     if due is not None:
-        needs_date("due", due)
+        check_date("due", due)
     if priority is not None:
-        needs_range("priority", priority, 1, 3)
+        check_range("priority", priority, 1, 3)

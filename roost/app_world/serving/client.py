@@ -19,11 +19,10 @@ from typing import Any, Protocol
 
 from roost.app_world.serving.command_line import ServingLimits, options_of
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
-from roost.app_world.serving.replies import GUARD
+from roost.app_world.serving.server import GUARD
 from roost.net.addresses import PortLeases
-from roost.procs.child import start_supervised
+from roost.procs.child import last_lines, start_supervised
 from roost.procs.child_env import child_env
-from roost.procs.logs import last_lines
 from roost.procs.server_keeper import KILL_LIMIT, TERMINATE_LIMIT, Link
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import Split, Task
@@ -85,13 +84,13 @@ class SupervisedProcess:
             self._is_over = self._is_over or "ending" in message
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
+FIRST_START_PAUSE_S, LONGEST_START_PAUSE_S = 0.05, 0.5  # between questions to a server that starts
 PACKAGES_FROM = str(Path(__file__).parents[3])
 
 Command = Callable[[int], Sequence[str]]  # from the port
 
 
-class Host(Protocol):
+class WorldServer(Protocol):
     """Starts and stops one server."""
 
     @property
@@ -104,7 +103,7 @@ class Host(Protocol):
     async def stop(self) -> None: ...
 
 
-class GivenServer:
+class RemoteServer:
     """A server that Roost does not start or stop."""
 
     is_running = True
@@ -140,7 +139,7 @@ class LocalServer:
         await self._serving.aclose()
 
 
-class ServerChild:
+class SpawnedServer:
     """A server in its own process, with a folder for its log and the files of its sandboxes."""
 
     def __init__(self, name: str, command: Command, env: Mapping[str, str], start_limit_s: float) -> None:
@@ -148,7 +147,7 @@ class ServerChild:
         self._process: SupervisedProcess | None = None
         self._ports = PortLeases()
         self._folder: Path | None = None
-        self._at_exit: weakref.finalize[..., ServerChild] | None = None
+        self._at_exit: weakref.finalize[..., SpawnedServer] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -189,23 +188,23 @@ class ServerChild:
         return url
 
 
-def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> ServerChild:
+def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> SpawnedServer:
     """Roost's server in its own process."""
     command = [sys.executable, "-m", "roost.app_world.serving", *options_of(limits), "--port"]
     path = os.pathsep.join(filter(None, (PACKAGES_FROM, os.environ.get("PYTHONPATH"))))
-    return ServerChild(f"app world {number}", lambda port: [*command, str(port)], {"PYTHONPATH": path}, start_limit_s)
+    return SpawnedServer(f"app world {number}", lambda port: [*command, str(port)], {"PYTHONPATH": path}, start_limit_s)
 
 
-def appworld_server(number: int, python: str, root: Path, start_limit_s: float) -> ServerChild:
+def appworld_server(number: int, python: str, root: Path, start_limit_s: float) -> SpawnedServer:
     """AppWorld's server, run by an interpreter that has it, as its packages conflict with Roost's."""
     command = [python, "-m", "appworld.cli", "serve", "environment", "--root", str(root), "--port"]
     env = {"APPWORLD_ROOT": str(root), "PYTHONPATH": ""}
-    return ServerChild(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
+    return SpawnedServer(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
 
 
 async def _answering(url: str, process: SupervisedProcess, limit_s: float) -> None:
     """Wait until the server of this process answers."""
-    connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_PAUSE_S
+    connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_START_PAUSE_S
     try:
         while True:
             try:
@@ -217,7 +216,7 @@ async def _answering(url: str, process: SupervisedProcess, limit_s: float) -> No
                 if time.monotonic() > deadline:
                     raise ServerLost(f"the server at {url} did not answer within {limit_s:g} s of its start") from None
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_START_PAUSE_S)
     finally:
         await connection.close()
 
@@ -280,15 +279,15 @@ def _difficulty(folder: Path) -> int | None:
 class PooledServer:
     """One server as its clients see it."""
 
-    def __init__(self, host: Host, answer_limit_s: float, most_worlds: int | None = None) -> None:
-        self.host = host
+    def __init__(self, backend: WorldServer, answer_limit_s: float, most_worlds: int | None = None) -> None:
+        self.backend = backend
         self.name = f"roost_{secrets.token_hex(4)}"  # name for anything the server writes
         self.in_use = 0
-        self.places = 1
+        self.capacity = 1
         self.takes_episodes = False
         self._answer_limit_s, self._most_worlds = answer_limit_s, most_worlds
         self._connection: Connection | None = None
-        self._is_doubted = False
+        self._is_suspect = False
         self._is_closed = False
         self._turn = asyncio.Lock()
 
@@ -298,35 +297,35 @@ class PooledServer:
             if self._is_closed:
                 raise ServerLost("the environments are closed")
             connection = self._connection
-            if connection is None or not await self._is_well(connection):
+            if connection is None or not await self._is_healthy(connection):
                 connection = await self._start()
             return connection
 
-    def doubt(self) -> None:
+    def mark_suspect(self) -> None:
         """Check the server before its next use, because it did not answer."""
-        self._is_doubted = True
+        self._is_suspect = True
 
     async def close(self) -> None:
         """Stop the server for good."""
         async with self._turn:
             self._is_closed = True
-            await self._leave()
-            await self.host.stop()
+            await self._disconnect()
+            await self.backend.stop()
 
-    async def _is_well(self, connection: Connection) -> bool:
-        if not self.host.is_running:
+    async def _is_healthy(self, connection: Connection) -> bool:
+        if not self.backend.is_running:
             return False
-        if self._is_doubted:
+        if self._is_suspect:
             try:
                 await connection.about()
             except (ServerLost, ServerRefused):
                 return False
-            self._is_doubted = False
+            self._is_suspect = False
         return True
 
     async def _start(self) -> Connection:
-        await self._leave()
-        connection = Connection(await self.host.start(), self._answer_limit_s)
+        await self._disconnect()
+        connection = Connection(await self.backend.start(), self._answer_limit_s)
         try:
             about = await connection.about()
         except BaseException:
@@ -334,27 +333,27 @@ class PooledServer:
             raise
         self.takes_episodes = about.get("episodes") is True
         if self.takes_episodes:
-            self.places = self._most_worlds or int(about.get("worlds", 1))
-        self._connection, self._is_doubted = connection, False
+            self.capacity = self._most_worlds or int(about.get("worlds", 1))
+        self._connection, self._is_suspect = connection, False
         return connection
 
-    async def _leave(self) -> None:
+    async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
 
 class ServerPool:
-    """Hands out places on servers, the emptiest first."""
+    """Hands out slots on servers, the emptiest first."""
 
     def __init__(self, servers: Sequence[PooledServer]) -> None:
         self._servers = list(servers)
-        self._free: asyncio.Semaphore | None = None  # created once the servers run and their places are known
+        self._free: asyncio.Semaphore | None = None  # created once the servers run and their capacity is known
         self._turn = asyncio.Lock()
 
     async def take(self) -> tuple[PooledServer, Connection]:
-        """Take a place on a healthy server; wait while all are taken."""
-        free = await self._places()
+        """Take a slot on a healthy server; wait while all are taken."""
+        free = await self._open_slots()
         await free.acquire()
         try:
             return await self._acquire()
@@ -362,7 +361,7 @@ class ServerPool:
             free.release()
             raise
 
-    def give_back(self, server: PooledServer) -> None:
+    def release(self, server: PooledServer) -> None:
         server.in_use -= 1
         if self._free is not None:
             self._free.release()
@@ -370,21 +369,21 @@ class ServerPool:
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers))
 
-    async def _places(self) -> asyncio.Semaphore:
+    async def _open_slots(self) -> asyncio.Semaphore:
         async with self._turn:
             if self._free is None:
                 begun = await asyncio.gather(*(server.ready() for server in self._servers), return_exceptions=True)
                 for error in begun:
                     if isinstance(error, BaseException):
                         raise error
-                self._free = asyncio.Semaphore(sum(server.places for server in self._servers))
+                self._free = asyncio.Semaphore(sum(server.capacity for server in self._servers))
             return self._free
 
     async def _acquire(self) -> tuple[PooledServer, Connection]:
-        """Take a place on the emptiest server; try the next if it is lost, as a lost one is always the emptiest."""
+        """Take a slot on the emptiest server; try the next if it is lost, as a lost one is always the emptiest."""
         lost: ServerLost | None = None
-        for server in sorted(self._servers, key=lambda server: server.in_use / server.places):
-            if server.in_use >= server.places:
+        for server in sorted(self._servers, key=lambda server: server.in_use / server.capacity):
+            if server.in_use >= server.capacity:
                 continue
             server.in_use += 1
             try:
@@ -395,11 +394,11 @@ class ServerPool:
             except BaseException:
                 server.in_use -= 1
                 raise
-        raise lost or ServerLost("no server has a place left")
+        raise lost or ServerLost("no server has a free slot")
 
 
 FULL = 503
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # backoff for a full server
+FIRST_FULL_PAUSE_S, LONGEST_FULL_PAUSE_S = 0.1, 2.0  # backoff for a full server
 
 
 class AppWorldEnvironments:
@@ -435,18 +434,18 @@ class AppWorldEnvironments:
             raise ValueError(f"servers is {servers}; it is 0 for one in this process, or a number of processes")
         if urls is not None and appworld_python is not None:
             raise ValueError("urls and appworld_python are both given; servers run already, or are to be started")
-        hosts: list[Host]
+        backends: list[WorldServer]
         if urls is not None:
-            hosts = [GivenServer(url) for url in urls]
+            backends = [RemoteServer(url) for url in urls]
         elif appworld_python is not None:
             root = root_of_appworld(appworld_root)
-            hosts = [appworld_server(number, appworld_python, root, start_limit_s) for number in range(servers)]
+            backends = [appworld_server(number, appworld_python, root, start_limit_s) for number in range(servers)]
         else:
             own = ServingLimits(worlds, idle_s, sandbox=Limits(**(limits or {})), allows_weak=allows_weak)
-            hosts = [own_server(number, own, start_limit_s) for number in range(servers)] or [LocalServer(own)]
-        if not hosts:
+            backends = [own_server(number, own, start_limit_s) for number in range(servers)] or [LocalServer(own)]
+        if not backends:
             raise ValueError("there is no server to run episodes on; give urls, or servers of at least 1")
-        self._pool = ServerPool([PooledServer(host, answer_limit_s) for host in hosts])
+        self._pool = ServerPool([PooledServer(backend, answer_limit_s) for backend in backends])
 
     async def open(self) -> AppWorldEnvironment:
         server, connection = await self._pool.take()
@@ -456,7 +455,7 @@ class AppWorldEnvironments:
         await self._pool.close()
 
     def release(self, server: PooledServer) -> None:
-        self._pool.give_back(server)
+        self._pool.release(server)
 
 
 class AppWorldEnvironment:
@@ -498,7 +497,7 @@ class AppWorldEnvironment:
 
     async def _begun(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Start the task on the server; retry a full server until the limit."""
-        pause = FIRST_PAUSE_S
+        pause = FIRST_FULL_PAUSE_S
         deadline = asyncio.get_running_loop().time() + self._environments.answer_limit_s
         while True:
             try:
@@ -508,7 +507,7 @@ class AppWorldEnvironment:
                 if error.status != FULL or asyncio.get_running_loop().time() + pause > deadline:
                     raise
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_FULL_PAUSE_S)
 
     async def _ask(self, route: str, **fields: Any) -> Any:
         if not self._world:
@@ -516,7 +515,7 @@ class AppWorldEnvironment:
         try:
             return await self._connection.ask(route, {**self._world, **fields})
         except ServerLost as error:
-            self._server.doubt()
+            self._server.mark_suspect()
             raise ServerLost(f"{error}; the episode's world is lost") from error
 
 

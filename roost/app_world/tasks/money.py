@@ -6,7 +6,7 @@ from collections import Counter
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, pay
+from roost.app_world.tasks.task import DONE, LOGIN, Draft, Plan, all_pages, code, pay
 
 PARTIES = ("Dinner at the harbour", "Boat trip", "Karaoke night", "Cooking evening", "Museum day")
 POSTS = ("food", "drinks", "tickets", "transport")

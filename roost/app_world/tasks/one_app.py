@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from, person
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, quoted
+from roost.app_world.tasks.task import DONE, LOGIN, Draft, Plan, all_pages, code, quoted
 
 OCCASIONS = ("Eye test", "Flat viewing", "Parents' evening", "Wine tasting", "Haircut", "Chess club", "Fire drill")
 NEW_TITLES = ("Old plans", "Read again", "Weekend", "From the workshop", "For later", "Do not forget")

@@ -6,7 +6,7 @@ from datetime import date, datetime, timedelta
 
 from roost.app_world import records, words
 from roost.app_world.generation import day_from
-from roost.app_world.tasks.draft import DONE, LOGIN, Draft, Plan, all_pages, code, pay, quoted
+from roost.app_world.tasks.task import DONE, LOGIN, Draft, Plan, all_pages, code, pay, quoted
 
 ITEMS = (
     "socks", "torch", "map", "charger", "towel", "raincoat", "tent", "sunscreen", "passport", "hat", "camera", "rope",

@@ -12,10 +12,7 @@ from roost.app_world import records
 from roost.app_world.changes import changes_between
 from roost.app_world.state import unknown
 from roost.app_world.tasks import money, one_app, several_apps
-from roost.app_world.tasks import one_app as pages
-from roost.app_world.tasks import several_apps as two_apps
-from roost.app_world.tasks.draft import DONE, Draft, Plan, Writer, code
-from roost.app_world.tasks.task import AppTask
+from roost.app_world.tasks.task import DONE, AppTask, Draft, Plan, Writer, code
 from roost.app_world.words import TINY_WORDS
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
@@ -145,17 +142,17 @@ KINDS: Mapping[int, tuple[Kind, ...]] = {
         Kind(one_app.tag_note, is_held_out=True),
     ),
     2: (
-        Kind(pages.finish_list),
-        Kind(pages.delete_tagged),
-        Kind(pages.total_sent),
-        Kind(pages.raise_overdue),
-        Kind(two_apps.invite_person),
-        Kind(two_apps.pay_person),
-        Kind(two_apps.note_to_tasks),
-        Kind(two_apps.file_to_note),
-        Kind(two_apps.list_city),
-        Kind(pages.cancel_day, is_held_out=True),
-        Kind(two_apps.prepare_day, is_held_out=True),
+        Kind(one_app.finish_list),
+        Kind(one_app.delete_tagged),
+        Kind(one_app.total_sent),
+        Kind(one_app.raise_overdue),
+        Kind(several_apps.invite_person),
+        Kind(several_apps.pay_person),
+        Kind(several_apps.note_to_tasks),
+        Kind(several_apps.file_to_note),
+        Kind(several_apps.list_city),
+        Kind(one_app.cancel_day, is_held_out=True),
+        Kind(several_apps.prepare_day, is_held_out=True),
     ),
     3: (
         Kind(money.split_bill),
@@ -170,7 +167,7 @@ KINDS: Mapping[int, tuple[Kind, ...]] = {
         Kind(several_apps.week_report, is_held_out=True),
     ),
 }
-TINY = ("jot_note", "jot_task", "delete_file", "read_file")  # simple enough for a model with random weights
+TINY = ("jot_note", "jot_task", "delete_file", "read_file")  # simple enough for the tiny model
 
 
 def places(split: str, difficulties: Sequence[int], names: Sequence[str] | None = None) -> list[tuple[int, int]]:

@@ -10,21 +10,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roost.config.data import TEACHER
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, shown
 from roost.config.frameworks.allocation import Allocation, AllocationError, parse_allocations, parse_backend
-from roost.config.frameworks.arguments import Arguments, Start
-from roost.config.frameworks.files import file_option, over_file, warn_defaults
+from roost.config.frameworks.arguments import (
+    Arguments,
+    Start,
+    file_option,
+    over_file,
+    read_config,
+    resolved_for,
+    warn_defaults,
+)
 from roost.config.frameworks.pools import Reader
 from roost.config.frameworks.registry import Framework
-from roost.config.interpolation import resolve
-from roost.config.job import DeviceList, Job, ModelUse, Notation, Role, Sharding
-from roost.config.known_keys.reasons import PLACING as FOR_PLACING
-from roost.config.known_keys.tables import Entry
-from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import WEIGHT_UPDATE, algorithm_of
-from roost.config.section import Section
-from roost.config.source import read_yaml
-from roost.config.teacher import TEACHER
+from roost.config.job import (
+    OFFLOADED_PARTS,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
+from roost.config.notations.algorithm import (
+    BASELINE,
+    LEAVES_OUT,
+    NORMALISED,
+    STD,
+    WEIGHT_UPDATE,
+    WHITEN,
+    algorithm_of,
+    completion_of,
+)
+from roost.config.source import Section
+from roost.config.train_choices import RewardScope
 
 VERSION = "AReaL of 2026-08-22 (cbff54d64)"
 DEFAULTS: Mapping[str, Any] = {
@@ -40,6 +65,8 @@ PLACING = tuple(
         """allocation_mode enable_offload cluster.{n_nodes,n_gpus_per_node} scheduler.type
         {actor,critic,ref,rollout}.{backend,path,offload} {actor,critic,ref,rollout}.scheduling_strategy.*
         actor.{kl_ctl,weight_update_mode,_version,use_lora,lora_rank,gradient_checkpointing} actor.mb_spec.*
+        actor.{reward_norm,adv_norm}.{mean_level,std_level,mean_leave1out,group_size} actor.max_new_tokens
+        gconfig.{max_new_tokens,max_tokens} train_dataset.max_length
         rollout.{max_head_offpolicyness,_version} sglang.mem_fraction_static vllm.gpu_memory_utilization
         teacher.engine_type teacher.{train,rollout}.{backend,path} teacher.{train,rollout}.scheduling_strategy.*""",
     ).patterns()
@@ -49,13 +76,13 @@ PLACING = tuple(
 def with_config_file(start: Start, findings: Findings) -> Arguments:
     """The overrides over the config that `--config` names."""
     file = file_option("--config", start.arguments, start.command, findings)
-    source = read_yaml(file, findings) if file is not None else None
+    source = read_config(file, start.command, findings) if file is not None else None
     if source is None:
         return start.arguments
     if source.values.get("defaults"):
         warn_defaults(source, findings)
     arguments = over_file(source, start.arguments)
-    arguments.values = resolve(arguments.values)
+    arguments.values = resolved_for(arguments.values, start.command)
     return arguments
 
 
@@ -65,6 +92,14 @@ def read_areal(root: Section, notation: Notation) -> Job:
 
 
 FRAMEWORK = Framework(read_areal, PLACING, base=with_config_file)
+
+
+# What becomes of roles that need more GPUs than there are, by the type of the scheduler.
+_WITHOUT_ROOM = {
+    "local": "the local scheduler then gives some GPUs to two roles and says nothing",
+    "ray": "Ray waits for GPUs that the nodes do not have",
+    "slurm": "Slurm gives each role nodes of its own",
+}
 
 
 @dataclass(slots=True)
@@ -80,13 +115,13 @@ class _AReaL(Reader):
         written = cluster.whole_number("n_nodes", 1, None, MAX_NODES)
         self._legacy() if self._is_legacy() else self._roles(written)
         needed = max(1, -(-self.free // self.width))
+        scheduler = self.root.below("scheduler").text("type") or "local"
         if written is not None and self.free > written * self.width:
             self.root.findings.warn(
                 "RST-N074",
                 cluster.where("n_nodes"),
                 f"makes {counted(written * self.width, 'GPU')}, but the roles take {self.free}",
-                f"{written} x {self.width} < {self.free}; the local scheduler then gives some GPUs to two roles "
-                "and says nothing",
+                f"{written} x {self.width} < {self.free}; {_WITHOUT_ROOM.get(scheduler, _WITHOUT_ROOM['local'])}",
                 f"write {cluster.spell('n_nodes', needed)}, or colocate roles",
             )
         return self.as_job(max(written or needed, needed), self.width, self._settings())
@@ -98,8 +133,61 @@ class _AReaL(Reader):
             settings |= {"async_rollouts": True, "async_generation_ratio": lag}
         mode = first_text((self.root.below("actor"), "weight_update_mode"))
         settings |= {WEIGHT_UPDATE: mode} if mode else {}
-        has_reference = "reference" in {part.name for part in self.components}
-        return settings | algorithm_of(self.notation, in_reward=self._penalty() if has_reference else None)
+        names = {part.name for part in self.components}
+        penalty = self._penalty() if "reference" in names else None
+        prompt, response, sequence = self._lengths()
+        is_rl = {"actor", "rollout"} <= names
+        estimator, scopes = self._estimator(has_critic="critic" in names) if is_rl else (None, {})
+        settings |= algorithm_of(self.notation, estimator, in_reward=penalty or None, prompt=prompt) | scopes
+        return settings | completion_of(prompt, response, sequence)
+
+    def _lengths(self) -> tuple[int | None, int | None, int | None]:
+        """Most tokens of a prompt, of a completion, and of a sequence; None where it is not written."""
+        actor, sampling = self.root.below("actor"), self.root.below("gconfig")
+        response = sampling.whole_number("max_new_tokens", 1) or actor.whole_number("max_new_tokens", 1)
+        return (
+            self.root.below("train_dataset").whole_number("max_length", 1),
+            response,
+            sampling.whole_number("max_tokens", 1),
+        )
+
+    def _estimator(self, has_critic: bool) -> tuple[str, dict[str, object]]:
+        """The estimator by what normalises rewards, and the normalisations that its name leaves open.
+
+        Without a critic AReaL's generalised advantages are the rewards.
+        """
+        mean, std = self._scopes("reward_norm")
+        over, by = self._scopes("adv_norm")
+        found: dict[str, object] = {}
+        if over is by is RewardScope.BATCH:
+            found[WHITEN] = True
+        elif over is not RewardScope.NONE or by is not RewardScope.NONE:
+            found[WHITEN] = f"{over.value}/{by.value}"  # of the mean and of the standard deviation
+        leaves_one_out = self.root.below("actor", "reward_norm").flag("mean_leave1out")
+        if leaves_one_out and mean is RewardScope.GROUP and not has_critic:
+            name, mean = "rloo", RewardScope.NONE
+        elif has_critic or leaves_one_out or (mean, std) not in NORMALISED:
+            name = "gae" if has_critic else "reinforce"
+        else:
+            return NORMALISED[mean, std], found
+        if leaves_one_out and mean is not RewardScope.NONE:
+            found[LEAVES_OUT] = True
+        written = {BASELINE: mean, STD: std}
+        return name, found | {key: scope.value for key, scope in written.items() if scope is not RewardScope.NONE}
+
+    def _scopes(self, key: str) -> tuple[RewardScope, RewardScope]:
+        """Levels of the mean and the standard deviation of a normalisation; AReaL's default is the batch."""
+        section = self.root.below("actor").mapping(key)
+        if section is None:
+            return RewardScope.NONE, RewardScope.NONE
+        return self._scope(section, "mean_level"), self._scope(section, "std_level")
+
+    def _scope(self, section: Section, key: str) -> RewardScope:
+        word = section.text(key) if key in section else "batch"
+        if word not in (None, "batch", "group"):
+            section.error("RST-N075", key, f"is {shown(word)}", "AReaL has batch, group and null", "write one of these")
+            return RewardScope.NONE
+        return RewardScope(word or "none")
 
     def _shares_with_actor(self) -> bool:
         actor, rollout = self.devices.get("actor"), self.devices.get("rollout")
@@ -335,6 +423,7 @@ class _AReaL(Reader):
             offloads=OFFLOADED_PARTS if rests else (),
             lora_rank=int(rank) if rank else None,
             tokens=int(tokens) if tokens else None,
+            sequence=self._lengths()[2] if kind is Role.LEARNER else None,
         )
 
     def _is_colocated_rollout(self) -> bool:

@@ -1,21 +1,26 @@
-"""Arguments of a command as keys with values: Hydra overrides, and flags."""
+"""Arguments of a command and config files they name, as keys with values: Hydra overrides, flags, merged chains."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.config.section import Unresolved
+from roost.config.findings import Findings, Where, shown
+from roost.config.frameworks.toml import parse_toml, read_toml
+from roost.config.interpolation import resolve
+from roost.config.job import COMMAND_LINE
+from roost.config.source import Source, Unresolved, parse_yaml, read_yaml
 from roost.config.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
-    from roost.config.shell.reading import Command
-    from roost.config.shell.values import Unknown, Value
+    from roost.config.shell.state import Command, Unknown, Value
 
-_WHOLE = re.compile(r"[-+]?\d{1,18}")
-_NUMBER = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d{1,3})?")
+
+_WHOLE = re.compile(r"[-+]?\d{1,40}")
+_NUMBER = re.compile(r"[-+]?(?:(\d+\.\d*|\.\d+)([eE][-+]?\d{1,3})?|\d+[eE][-+]?\d{1,3})")
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w./@-]*)(=|$)")
 _FLAG = re.compile(r"(--[A-Za-z][\w.-]*)(=|$)")
@@ -30,6 +35,8 @@ class Arguments:
     positions: dict[KeyPath, Position] = field(default_factory=dict)
     options: dict[str, Value] = field(default_factory=dict)  # flags beside overrides
     unknown: list[Value] = field(default_factory=list)
+    stray: list[Value] = field(default_factory=list)  # words that are neither a key nor a value
+    empty: dict[KeyPath, Position] = field(default_factory=dict)  # keys with nothing after the =
 
     def set(self, path: KeyPath, value: Any, position: Position) -> None:
         """Set a key as an override does: what stood below it is gone."""
@@ -119,13 +126,16 @@ def read_overrides(words: Sequence[Value]) -> Arguments:
         if option and (match is None or not match[3]):
             found.options[option] = word
         elif match is None or (not match[3] and match[1] != "~"):
-            found.unknown.append(word)
+            (found.unknown if word.known is None else found.stray).append(word)
         else:
             path: KeyPath = tuple(match[2].split("."))[:MAX_DEPTH]
             if match[1] == "~":
                 found.remove(path, word.position)
             else:
-                found.set(path, resolved(word.after(match.end())), word.position)
+                value = word.after(match.end())
+                found.set(path, resolved(value), word.position)
+                if not value.parts:
+                    found.empty[path] = word.position
         option = ""
     return found
 
@@ -144,8 +154,13 @@ def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Argume
     found = Arguments()
     flag = ""
     position: Position = (None, None, None)
+    takes_more = False  # the words after a flag of the command line may all be its values
     for word in words:
         match = _FLAG.match(word.prefix)
+        is_given = word.position[0] == COMMAND_LINE
+        if is_given and match is None and not flag and not takes_more and word.known is not None:
+            found.stray.append(word)
+        takes_more = is_given and (takes_more or match is not None)
         if match is not None:
             flag, position = match[1], word.position
             if match[2]:
@@ -161,3 +176,205 @@ def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Argume
             found.set((flag,), resolved(word), position)
             flag = ""
     return found
+
+
+MAX_FILES = 200  # of a chain
+OVERRIDE = "_override_"  # in a section: it replaces the parents' instead of being merged into it
+
+
+def is_chain(values: Mapping[Any, Any]) -> bool:
+    """Return True if `defaults` names files, as NeMo-RL has it, and not Hydra's groups.
+
+    >>> is_chain({"defaults": "../grpo_math_1B.yaml"}), is_chain({"defaults": [{"model": "qwen"}, "_self_"]})
+    (True, False)
+    """
+    paths = _paths(values)
+    return bool(paths) and "hydra" not in values and all(str(path).endswith((".yaml", ".yml")) for path in paths)
+
+
+def _paths(values: Mapping[Any, Any]) -> list[Any]:
+    written = values.get("defaults")
+    return written if isinstance(written, list) else [] if written is None else [written]
+
+
+def read_chain(source: Source, findings: Findings, above: tuple[Path, ...] = ()) -> Source | None:
+    """A config merged over the files that its `defaults` name; None, with findings, where one is missing."""
+    file = Path(source.file or "")
+    chain = (*above, file.resolve())
+    where = source.where(("defaults",))
+    base = Source({}, source.file)
+    for path in _paths(source.values):
+        parent = file.parent / str(path)
+        if parent.resolve() in chain or len(chain) > MAX_FILES:
+            findings.error("RST-C019", where, f"includes files that include each other: {path}", fix="break the circle")
+            return None
+        if not is_file(parent):
+            findings.error(
+                "RST-N060",
+                where,
+                f"{shown(str(path))} is not here; what it says about placement is not known",
+                f"looked for {parent}",
+                "plan the file where it lies in its repository, with those it builds on",
+            )
+            return None
+        below = read_yaml(parent, findings)
+        below = read_chain(below, findings, chain) if below is not None else None
+        if below is None:
+            return None
+        base = _over(base, below)
+    own = {key: value for key, value in source.values.items() if key != "defaults"}
+    return _over(base, replace(source, values=own))
+
+
+def _over(below: Source, above: Source) -> Source:
+    """One config merged over another; a section with `_override_` replaces what is below it."""
+    values, positions = dict(below.values), dict(below.positions)
+    own = dict(above.values)
+    for key, value in own.items():
+        if isinstance(value, Mapping) and value.get(OVERRIDE) is True:
+            own[key] = {inner: part for inner, part in value.items() if inner != OVERRIDE}
+            values.pop(key, None)
+            positions = {path: place for path, place in positions.items() if path[:1] != (key,)}
+    return Source(merged(values, own), above.file, {**positions, **above.positions})
+
+
+def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Mappings merged key by key; any other value above replaces the one below.
+
+    >>> merged({"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}})
+    {'a': {'b': 1, 'c': [2]}}
+    """
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def over_file(source: Source, arguments: Arguments) -> Arguments:
+    """The arguments over the config file that they change; Hydra's own keys of it are left out."""
+    own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+    values, positions = merged(own, arguments.values), {**source.positions, **arguments.positions}
+    return Arguments(values, positions, arguments.options, arguments.unknown)
+
+
+def warn_defaults(source: Source, findings: Findings) -> None:
+    """Say that the groups of Hydra that a config names are not read behind a script."""
+    findings.warn(
+        "RST-N060",
+        source.where(("defaults",)),
+        "is not followed behind a script; the plan is made without the files that it names",
+        fix=f"plan the config itself: roost plan {source.file}",
+    )
+
+
+def find_file(path: str, command: Command) -> Path | None:
+    """A file that a command names: seen from where it is started, or from a folder above the script."""
+    bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]
+    return next((base / path for base in bases if base / path in command.written or is_file(base / path)), None)
+
+
+_UNQUOTED = re.compile(r"(=\s*)(\ue000\d+\ue001)(?=\s*(?:#.*)?$)", re.MULTILINE)  # marks that are a value of TOML
+
+
+def read_config(file: Path, command: Command, findings: Findings) -> Source | None:
+    """A YAML or TOML file that a command names; one that the script writes itself is read as it writes it."""
+    from roost.config.shell.children import marked, unmarked  # only now: other configs do not wait for it
+
+    written, is_toml = command.written.get(file), file.suffix == ".toml"
+    if written is None:
+        return read_toml(file, findings) if is_toml else read_yaml(file, findings)
+    text, unknowns = marked(written)
+    if is_toml:
+        source = parse_toml(_UNQUOTED.sub(r'\1"\2"', text), str(file), findings)
+    else:
+        source = parse_yaml(text, str(file), findings)
+    if source is None or not unknowns:
+        return source
+
+    def with_unknown(text: str) -> Any:
+        value = unmarked(text, unknowns, written)
+        return text if value.unknown is None else resolved(value)
+
+    return replace(source, values=_changed(source.values, with_unknown))
+
+
+_ENVIRONMENT = re.compile(
+    r"(?P<decode>\$\{oc\.decode:\s*)?\$\{oc\.env:\s*(?P<name>[A-Za-z_]\w*)\s*"
+    r"(?:,(?P<default>(?:[^{}]|\$\{[^{}]*\})*))?\}(?(decode)\s*\})"
+)
+
+
+def resolved_for(values: dict[Any, Any], command: Command) -> dict[Any, Any]:
+    """The values with every interpolation resolved; `${oc.env:X}` is what the script exports."""
+
+    def with_environment(text: str) -> Any:
+        return _from_environment(text, command) if "oc.env:" in text else text
+
+    return resolve(_changed(values, with_environment))
+
+
+def _from_environment(text: str, command: Command) -> Any:
+    missing: list[Unresolved] = []
+
+    def given(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        value = command.variables.get(name) if name in command.exported else None
+        found = getattr(value, "known", None)
+        if value is None and default is not None:
+            return default.strip().strip("'\"")
+        if found is None:
+            unknown = getattr(value, "unknown", None)
+            reason = unknown.reason if unknown is not None else f"{name} is not exported"
+            fix = how_to_give(unknown) if unknown is not None else f"give it: {name}=... before roost"
+            missing.append(Unresolved(text, reason, fix))
+        return str(found)
+
+    changed = _ENVIRONMENT.sub(given, text)
+    whole = _ENVIRONMENT.fullmatch(text)
+    if "oc.env:" in changed:
+        missing.append(Unresolved(text, "what it takes from the environment is not read"))
+    if missing:
+        return missing[0]
+    is_typed = whole is not None and (whole["decode"] or changed == "null")
+    return typed(changed) if is_typed else changed
+
+
+def _changed(value: Any, change: Callable[[str], Any]) -> Any:
+    """A value with its texts changed."""
+    if isinstance(value, Mapping):
+        return {key: _changed(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_changed(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def is_file(file: Path) -> bool:
+    """Return True if a file is here; False for names that the system refuses."""
+    try:
+        return file.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def file_option(name: str, arguments: Arguments, command: Command, findings: Findings) -> Path | None:
+    """The config file that an option names; None, with a finding, where it is not known or not here."""
+    option = arguments.options.get(name)
+    if option is None:
+        return None
+    file = find_file(option.known, command) if option.known else None
+    if file is None:
+        report_missing(option, findings)
+    return file
+
+
+def report_missing(word: Value, findings: Findings) -> None:
+    """Report a config file that is not known or not here."""
+    unknown = word.unknown
+    findings.error(
+        "RST-N060",
+        Where(*word.position),
+        f"{word.shown} is not here; what it says about placement is not known",
+        unknown.reason if unknown is not None else "",
+        how_to_give(unknown) if unknown is not None else "plan from the folder that the job is started in",
+    )

@@ -10,9 +10,8 @@ from typing import Any
 
 from roost.config.findings import counted, did_you_mean
 from roost.config.job import Notation
-from roost.config.known_keys.reasons import PLACING
-from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
-from roost.config.section import Section
+from roost.config.known_keys.tables import PLACING, Effect, Entry, KeyUse, Known
+from roost.config.source import Section
 
 MAX_NAMES = 12
 CHECK_TRAIN = "roost check --train"
@@ -77,7 +76,9 @@ def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notat
         return
     unread = [use for use in uses if not use.places]
     if unread:
-        sections = Counter(use.section or "flags" for use in unread)
+        is_flags = notation is Notation.TRL and root.source.launch is not None
+        single = ["flags" if is_flags or use.where.key_path.startswith("-") else "top level" for use in unread]
+        sections = Counter(use.section or name for use, name in zip(unread, single, strict=True))
         listed = ", ".join(f"{name} {count}" for name, count in sections.most_common(MAX_NAMES))
         program = notation.program
         fix = f"roost explain {root.source.file or 'CONFIG'} keys lists them"

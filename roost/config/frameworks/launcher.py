@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
 from roost.config.frameworks.arguments import Arguments, Start, how_to_give
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
-from roost.config.shell.reading import Command, Reading
 from roost.config.shell.script import COMMAND_LINE, read_script
-from roost.config.shell.values import Value
+from roost.config.shell.state import Command, Reading, Value
 from roost.config.source import Launch, Source
 
 MAX_NAMED = 4
@@ -44,7 +44,8 @@ class Found:
 
 def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Source | None:
     """The config that the job of a script is started with; None where there is none."""
-    reading = read_script(file, arguments, findings)
+    job_commands = [entry.job_command for entry in ENTRIES if entry.job_command]
+    reading = read_script(file, arguments, findings, job_commands=job_commands)
     if reading is None:
         return None
     jobs = list(_jobs(reading))
@@ -56,10 +57,36 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     _report_others(jobs, job, findings)
     _report_rest(reading, job, findings)
     framework = job.entry.load()
+    _report_overrides(job, framework.placing, findings)
     read = framework.beside(framework.base(job.start, findings), reading)
     _report_unknown(read, findings)
-    launch = Launch(job.entry.notation.value, job.start.program, job.command.position)
+    written = {path: text for path, value in job.command.written.items() if (text := value.known) is not None}
+    launch = Launch(job.entry.notation.value, job.start.program, job.command.position, written)
     return Source(read.values, str(file), {**read.positions, (): job.command.position}, launch)
+
+
+def _report_overrides(job: Found, placing: Sequence[str], findings: Findings) -> None:
+    """Words that are no overrides, and keys of the placement without a value."""
+    program, form = job.entry.notation.program, "--key value" if job.entry.has_flags else "key=value"
+    stray = [word for word in job.arguments.stray if not (word.known or "").isspace()]  # see _report_rest
+    for word in stray[:MAX_NAMED]:
+        findings.error(
+            "RST-C051",
+            Where(*word.position, path=() if word.position[1] else (word.shown,)),
+            f"{shown(word.shown)} is no override",
+            f"{program} reads {form}, and not this word",
+            f"write {form}" if job.entry.has_flags else "write key=value, without spaces, a colon or --",
+        )
+    for path, position in job.arguments.empty.items():
+        key = ".".join(map(str, path))
+        if position == job.arguments.positions.get(path) and any(fnmatchcase(key, one) for one in placing):
+            findings.warn(
+                "RST-C052",
+                Where(*position, path),
+                "has no value; the plan is made with its default",
+                f"{program} takes it for an empty text",
+                f"write {key}=..., or leave it out",
+            )
 
 
 def _report_unknown(read: Arguments, findings: Findings) -> None:
@@ -143,6 +170,13 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             f"{path or 'the file'} is not here; what it sets is not known",
             fix="plan from the folder that the script is started in, with the files it sources",
         )
+    for path, position, why in reading.nested[:MAX_NAMED]:
+        findings.warn(
+            "RST-C039",
+            Where(*position),
+            f"{path} {why}; what it sets there is not known",
+            fix="give the job's own script, or source the file once",
+        )
     for position, names in reading.stops[:MAX_NAMED]:
         given = " ".join(f"{name}=..." for name in names)
         findings.warn(
@@ -160,7 +194,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             unknown.reason,
             f"write ${{{name}:-...}} in the script, for bash to take it too",
         )
-    if arguments and not reading.reads_arguments:
+    if arguments and not reading.reads_arguments and not reading.errors:  # what is behind an error may read them
         findings.warn(
             "RST-C043",
             Where(COMMAND_LINE, path=(" ".join(arguments),)),
@@ -172,12 +206,13 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         starts = [
             " ".join(" ".join(word.shown for word in one.words[:3]).split())[:60] for one in reading.commands.values()
         ]
-        started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}"
+        started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}" if starts else ""
+        ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
         findings.error(
             "RST-C038",
             Where(str(file)),
             "starts no job that Roost knows",
-            started if starts else "it starts nothing",
+            "; ".join(filter(None, (started, ended))) or "it starts nothing",
             f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 
@@ -197,15 +232,20 @@ def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> 
 
 
 def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:
-    """Arguments that bash takes for a command of their own, mostly after a comment inside a continued command."""
+    """Arguments that bash takes for a command of their own; an error where they would decide the placement."""
     commands = list(reading.commands.values())
     following = next(iter(commands[commands.index(job.command) + 1 :]), None)
     first = following.words[0].prefix if following is not None else ""
-    if following is not None and re.match(r"(\+\+?|~)?[A-Za-z_]\w*\.[\w.]+=|--[A-Za-z]", first):
-        findings.warn(
-            "RST-C045",
-            Where(*following.position),
-            f"{shown(following.words[0].shown)} is no argument of the job, but a command of its own",
-            "a comment, or a line without \\ at its end, ends the command before it",
-            "move comments out of the command, and end each of its lines but the last with \\",
-        )
+    if following is None or not re.match(r"(\+\+?|~)?[A-Za-z_]\w*\.[\w.]+=|--[A-Za-z]", first):
+        return
+    keys = [re.split(r"[= ]", word.prefix.lstrip("+~"), maxsplit=1)[0] for word in following.words]
+    is_lost = any(fnmatchcase(key, pattern) for key in keys for pattern in job.entry.load().placing)
+    last = job.command.words[-1]
+    why = "a comment, or a line without \\ at its end, ends the command before it"
+    fix = "move comments out of the command, and end each of its lines but the last with \\"
+    if last.known is not None and last.known and not last.known.strip():
+        why = f"a blank stands after the \\ in line {last.position[1]}, which ends the command there"
+        fix = "remove the blank"
+    report = findings.error if is_lost else findings.warn
+    what = f"{shown(following.words[0].shown)} is no argument of the job, but a command of its own"
+    report("RST-C045", Where(*following.position), what, why, fix)

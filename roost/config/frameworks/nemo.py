@@ -12,21 +12,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roost.config.data import TEACHER
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, Start
-from roost.config.frameworks.files import file_option, find_file, over_file, read_chain
+from roost.config.frameworks.arguments import (
+    Arguments,
+    Start,
+    file_option,
+    find_file,
+    over_file,
+    read_chain,
+    read_config,
+    resolved_for,
+)
 from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import NEMO_CONFIGS
-from roost.config.interpolation import resolve
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.known_keys.reasons import PLACING as FOR_PLACING
-from roost.config.known_keys.tables import Entry
-from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import algorithm_of
-from roost.config.section import Section
-from roost.config.source import read_yaml
-from roost.config.teacher import TEACHER
+from roost.config.job import (
+    OFFLOADED_PARTS,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
+from roost.config.notations.algorithm import algorithm_of, completion_of
+from roost.config.source import Section
 
 VERSION = "NeMo-RL of 2026-08-22 (7ea279abf), examples/configs/grpo_math_1B.yaml"
 DEFAULTS: Mapping[str, Any] = {
@@ -49,7 +66,7 @@ PLACING = tuple(
         policy.dtensor_cfg.{lora_cfg.enabled,lora_cfg.dim,expert_parallel_size}
         policy.megatron_cfg.{peft.enabled,peft.dim,context_parallel_size}
         policy.{sequence_packing,dynamic_batching}.{enabled,train_mb_tokens}
-        policy.generation.{backend,colocated.*}
+        policy.generation.{backend,max_new_tokens,colocated.*}
         policy.generation.{vllm_cfg,trtllm_cfg}.{tensor_parallel_size,pipeline_parallel_size,expert_parallel_size}
         policy.generation.{vllm_cfg,trtllm_cfg}.{gpu_memory_utilization,moe_tensor_parallel_size,moe_expert_parallel_size}
         policy.generation.sglang_cfg.{gpus_per_server,mem_fraction_static,tp_size}
@@ -71,11 +88,11 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
         file = file_option("--config", arguments, start.command, findings)
     else:
         file = _own_config(start, findings)
-    source = read_yaml(file, findings) if file is not None else None
+    source = read_config(file, start.command, findings) if file is not None else None
     source = read_chain(source, findings) if source is not None else None
     if source is not None:
         arguments = over_file(source, arguments)
-    arguments.values = resolve(arguments.values)
+    arguments.values = resolved_for(arguments.values, start.command)
     return arguments
 
 
@@ -322,7 +339,7 @@ class _Nemo(Reader):
                 "RST-N056",
                 section.where("expert_parallel_size"),
                 f"is {expert}, which is no multiple of the tensor size {tensor}",
-                "experts are cut over whole engines",
+                "experts are split over whole engines",
                 f"write {section.spell('expert_parallel_size', expert // tensor * tensor + tensor)}",
             )
         sizes = ParallelSizes(tensor, section.whole_number("pipeline_parallel_size", 1, 1) or 1, expert=expert)
@@ -437,11 +454,19 @@ class _Nemo(Reader):
         for section in self._asynchronous():
             settings["async_generation_ratio"] = section.whole_number("max_trajectory_age_steps", 1, 1)
         name = next((one for one in ("ppo", "grpo") if one in self.root), None)
-        estimator = first_text((self.root.below(name, "adv_estimator"), "name")) if name else None
+        section = self.root.below(name, "adv_estimator") if name else self.root
+        estimator = first_text((section, "name")) if name else None
         estimator = estimator or ({"ppo": "gae", "grpo": "grpo"}[name] if name else None)
-        penalty = first_number((self.root.below("loss_fn"), "reference_policy_kl_penalty"))
+        whitens = (estimator == "gae" and section.values.get("normalize_advantages") is True) or None
+        penalty = first_number((self.root.below("loss_fn"), "reference_policy_kl_penalty")) or None
         prompt = first_number((self.root.below("data"), "max_input_seq_length"))
-        return settings | algorithm_of(self.notation, estimator, penalty, None, prompt)
+        policy = self.root.below("policy")
+        response, sequence = (
+            first_number(key)
+            for key in ((policy.below("generation"), "max_new_tokens"), (policy, "max_total_sequence_length"))
+        )
+        settings |= completion_of(prompt, response, sequence)
+        return settings | algorithm_of(self.notation, estimator, penalty, None, prompt, whitens)
 
     def _notes(self, nodes: int) -> None:
         if self._is_asynchronous() and self._generation() is not None and self._is_shared():

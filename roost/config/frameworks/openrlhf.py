@@ -7,18 +7,30 @@ Engines come after the actor, or share its GPUs. Nothing says how many GPUs a ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Where, counted, shown
 from roost.config.frameworks.arguments import Arguments, read_flags
 from roost.config.frameworks.pools import USUAL_WIDTH, Reader, check_divides
 from roost.config.frameworks.registry import Framework
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import AGENT, REWARD, algorithm_of
-from roost.config.section import Section
-from roost.config.shell.values import Value
+from roost.config.job import (
+    OFFLOADED_PARTS,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.notations.algorithm import AGENT, MEAN_ALONE, REWARD, WHITEN, algorithm_of, completion_of
+from roost.config.shell.state import Value
+from roost.config.source import Section
 
 VERSION = "OpenRLHF of 2026-08-13 (3c3be623)"
 ROLES = ("actor", "ref", "critic", "reward")
@@ -34,7 +46,11 @@ DEFAULTS: Mapping[str, Any] = {
     "--ds.tensor_parallel_size": 1,
     "--ds.zero_stage": 2,
     "--data.max_len": 2048,
+    "--train.max_tokens_per_gpu": 16192,
+    "--train.async_queue_size": 1,
 }
+MICRO_BATCH = {False: 1, True: 4}  # sequences by default: of flags with dots, and of those before them
+
 _SWITCHES = {
     "--train.colocate_all": "--colocate_all_models",
     "--train.colocate_actor_ref": "--colocate_actor_ref",
@@ -46,6 +62,7 @@ _SWITCHES = {
     "--ds.adam_offload": "--adam_offload",
     "--actor.gradient_checkpointing_enable": "--gradient_checkpointing",
     "--algo.kl.use_loss": "--use_kl_loss",
+    "--algo.advantage.no_std_norm": "--no_advantage_std_norm",
 }
 # The name of each flag before it had dots.
 FLAT: Mapping[str, str] = {
@@ -57,6 +74,8 @@ FLAT: Mapping[str, str] = {
     "--reward.remote_url": "--remote_rm_url",
     "--train.agent_func_path": "--agent_func_path",
     "--train.max_tokens_per_gpu": "--train_max_tokens_per_gpu",
+    "--train.async_queue_size": "--async_queue_size",
+    "--train.micro_batch_size": "--micro_train_batch_size",
     "--ds.ring_attn_size": "--ring_attn_size",
     "--ds.tensor_parallel_size": "--ds_tensor_parallel_size",
     "--ds.zero_stage": "--zero_stage",
@@ -67,7 +86,10 @@ FLAT: Mapping[str, str] = {
     "--reward.model_name_or_path": "--reward_pretrain",
 }
 SWITCHES = frozenset((*_SWITCHES, *_SWITCHES.values()))
-PLACING = (*FLAT, *FLAT.values(), "--prompt_max_len", "--generate_max_len")
+OPTIMIZERS = tuple(f"--{role}.optim" for role in ("actor", "critic"))  # adam or muon; none before flags had dots
+NEW_TOKENS = "--rollout.max_new_tokens"
+PLACING = (*FLAT, *FLAT.values(), *OPTIMIZERS, NEW_TOKENS, "--prompt_max_len", "--generate_max_len")
+WHITENED = ("gae", "reinforce", "reinforce_baseline")  # estimators whose advantages are whitened
 NAMES = {"ref": "reference", "reward": "reward model"}
 
 
@@ -103,6 +125,7 @@ class _OpenRLHF(Reader):
 
     def job(self) -> Job:
         self._check_version()
+        self._check_optimizers()
         counts = {role: self._count(role) for role in ROLES}
         started = self._started()
         self.width = self._width([counts[role] for role in ROLES if started[role]], USUAL_WIDTH)
@@ -113,8 +136,10 @@ class _OpenRLHF(Reader):
         self._report_machines(machines, width, [counts[role] for role in ROLES if started[role]])
         settings: dict[str, object] = {"engines_sleep": self._engines_sleep()}
         if self._flag("--train.async_enable"):
-            settings["async_rollouts"] = True
-        return self.as_job(machines, width, settings | self._algorithm())
+            ahead = self._number("--train.async_queue_size", 1)  # batches that wait for the learner
+            settings |= {"async_rollouts": True, "async_generation_ratio": ahead}
+        job = self.as_job(machines, width, settings | self._algorithm())
+        return replace(job, assumes_machines=True)  # Ray is asked for single GPUs
 
     # --- flags
 
@@ -157,6 +182,18 @@ class _OpenRLHF(Reader):
                 f"write {next(new for new, old in FLAT.items() if old == flat[0])}",
             )
 
+    def _is_muon(self, role: str) -> bool:
+        return self.root.values.get(f"--{role}.optim") == "muon"
+
+    def _check_optimizers(self) -> None:
+        for flag in OPTIMIZERS:
+            word = self.root.text(flag)
+            if word not in (None, "adam", "muon"):
+                self.root.error("RST-N068", flag, f"is {shown(word)}; it is adam or muon", fix="write one of the two")
+        learners = [role for role in ("actor", "critic") if self._started()[role]]
+        if self._flag("--ds.adam_offload") and all(self._is_muon(role) for role in learners):
+            self._has_no_effect("--ds.adam_offload", "Muon keeps its state on the GPU", "remove it")
+
     def _estimator(self) -> str:
         return self.root.text(self._key("--algo.advantage.estimator")) or str(DEFAULTS["--algo.advantage.estimator"])
 
@@ -165,12 +202,30 @@ class _OpenRLHF(Reader):
         return float(DEFAULTS["--algo.kl.init_coef"]) if penalty is None else penalty
 
     def _algorithm(self) -> dict[str, object]:
-        is_loss, penalty = self._flag("--algo.kl.use_loss"), self._penalty()
+        is_loss, penalty = self._flag("--algo.kl.use_loss"), self._penalty() or None  # no reference for 0
         in_loss, in_reward = (penalty, None) if is_loss else (None, penalty)
-        prompt = first_number((self.root, "--prompt_max_len"))
+        prompt, response, sequence = self._lengths()
         found = algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt)
+        found |= completion_of(prompt, response, sequence)
+        if self._flag("--algo.advantage.no_std_norm"):
+            if self._estimator() in WHITENED:
+                found[WHITEN] = MEAN_ALONE
+            else:
+                why = f"advantages of {self._estimator()} are not whitened"
+                self._has_no_effect("--algo.advantage.no_std_norm", why, "remove it")
         functions = {REWARD: "--reward.remote_url", AGENT: "--train.agent_func_path"}
         return found | {name: text for name, flag in functions.items() if (text := self._text(flag))}
+
+    def _lengths(self) -> tuple[float | None, float | None, int]:
+        """Most tokens of a prompt, of a completion, and of both; None where it is not written."""
+        flags = ("--prompt_max_len", NEW_TOKENS, "--generate_max_len")
+        prompt, new, generated = (first_number((self.root, flag)) for flag in flags)
+        sequence = self._number("--data.max_len", 1)
+        if prompt and generated and not self._is_given("--data.max_len"):
+            sequence = int(prompt + generated)
+        if prompt is None and new and new < sequence:
+            prompt = sequence - new
+        return prompt, new or generated, sequence
 
     # --- roles
 
@@ -299,21 +354,18 @@ class _OpenRLHF(Reader):
         }
         path = paths.get(role, actor)
         is_whole = self._number("--ds.zero_stage", 0, 3) == 3
-        rank, tokens = (
-            first_number((self.root, self._key(flag))) for flag in ("--ds.lora.rank", "--train.max_tokens_per_gpu")
-        )
-        parts = [first_number((self.root, flag)) for flag in ("--prompt_max_len", "--generate_max_len")]
-        total = int(sum(part or 0 for part in parts)) if all(parts) else None
+        rank = first_number((self.root, self._key("--ds.lora.rank")))
         use = ModelUse(
             path,
             read_model_config(path),
             sharding=Sharding.FULL if is_whole else Sharding.OPTIMIZER,
             strategy="deepspeed",
-            sequence=(None if self._is_given("--data.max_len") else total) or self._number("--data.max_len", 1),
+            sequence=self._lengths()[2],
         )
         if kind is not Role.LEARNER:
             return use
-        offloads: tuple[str, ...] = ("optimizer",) if self._flag("--ds.adam_offload") else ()
+        is_muon = self._is_muon(role)
+        on_host = self._flag("--ds.adam_offload")
         return ModelUse(
             use.path,
             use.config,
@@ -321,10 +373,20 @@ class _OpenRLHF(Reader):
             strategy=use.strategy,
             sequence=use.sequence,
             recomputes=self._flag("--actor.gradient_checkpointing_enable"),
-            offloads=OFFLOADED_PARTS if self._flag("--ds.enable_sleep") else offloads,
-            tokens=int(tokens) if tokens and self._flag("--train.dynamic_batch_enable") else None,
+            optimizer="muon" if is_muon else "adamw",
+            optimizer_on_host=on_host and not is_muon,
+            offloads=OFFLOADED_PARTS if self._flag("--ds.enable_sleep") else (),
+            tokens=self._tokens(),
             lora_rank=int(rank) if rank else None,
         )
+
+    def _tokens(self) -> int:
+        """Tokens of a micro-batch of a ring."""
+        if self._flag("--train.dynamic_batch_enable"):
+            tensor, ring = (self._number(f"--ds.{key}", 1) for key in ("tensor_parallel_size", "ring_attn_size"))
+            return self._number("--train.max_tokens_per_gpu", 1) * tensor * ring
+        key = self._key("--train.micro_batch_size")
+        return (self.root.whole_number(key, 1) or MICRO_BATCH[self._is_flat]) * self._lengths()[2]
 
     # --- engines
 
@@ -395,13 +457,14 @@ class _OpenRLHF(Reader):
             return
         where = self._where("--actor.num_gpus_per_node")
         if any(count.per_node != width for count in counts):
+            planned = f"{counted(machines, 'machine')} of {counted(width, 'GPU')}"
             self.root.findings.note(
                 "RST-N065",
                 where,
-                f"the roles are planned on {counted(machines, 'machine')} of {counted(width, 'GPU')}",
+                f"the roles are planned on {planned}, or on those of --inventory",
                 f"{counted(self.used, 'GPU')} in all; OpenRLHF asks Ray for single GPUs, and does not say how many a "
                 "machine has",
-                "compare with the machines of the cluster",
+                "compare with the machines of the cluster, or give them with --inventory",
             )
         self.root.findings.note(
             "RST-N059",

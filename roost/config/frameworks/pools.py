@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from roost.config.findings import Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments, resolved
 from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
-from roost.config.section import Section
-from roost.config.shell.reading import Command
-from roost.config.shell.values import Value
+from roost.config.shell.state import Command, Value
+from roost.config.source import Section
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 USUAL_WIDTH = 8  # GPUs of a machine that pools are taken to share
@@ -97,14 +96,16 @@ def engines_on(
     return list(devices[: count * size])
 
 
-def check_divides(sizes: ParallelSizes, count: int, where: Where, root: Section, names: str = "") -> None:
-    """A learner's model must be cut into parts that divide its devices; `names` are its sizes, where they differ."""
+def check_divides(
+    sizes: ParallelSizes, count: int, where: Where, root: Section, names: str = "", what: str = "learner"
+) -> None:
+    """A model must be split into parts that divide its devices; `names` are its sizes, where they differ."""
     names = names or f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
     if count % sizes.model:
         root.findings.error(
             "RST-N056",
             where,
-            f"gives the learner {counted(count, 'GPU')}, which the model's {sizes.model} parts do not divide",
+            f"gives the {what} {counted(count, 'GPU')}, which the model's {sizes.model} parts do not divide",
             f"{names}: {remainder(count, sizes.model)}",
             f"use a multiple of {sizes.model} GPUs, or smaller sizes",
         )
@@ -142,11 +143,14 @@ def enough_visible(ids: list[int] | None, needed: int, section: Section, what: s
     return ids[:needed] if ids is not None else None
 
 
-def megatron_sizes(section: Section, are_flags: bool = False) -> ParallelSizes:
+def megatron_sizes(
+    section: Section, are_flags: bool = False, default: ParallelSizes = ParallelSizes()
+) -> ParallelSizes:
     """Sizes by Megatron's names, as keys or as flags."""
     names = (*(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline")), "context_parallel_size")
     keys = (f"--{name.replace('_', '-')}" if are_flags else name for name in (*names, "expert_model_parallel_size"))
-    return ParallelSizes(*(section.whole_number(key, 1, 1) or 1 for key in keys))
+    others = (default.tensor, default.pipeline, default.context, default.expert)
+    return ParallelSizes(*(section.whole_number(key, 1, other) or 1 for key, other in zip(keys, others, strict=True)))
 
 
 @dataclass(slots=True)

@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
-from roost.config.frameworks.arguments import Arguments, Start, alone, read_overrides, resolved, value_at
-from roost.config.frameworks.files import find_file, merged, report_missing
+from roost.config.frameworks.arguments import (
+    Arguments,
+    Start,
+    alone,
+    find_file,
+    merged,
+    read_config,
+    read_overrides,
+    report_missing,
+    resolved,
+    value_at,
+)
 from roost.config.frameworks.pools import (
     VISIBLE,
     Reader,
@@ -24,15 +34,23 @@ from roost.config.frameworks.pools import (
 )
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.toml import read_toml
-from roost.config.job import COMMAND_LINE, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
-from roost.config.known_keys.reasons import PLACING as FOR_PLACING
-from roost.config.known_keys.tables import Entry
-from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import JOB_NAME
-from roost.config.section import Section
-from roost.config.shell.reading import Command
-from roost.config.shell.values import Value
-from roost.config.source import Source
+from roost.config.job import (
+    COMMAND_LINE,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
+from roost.config.notations.algorithm import JOB_NAME, completion_of
+from roost.config.shell.state import Command, Value
+from roost.config.source import Section, Source
 from roost.config.yaml_events import KeyPath, Position
 
 VERSION = "prime-rl of 2026-08-21 (559b44772)"
@@ -60,6 +78,7 @@ PLACING = (
         {inference.vllm,vllm}.{model,tensor_parallel_size,data_parallel_size,gpu_memory_utilization}
         {inference.vllm,vllm}.enable_expert_parallel inference.{enable_expert_parallel,gpu_memory_utilization}
         inference.{parallel,model}.{tp,dp,name} orchestrator.max_off_policy_steps
+        orchestrator.train.sampling.max_completion_tokens
         model.name seq_len trainer.model.{name,seq_len,cp,ep,ac,ac.*,lora.rank} model.{seq_len,cp,ep,lora.rank}""",
     ).patterns(),
 )
@@ -94,7 +113,7 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
             path = ()
         elif word.unknown is not None or "=" in text:
             one = read_overrides([word])
-            found.unknown += one.unknown
+            found.unknown += one.unknown + one.stray
             for key in one.positions:
                 found.set(key, value_at(one.values, key), word.position)
     return found
@@ -137,7 +156,7 @@ def _layered(base: Source, arguments: Arguments, findings: Findings, command: Co
         if file is None:
             report_missing(word, findings)
             continue
-        source = read_toml(file, findings)
+        source = read_toml(file, findings) if command is None else read_config(file, command, findings)
         if source is not None:
             above: dict[Any, Any] = source.values
             for key in reversed(section):
@@ -189,6 +208,8 @@ class _Prime(Reader):
         lag = DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag
         if lag > 0 and kind == "rl":
             settings |= {"async_rollouts": True, "async_generation_ratio": lag}
+        sampling = self.root.below("orchestrator", "train", "sampling")
+        settings |= completion_of(None, first_number((sampling, "max_completion_tokens")), None)
         name = first_text((self.root.below("slurm"), "job_name"))
         return self.as_job(nodes, self.width, settings | ({JOB_NAME: name} if name else {}))
 
@@ -416,7 +437,9 @@ class _Prime(Reader):
             memory_fraction=fraction or float(DEFAULTS["inference.vllm.gpu_memory_utilization"]),
             strategy="vllm",
         )
-        requested, sizes = DeviceList(devices, tensor), ParallelSizes(tensor=tensor)
+        has_groups = any(one.values.get("enable_expert_parallel") is True for one in (section, inference))
+        sizes = ParallelSizes(tensor, expert=per_node if has_groups else 1)  # over all engines of a node
+        requested = DeviceList(devices, tensor)
         written = ".".join(map(str, inference.path)) or "inference"
         self.add(name, written, inference.where(), requested, Role.ENGINE, sizes, model)
 

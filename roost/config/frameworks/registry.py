@@ -21,9 +21,8 @@ from roost.config.frameworks.signs import (
     starts_slime,
 )
 from roost.config.job import Job, Notation
-from roost.config.section import Section
-from roost.config.shell.reading import Reading
-from roost.config.shell.values import Value
+from roost.config.shell.state import Reading, Value
+from roost.config.source import Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class Entry:
     program: re.Pattern[str]  # of the module or file that is started
     accepts: Callable[[Start], bool] = lambda start: True
     has_flags: bool = False  # its module reads the arguments, which are no overrides `a.b=c`
+    job_command: str = ""  # a variable with the command that its batch script runs: COMMAND="..." sbatch ray.sub
+    takes_script: bool = False  # the first argument may be the script that its launcher starts
 
     def load(self) -> Framework:
         framework: Framework = import_module(f"roost.config.frameworks.{self.module}").FRAMEWORK
@@ -57,6 +58,8 @@ class Entry:
         """The command with its arguments, where it starts a job of the framework."""
         if self.program.fullmatch(start.program) is None:
             return None
+        if self.takes_script and rest and (rest[0].known or "").endswith(".py"):
+            rest = rest[1:]
         read = self.load().read if self.has_flags else read_overrides
         start = Start(start.command, start.at, read(rest))
         return start if self.accepts(start) and (not self.has_flags or self.load().accepts(start)) else None
@@ -84,6 +87,7 @@ ENTRIES = (
         "nemo",
         re.compile(r"(?:.*/)?run_(?:\w+_)?(?:grpo|gdpo|ppo|dpo|sft|rm|distillation)(?:_\w+)?\.py"),
         starts_nemo,
+        job_command="COMMAND",
     ),
     Entry(
         Notation.PRIME,
@@ -102,6 +106,7 @@ ENTRIES = (
         "areal",
         re.compile(r"areal[./](?:\w+[./])*launcher[./]\w+(?:\.py)?|.*\.py"),
         starts_areal,
+        takes_script=True,
     ),
     Entry(Notation.TRL, "trl", re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py"), has_flags=True),
 )

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import Findings
-from roost.config.frameworks.arguments import Start
-from roost.config.frameworks.files import find_file, is_chain, read_chain
-from roost.config.source import Source, read_yaml
+from roost.config.frameworks.arguments import Start, find_file, is_chain, read_chain, read_config
+from roost.config.source import Source
 
 OWN_SKYRL = re.compile(r"(?:.*/)?skyrl(?:_train)?[./](?:.*[./])?(?:entrypoints[./]\w+|main_sft)(?:\.py)?")
 # The config that each program of NeMo-RL's examples/ takes where none is given.
@@ -119,7 +118,8 @@ def _config(start: Start) -> Source | None:
     """The YAML that `--config` names, where it is here."""
     option = start.arguments.options.get("--config")
     file = find_file(option.known, start.command) if option is not None and option.known else None
-    return read_yaml(file, Findings()) if file is not None and file.suffix in (".yaml", ".yml") else None
+    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
+    return read_config(file, start.command, Findings()) if file is not None and is_yaml else None
 
 
 def starts_prime(start: Start) -> bool:

@@ -14,12 +14,23 @@ from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings
 from roost.config.frameworks.arguments import Arguments, Start
 from roost.config.frameworks.pools import USUAL_WIDTH, Machines, Reader, check_divides, machines_for, megatron_sizes
 from roost.config.frameworks.registry import Framework
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.known_keys.reasons import PLACING as FOR_PLACING
-from roost.config.known_keys.tables import Entry
-from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
+from roost.config.job import (
+    OFFLOADED_PARTS,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
 from roost.config.notations.algorithm import algorithm_of
-from roost.config.section import Section
+from roost.config.source import Section
 
 VERSION = "SkyRL of 2026-08-21 (a9564572e)"
 DEFAULTS: Mapping[str, Any] = {
@@ -60,16 +71,18 @@ PLACING = tuple(
         f"""trainer.placement.{{colocate_all,colocate_policy_ref}}
         trainer.placement.{{policy,ref,critic}}_num_nodes trainer.placement.{{policy,ref,critic}}_num_gpus_per_node
         trainer.algorithm.{{use_kl_loss,use_kl_in_reward}} trainer.{{policy,critic,ref}}.model.path
-        trainer.policy.model.lora.rank trainer.{{strategy,max_prompt_length,max_tokens_per_microbatch}}
-        trainer.gradient_checkpointing trainer.policy.sequence_parallel_size
-        trainer.policy.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
-        trainer.policy.megatron_config.context_parallel_size
+        trainer.policy.model.lora.rank trainer.{{strategy,max_prompt_length}}
+        trainer.{{max_tokens_per_microbatch,micro_train_batch_size_per_gpu}}
+        trainer.gradient_checkpointing trainer.{{policy,critic,ref}}.sequence_parallel_size
+        trainer.{{policy,critic,ref}}.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
+        trainer.{{policy,critic,ref}}.megatron_config.context_parallel_size
         trainer.fully_async.{{enabled,simulate_training,max_staleness_steps}}
         generator.inference_engine.{{num_engines,tensor_parallel_size,pipeline_parallel_size,data_parallel_size}}
         generator.inference_engine.{{run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
         generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend,distributed_executor_backend}}
         generator.{{{",".join(OLD.values())}}} generator.sampling_params.max_generate_length
-        placement.{{num_nodes,num_gpus_per_node}} model.path model.lora.rank strategy""",
+        placement.{{num_nodes,num_gpus_per_node}} model.path model.lora.rank strategy
+        max_length micro_train_batch_size_per_gpu""",
     ).patterns()
 )
 
@@ -150,7 +163,8 @@ class _SkyRL(Reader):
         estimator = first_text((section, "advantage_estimator")) or DEFAULTS["trainer.algorithm.advantage_estimator"]
         prompt = first_number((self.root.below("trainer"), "max_prompt_length"))
         prompt = prompt or DEFAULTS["trainer.max_prompt_length"]
-        return algorithm_of(self.notation, estimator, in_loss, coefficient if has_reference else None, prompt)
+        penalty, whitens = coefficient if has_reference else None, section.flag("advantage_batch_normalize") or None
+        return algorithm_of(self.notation, estimator, in_loss, penalty, prompt, whitens)
 
     def _supervised(self) -> Job:
         """Supervised fine-tuning: a learner only."""
@@ -160,7 +174,8 @@ class _SkyRL(Reader):
         per_node = section.whole_number(key, 1, DEFAULTS[f"placement.{key}"], MAX_ACCELERATORS_PER_NODE) or 1
         machines = machines_for({"policy": (nodes, per_node)})
         path = first_text((self.root.below("model"), "path"))
-        rank = first_number((self.root.below("model", "lora"), "rank"))
+        rank, length = first_number((self.root.below("model", "lora"), "rank")), first_number((self.root, "max_length"))
+        size = self.root.whole_number("micro_train_batch_size_per_gpu", 1, 2) or 1
         strategy = first_text((self.root, "strategy")) or DEFAULTS["trainer.strategy"]
         model = ModelUse(
             path,
@@ -168,6 +183,8 @@ class _SkyRL(Reader):
             strategy=strategy,
             lora_rank=int(rank) if rank else None,
             sharding=_sharding(strategy),
+            sequence=int(length) if length else None,
+            tokens=int(length * size) if length else None,
         )
         requested = DeviceList(machines.pools["policy"].devices, 1)
         self.add("actor", "placement", section.where(key), requested, Role.LEARNER, None, model)
@@ -260,11 +277,11 @@ class _SkyRL(Reader):
                 what = f"gives GPUs to the {ROLES[role]}, which is never started"
                 self.root.findings.note("RST-N067", section.where(key), what, why, "remove it")
 
-    def _sizes(self) -> ParallelSizes:
-        policy = self.root.below("trainer", "policy")
+    def _sizes(self, role: str) -> ParallelSizes:
+        section = self.root.below("trainer", role)
         if self._strategy() != "megatron":
-            return ParallelSizes(context=policy.whole_number("sequence_parallel_size", 1, 1) or 1)
-        return megatron_sizes(policy.below("megatron_config"))
+            return ParallelSizes(context=section.whole_number("sequence_parallel_size", 1, 1) or 1)
+        return megatron_sizes(section.below("megatron_config"))
 
     def _strategy(self) -> str:
         return first_text((self.root.below("trainer"), "strategy")) or str(DEFAULTS["trainer.strategy"])
@@ -277,24 +294,25 @@ class _SkyRL(Reader):
     def _learner(self, role: str, devices: Sequence[int]) -> None:
         trainer = self.root.below("trainer")
         where = self.place(f"trainer.placement.{role}_num_gpus_per_node")
-        sizes = self._sizes()
-        if role == "policy":
-            check_divides(sizes, len(devices), where, self.root)
+        sizes = self._sizes(role)
+        check_divides(sizes, len(devices), where, self.root, what="learner" if role == "policy" else ROLES[role])
         path = first_text((trainer.below(role, "model"), "path")) or self._path()
-        tokens = first_number((trainer, "max_tokens_per_microbatch"))
+        tokens = first_number((trainer, "max_tokens_per_microbatch")) or 0
         rank = first_number((trainer.below("policy", "model", "lora"), "rank"))
         lengths = [
             first_number(self.inner(key)) or DEFAULTS[key]
             for key in ("trainer.max_prompt_length", "generator.sampling_params.max_generate_length")
         ]
         is_frozen = role == "ref"
+        if tokens <= 0:  # -1 is off
+            tokens = sum(lengths) * (trainer.whole_number("micro_train_batch_size_per_gpu", 1, 1) or 1)
         model = ModelUse(
             path,
             read_model_config(path),
             sharding=_sharding(self._strategy()),
             strategy=self._strategy(),
             sequence=int(sum(lengths)),
-            tokens=int(tokens) if tokens and not is_frozen else None,
+            tokens=None if is_frozen else int(tokens),
             recomputes=trainer.flag("gradient_checkpointing", True),
             offloads=OFFLOADED_PARTS if self._flag("trainer.placement.colocate_all") and not is_frozen else (),
             lora_rank=int(rank) if rank and role == "policy" else None,
@@ -369,12 +387,21 @@ class _SkyRL(Reader):
         section = self.root.below("generator", "inference_engine")
         default = DEFAULTS[f"generator.inference_engine.{key}"]
         backend = first_text((section, key)) or default
-        if any(part.role is Role.ENGINE for part in self.components) and backend == "mp" and tensor * pipeline > width:
+        size = tensor * pipeline
+        engines = [part.requested for part in self.components if part.role is Role.ENGINE]
+        spans = [
+            one.devices[at : at + size]
+            for one in engines
+            if isinstance(one, DeviceList)
+            for at in range(0, len(one.devices), size)
+        ]
+        over = sum(min(span) // width != max(span) // width for span in spans)
+        if backend == "mp" and over:
             self.root.findings.warn(
                 "RST-N068",
                 section.where(key),
-                f"is mp, which keeps an engine on one node, but engines have {counted(tensor * pipeline, 'GPU')}",
-                f"tensor {tensor} * pipeline {pipeline} > {width} of a node; the default of {VERSION} is {default}",
+                f"is mp, which keeps an engine on one node, but {over} of {len(spans)} would be on several",
+                f"tensor {tensor} * pipeline {pipeline} = {size}, a node has {width}; {VERSION} has {default}",
                 f"write generator.inference_engine.{key}=ray",
             )
 

@@ -11,15 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, counted
-from roost.config.frameworks.arguments import Arguments, read_flags
-from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
+from roost.config.frameworks.arguments import Arguments, Start, read_flags
+from roost.config.frameworks.pools import (
+    VISIBLE,
+    Reader,
+    add_visible,
+    check_divides,
+    engines_on,
+    enough_visible,
+    megatron_sizes,
+    visible_devices,
+)
 from roost.config.frameworks.registry import Framework
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.model_files import OFFLOADED_PARTS, first_number, first_text, fraction_of_device, read_model_config
-from roost.config.notations.algorithm import RESPONSE, algorithm_of
-from roost.config.section import Section
-from roost.config.shell.values import Value
-from roost.config.source import read_yaml
+from roost.config.job import (
+    OFFLOADED_PARTS,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+)
+from roost.config.notations.algorithm import algorithm_of, completion_of
+from roost.config.shell.state import Value
+from roost.config.source import Section, parse_yaml, read_yaml
 
 VERSION = "slime of 2026-08-21 (624b824a8), miles of 2026-08-21 (31f1ca961)"
 DEFAULTS: Mapping[str, Any] = {
@@ -34,22 +54,26 @@ SWITCHES = frozenset(
     f"--{name}"
     for name in (
         *("colocate", "offload", "offload-train", "offload-rollout", "no-offload-train", "no-offload-rollout"),
-        *("release-train", "debug-train-only", "debug-rollout-only", "use-kl-loss"),
+        *("release-train", "debug-train-only", "debug-rollout-only", "use-kl-loss", "normalize-advantages"),
+        "use-dynamic-batch-size",
     )
 )
 PLACING = (
     *DEFAULTS,
+    VISIBLE,
     *("--rollout-num-gpus", "--colocate", "--offload", "--offload-train", "--offload-rollout", "--release-train"),
     *("--no-offload-train", "--no-offload-rollout", "--rollout-external-engine-addrs", "--rollout-external"),
     *(
         "--debug-train-only",
         "--debug-rollout-only",
+        "--load-debug-rollout-data",
         "--sglang-config",
         "--prefill-num-servers",
         "--tensor-model-parallel-size",
     ),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
+    "--use-dynamic-batch-size",
     *("--rollout-max-prompt-len", "--rollout-max-response-len", "--rollout-max-context-len"),
 )
 
@@ -63,7 +87,15 @@ def read_slime(root: Section, notation: Notation) -> Job:
     return _Slime(root, notation).job()
 
 
-FRAMEWORK = Framework(read_slime, PLACING, read_arguments)
+def with_visible(start: Start, findings: Findings) -> Arguments:
+    """The arguments with the GPUs that the command is shown; Ray that runs already has those of its own start."""
+    visible = start.command.variables.get(VISIBLE)
+    if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
+        add_visible(start.arguments, start.command)
+    return start.arguments
+
+
+FRAMEWORK = Framework(read_slime, PLACING, read_arguments, base=with_visible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +114,12 @@ class _Slime(Reader):
         nodes = self._count("--actor-num-nodes", 1, MAX_NODES) or 1
         per_node = self._count("--actor-num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
         learner = nodes * per_node
-        is_shared = self.root.flag("--colocate")
-        train_only, rollout_only = self.root.flag("--debug-train-only"), self.root.flag("--debug-rollout-only")
+        train_only = self.root.flag("--debug-train-only") or not self._is_missing("--load-debug-rollout-data")
+        rollout_only, shares = self.root.flag("--debug-rollout-only"), self.root.flag("--colocate")
+        is_shared = shares and not rollout_only  # which takes --colocate and the offloads back
         is_external = self.root.get("--rollout-external-engine-addrs") not in (None, False)
         rollout = self.root.whole_number("--rollout-num-gpus", 0)
-        if rollout is None and is_shared:
+        if rollout is None and shares:
             rollout = learner
         is_given = not self._is_missing("--rollout-num-gpus") or self.root.values.get("--colocate") not in (None, False)
         if rollout is None and not train_only and not is_external and not is_given:
@@ -98,14 +131,16 @@ class _Slime(Reader):
                 "write --rollout-num-gpus 8, or --colocate",
             )
         total = learner
+        width = self._gpus_per_node(per_node, learner, is_shared)
         if not rollout_only:
             self._learner(learner)
         if not train_only and not is_external:
             offset = 0 if is_shared or rollout_only else learner
-            self._engines(rollout or 0, offset)
+            self._engines(rollout or 0, offset, width)
             total = max(learner if not rollout_only else 0, offset + (rollout or 0))
             total += self._eval_engines(total)
-        width = self._gpus_per_node(per_node, learner, is_shared)
+        if total <= width:
+            enough_visible(visible_devices(self.root), total, self.root, "processes")
         return self.as_job(max(1, -(-total // width)), width, self._settings(is_shared))
 
     def _count(self, key: str, minimum: int, maximum: int | None = None) -> int | None:
@@ -133,15 +168,17 @@ class _Slime(Reader):
         sleeps = is_shared or self.root.flag("--offload") or self.root.flag("--offload-rollout")
         if self.root.flag("--no-offload-rollout") or self.root.values.get("--offload-rollout") is False:
             sleeps = False
+        sleeps = sleeps and not self.root.flag("--debug-rollout-only")
         settings: dict[str, object] = {"engines_sleep": sleeps}
         launch = self.root.source.launch
         if launch is not None and launch.program.endswith("train_async.py"):
             settings["async_rollouts"] = True
         values = self.root.values
-        in_loss = values.get("--kl-loss-coef") if self.root.flag("--use-kl-loss") else None
+        in_loss = (values.get("--kl-loss-coef") or 0.0) if self.root.flag("--use-kl-loss") else None
         prompt, response, sequence = self._lengths()
-        settings |= {RESPONSE: int(response)} if response and not sequence else {}
-        return settings | algorithm_of(self.notation, self._estimator(), in_loss, values.get("--kl-coef"), prompt)
+        settings |= completion_of(prompt, response, sequence)
+        in_reward, whitens = values.get("--kl-coef") or None, self.root.flag("--normalize-advantages")
+        return settings | algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt, whitens)
 
     def _lengths(self) -> tuple[float | None, float | None, float | None]:
         """Most tokens of a prompt, of a completion, and of both; None where it is not written."""
@@ -154,12 +191,13 @@ class _Slime(Reader):
 
     # --- learner
 
-    def _model(self) -> ModelUse:
+    def _model(self, context: int) -> ModelUse:
         path = first_text((self.root, "--hf-checkpoint"))
         offloads = self.root.flag("--offload-train") or self.root.flag("--offload") or self.root.flag("--colocate")
         if self.root.flag("--no-offload-train"):
             offloads = False
-        tokens, rank = first_number((self.root, "--max-tokens-per-gpu")), first_number((self.root, "--lora-rank"))
+        offloads = offloads or self._estimator() == "ppo"  # the critic is on the same GPUs
+        rank = first_number((self.root, "--lora-rank"))
         backend = self.root.text("--train-backend") or "megatron"
         sequence = self._lengths()[2]
         return ModelUse(
@@ -168,16 +206,27 @@ class _Slime(Reader):
             sharding=Sharding.FULL if backend == "fsdp" else Sharding.OPTIMIZER,
             strategy=backend,
             offloads=OFFLOADED_PARTS if offloads else (),
-            tokens=int(tokens) if tokens else None,
+            tokens=self._tokens(context),
             lora_rank=int(rank) if rank else None,
             sequence=int(sequence) if sequence else None,
         )
+
+    def _tokens(self, context: int) -> int | None:
+        """Tokens of a micro-batch on all ranks of a context group; the flag counts beside dynamic batches only."""
+        flag = "--max-tokens-per-gpu"
+        tokens = first_number((self.root, flag))
+        if tokens and not self.root.flag("--use-dynamic-batch-size"):
+            what, why = "has no effect", f"{self.notation.value} reads it with --use-dynamic-batch-size only"
+            fix = "add --use-dynamic-batch-size, or remove it"
+            self.root.findings.warn("RST-N068", self.root.where(flag), what, why, fix)
+            return None
+        return int(tokens) * context if tokens else None
 
     def _learner(self, count: int) -> None:
         sizes = megatron_sizes(self.root, are_flags=True)
         where = self.root.where("--actor-num-gpus-per-node")
         check_divides(sizes, count, where, self.root)
-        model = self._model()
+        model = self._model(sizes.context)
         devices = DeviceList(range(count), 1)
         self.add("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
         if self._estimator() == "ppo":
@@ -186,7 +235,7 @@ class _Slime(Reader):
 
     # --- engines
 
-    def _engines(self, gpus: int, offset: int) -> None:
+    def _engines(self, gpus: int, offset: int, width: int) -> None:
         per_engine = self._count("--rollout-num-gpus-per-engine", 1) or 1
         groups = self._groups(gpus, per_engine)
         alike: dict[tuple[int, str, str | None], list[int]] = {}
@@ -197,8 +246,10 @@ class _Slime(Reader):
             if group.kind != "placeholder" and group.gpus:
                 where = self.root.where("--rollout-num-gpus-per-engine")
                 used = engines_on(devices, group.per_engine, where, self.root)
+                self._report_cut(used, group.per_engine, width)
                 alike.setdefault((group.per_engine, group.kind, group.model), []).extend(used)
         names: set[str] = set()
+        flags = ("--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--colocate")
         for (size, kind, model), devices_of in alike.items():
             if not devices_of:
                 continue
@@ -211,12 +262,34 @@ class _Slime(Reader):
             self.add(
                 name,
                 "--rollout-num-gpus-per-engine",
-                self.root.where("--rollout-num-gpus"),
+                self.root.where(next((one for one in flags if not self._is_missing(one)), flags[0])),
                 DeviceList(devices_of, size),
                 Role.ENGINE,
                 ParallelSizes(tensor=size),
                 use,
             )
+
+    def _report_cut(self, devices: Sequence[int], size: int, width: int) -> None:
+        """Warn of the first engine that a node's end cuts: a server takes GPUs of its own node, one after another."""
+        starts = (gpu for gpu in devices[::size] if (gpu % width) + size > width)
+        cut = next((gpu for gpu in starts if size % width or gpu % width), None)
+        if cut is None:
+            return
+        program = self.notation.value
+        if size > width and size % width:
+            servers = counted(size // width, "server")
+            why = f"{program} starts {servers} of {width} GPUs for it: {size} // {width} = {size // width}"
+            fix = f"use a multiple of {width}, or a size that divides it"
+        else:
+            why = f"it begins at GPU {cut % width} of a node of {width}, and a server has GPUs of one node only"
+            fix = f"use a size that divides {width}, and have engines begin where a node does"
+        self.root.findings.warn(
+            "RST-N056",
+            self.root.where("--rollout-num-gpus-per-engine"),
+            f"makes an engine {counted(size, 'GPU')} large that {program} cannot start",
+            why,
+            fix,
+        )
 
     def _eval_engines(self, start: int) -> int:
         """miles: further engines for evaluation, after all others."""
@@ -241,7 +314,12 @@ class _Slime(Reader):
         file = Path(path)
         if not file.is_absolute() and not file.is_file():
             file = Path(self.root.source.file or "").parent / path
-        source = read_yaml(file, Findings()) if file.is_file() else None
+        launch, findings = self.root.source.launch, Findings()
+        written = launch.written.get(Path.cwd() / path) if launch is not None else None
+        if written is not None:
+            source = parse_yaml(written, path, findings)
+        else:
+            source = read_yaml(file, findings) if file.is_file() else None
         if source is None:
             self.root.findings.warn(
                 "RST-N060",

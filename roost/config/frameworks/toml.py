@@ -20,19 +20,22 @@ _AT = re.compile(r"\(at line (\d+), column (\d+)\)")
 def read_toml(file: Path, findings: Findings) -> Source | None:
     """Read a TOML file; None, with a finding, if it cannot be read."""
     text = read_text(file, findings, "a TOML file", "give the config of the job")
-    if text is None:
-        return None
+    return None if text is None else parse_toml(text, str(file), findings)
+
+
+def parse_toml(text: str, file: str, findings: Findings) -> Source | None:
+    """Read TOML text into values with positions."""
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         at = _AT.search(str(error))
-        where = Where(str(file), int(at[1]), int(at[2])) if at else Where(str(file))
+        where = Where(file, int(at[1]), int(at[2])) if at else Where(file)
         problem = _AT.sub("", str(error)).strip() or "it is nested too deeply"
         findings.error("RST-C050", where, f"is not valid TOML: {problem}", fix="check the quotes and brackets there")
         return None
     if not is_tame(values, findings):
         return None
-    return Source(values, str(file), _Keys(text.replace("\r\n", "\n"), str(file)).found())
+    return Source(values, file, _Keys(text.replace("\r\n", "\n"), file).found())
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,8 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, Start, read_flags, read_overrides, value_at
-from roost.config.frameworks.files import find_file
+from roost.config.frameworks.arguments import (
+    Arguments,
+    Start,
+    find_file,
+    read_config,
+    read_flags,
+    read_overrides,
+    value_at,
+)
 from roost.config.frameworks.pools import (
     VISIBLE,
     Reader,
@@ -26,19 +34,23 @@ from roost.config.frameworks.pools import (
     visible_devices,
 )
 from roost.config.frameworks.registry import Framework
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.model_files import (
+from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
     first_number,
     first_text,
     fraction_of_device,
     read_model_config,
 )
 from roost.config.notations.algorithm import RESPONSE, algorithm_of
-from roost.config.section import Section, Unresolved
-from roost.config.shell.reading import Command, Reading
-from roost.config.shell.values import Value
-from roost.config.source import read_text, read_yaml
+from roost.config.shell.state import Command, Reading, Value
+from roost.config.source import Section, Unresolved, read_text
 from roost.config.yaml_events import Position
 
 VERSION = "TRL of 2026-07-24 (f2cd57710)"
@@ -74,6 +86,8 @@ SIGNS = ("--use_vllm", "--vllm_mode", "--vllm_server_base_url", "--vllm_server_h
 NAMED = re.compile(r"(?:.*[./])?\w*(?:grpo|gspo|rloo|trl)\w*(?:\.py)?", re.IGNORECASE)
 TRAINERS = ("grpo", "rloo")
 CONFIGS = ("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig")
+# Ways in which a script reads its flags, or has another module do it.
+PARSES = re.compile(r"[Pp]arse|argv|getopt|docopt|\b(?:click|typer|tyro|fire|hydra|absl|draccus|OmegaConf|chz)\b")
 MAIN_KEYS = ("model_name_or_path", "output_dir", "num_generations")  # one of which each YAML of TRL has
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
 SWITCHES = frozenset(("--multi_gpu", "--use_deepspeed", "--use_fsdp", "--cpu", "--standalone"))
@@ -131,8 +145,11 @@ def with_files(start: Start, findings: Findings) -> Arguments:
     command, arguments = start.command, start.arguments
     at = _launcher_at(start)
     whole = Arguments(options=arguments.options, unknown=arguments.unknown)
-    for key, (value, position) in _keywords(start).items():
+    keywords = _keywords(start)
+    for key, (value, position) in keywords.items():
         whole.set((key,), value, position)
+    if keywords and not _reads_flags(start):
+        arguments = _without_flags(start, findings)
     launcher = read_arguments(command.words[at + 1 : start.at]) if at is not None else Arguments()
     name = start.before[at] if at is not None else start.program.rpartition("/")[2]
     if name not in ("accelerate", "deepspeed", "trl"):
@@ -197,7 +214,7 @@ def _add_accelerate(whole: Arguments, command: Command, findings: Findings) -> N
 def _add_file(whole: Arguments, name: Any, key: str, position: Position, command: Command, findings: Findings) -> None:
     """Add a YAML file of TRL or accelerate; one of accelerate that TRL ships is known without its file."""
     file = find_file(name, command) if isinstance(name, str) else None
-    source = read_yaml(file, findings) if file is not None else None
+    source = read_config(file, command, findings) if file is not None else None
     shipped = SHIPPED.get(Path(str(name)).stem) if key != "--config" else None
     if source is not None:
         for path, value in source.values.items():
@@ -223,17 +240,58 @@ def _add_file(whole: Arguments, name: Any, key: str, position: Position, command
         )
 
 
+def _script_of(start: Start) -> tuple[Path | None, str]:
+    """The Python script that is started, and its text where it is here."""
+    file = find_file(start.program, start.command) if start.program.endswith(".py") else None
+    return file, (read_text(file, Findings(), "a script") if file is not None else None) or ""
+
+
+def _reads_flags(start: Start) -> bool:
+    return PARSES.search(_script_of(start)[1]) is not None
+
+
+def _without_flags(start: Start, findings: Findings) -> Arguments:
+    """The arguments without the flags of a script that reads none; Roost's own settings stay."""
+    arguments = start.arguments
+    names = [str(key) for key in arguments.values if key != "train"]
+    if names:
+        what = f"{'has' if len(names) == 1 else 'and others have'} no effect: {start.program} reads no flags"
+        why = "it has no parser of arguments, and writes the values of its config itself"
+        fix = f"change the values in {start.program}, or have TrlParser read them"
+        findings.warn("RST-N068", Where(*arguments.positions[(names[0],)], (names[0],)), what, why, fix)
+    kept = {path: place for path, place in arguments.positions.items() if path[0] == "train"}
+    values = {key: value for key, value in arguments.values.items() if key == "train"}
+    return replace(arguments, values=values, positions=kept)
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Names that a script gives a value once, beside its functions."""
+    stored = Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        target = targets[0] if len(targets) == 1 else None
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and stored[target.id] == 1 and value is not None:
+            found[target.id] = value
+    return found
+
+
 def _keywords(start: Start) -> dict[str, tuple[Any, Position]]:
     """Keyword arguments of the trainer's config in a script that is here; nothing of it is run."""
-    file = find_file(start.program, start.command) if start.program.endswith(".py") else None
-    text = read_text(file, Findings(), "a script") if file is not None else None
-    if text is None or not any(name in text for name in CONFIGS):
+    file, text = _script_of(start)
+    if not any(name in text for name in CONFIGS):
         return {}
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     found: dict[str, tuple[Any, Position]] = {}
+    constants = _constants(tree)
     for node in ast.walk(tree):
         name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
         if name not in CONFIGS or not isinstance(node, ast.Call):
@@ -241,7 +299,8 @@ def _keywords(start: Start) -> dict[str, tuple[Any, Position]]:
         for keyword in node.keywords:
             if keyword.arg is not None:
                 place = (str(file), keyword.value.lineno, keyword.value.col_offset + 1)
-                found[keyword.arg] = (_literal(keyword.value), place)
+                named = constants.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
+                found[keyword.arg] = (_literal(named or keyword.value), place)
         if name == "AsyncGRPOConfig":
             here = (str(file), node.lineno, node.col_offset + 1)
             found |= {"use_vllm": (True, here), "vllm_mode": ("server", here), "async": (True, here)}
@@ -303,7 +362,7 @@ class _TRL(Reader):
         names = ("beta", "max_prompt_length", "max_completion_length")
         beta, prompt, response = (first_number((self.root, self._key(name))) for name in names)
         settings |= {RESPONSE: int(response)} if response and not prompt else {}
-        settings |= algorithm_of(self.notation, estimator, beta, None, prompt)
+        settings |= algorithm_of(self.notation, estimator, beta or None, None, prompt)
         return self.as_job(max(machines, last // width + 1), width, settings)
 
     # --- keys
@@ -382,7 +441,7 @@ class _TRL(Reader):
             "the launcher counts the GPUs that it sees when it starts",
             f"write {self.root.spell(self._key(name), 8)}, or give it before: {VISIBLE}=0,1,2,3",
         )
-        return 1
+        return self._number("vllm_tensor_parallel_size", 1)  # a number that no further finding is about
 
     def _distribution(self) -> str:
         return str(self.root.values.get("distributed_type", "")).upper()

@@ -11,10 +11,9 @@ from typing import Any
 
 from roost.config.findings import Where, shown
 from roost.config.job import Component, Job, ModelUse, Role
-from roost.config.known_keys.reasons import DATA, FILES, LOGGING, NOT_FOLLOWED, REWARD, START
-from roost.config.known_keys.tables import OFF, Effect, Entry, Known
-from roost.config.notations.words import IS_LEVELS, SCHEDULES, lora_rank, named
-from roost.config.section import Section
+from roost.config.known_keys.tables import DATA, FILES, LOGGING, NOT_FOLLOWED, OFF, REWARD, START, Effect, Entry, Known
+from roost.config.notations.words import IS_LEVELS, TRANSFORMERS_SCHEDULES, lora_rank, named, transformers_schedule
+from roost.config.source import Section
 from roost.config.train import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -45,7 +44,10 @@ SCALES = {
     **dict.fromkeys(("false", "none"), AdvantageEstimator.GROUP_MEAN),
     "batch": AdvantageEstimator.REWARD,  # of rewards less their group's mean, divided by the batch's deviation
 }
-LEVELS = {level.value: level for level in (ImportanceSamplingLevel.TOKEN, ImportanceSamplingLevel.SEQUENCE)}
+LEVELS = {
+    **{level.value: level for level in (ImportanceSamplingLevel.TOKEN, ImportanceSamplingLevel.SEQUENCE)},
+    "sequence_token": ImportanceSamplingLevel.SEQUENCE,  # of its experimental trainer for GSPO-token
+}
 # Defaults of GRPOConfig (the version is in trl.py).
 DEFAULTS: Mapping[str, Any] = {
     "num_generations": GENERATIONS,
@@ -125,6 +127,9 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "rollout_rejection": _IS_KEYS,
     "optimizer": ("optim",),
     "lr_scheduler_type": ("lr_scheduler_type",),
+    "min_learning_rate": ("lr_scheduler_kwargs",),
+    "wsd_decay_steps": ("lr_scheduler_kwargs",),
+    "wsd_decay_style": ("lr_scheduler_kwargs",),
     "loss_type": ("loss_type",),
     "loss_aggregation": ("loss_type",),
     **dict.fromkeys(("advantage_estimator", "reward_baseline", "reward_std"), ("scale_rewards",)),
@@ -256,7 +261,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "reference_sync_steps": _reference_sync(keys, per_step),
         **(_correction(keys) if any(keys.is_written(name) for name in _IS_KEYS) else {}),
         "optimizer": _optimizer(keys),
-        "lr_scheduler_type": keys.named("lr_scheduler_type", SCHEDULES),
+        **_schedule(keys),
         "loss_type": loss[0] if loss else None,
         "loss_aggregation": loss[1] if loss else None,
         **_advantages(keys),
@@ -267,6 +272,14 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "eval_every": _interval(keys, "eval", per_step),
         "checkpoint_every": _interval(keys, "save", per_step),
     }
+
+
+def _schedule(keys: _Keys) -> dict[str, Any]:
+    """The schedule and its `lr_scheduler_kwargs`."""
+    schedule, rate = keys.named("lr_scheduler_type", TRANSFORMERS_SCHEDULES), keys.number("learning_rate")
+    key = keys.key("lr_scheduler_kwargs")
+    limits = replace(keys.root.below(key), values=_mapping(keys, "lr_scheduler_kwargs"))
+    return transformers_schedule(schedule, limits, DEFAULTS["learning_rate"] if rate is None else rate)
 
 
 def _optimizer(keys: _Keys) -> OptimizerType | None:
@@ -447,8 +460,14 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template_arguments(keys: _Keys) -> dict[str, Any]:
-    """Arguments of the chat template: a mapping, or JSON in a flag."""
-    key = keys.key("chat_template_kwargs")
+    """Arguments of the chat template."""
+    written = _mapping(keys, "chat_template_kwargs")
+    return {"template_arguments": written} if written else {}
+
+
+def _mapping(keys: _Keys, name: str) -> dict[str, Any]:
+    """A mapping, or JSON in a flag."""
+    key = keys.key(name)
     written = keys.root.get(key)
     if isinstance(written, str):
         with suppress(ValueError):
@@ -456,7 +475,7 @@ def _template_arguments(keys: _Keys) -> dict[str, Any]:
     if written and not isinstance(written, Mapping):
         keys.root.error("RST-C029", key, f"is {shown(written)}; it must be a mapping", fix="write it as JSON")
         return {}
-    return {"template_arguments": dict(written)} if written else {}
+    return dict(written or {})
 
 
 def _reward(keys: _Keys) -> str:

@@ -12,28 +12,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roost.config.data import TEACHER
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
-from roost.config.frameworks.arguments import Arguments, Start
-from roost.config.frameworks.files import find_file, over_file, warn_defaults
+from roost.config.frameworks.arguments import (
+    Arguments,
+    Start,
+    find_file,
+    over_file,
+    read_config,
+    resolved_for,
+    warn_defaults,
+)
 from roost.config.frameworks.pools import (
+    VISIBLE,
     Machines,
     Pool,
     Reader,
+    add_visible,
     check_divides,
     engines_on,
+    enough_visible,
     machines_for,
     megatron_sizes,
+    visible_devices,
 )
 from roost.config.frameworks.registry import Framework
-from roost.config.interpolation import resolve
-from roost.config.job import DeviceList, Job, ModelUse, Notation, ParallelSizes, Role, Sharding
-from roost.config.known_keys.reasons import PLACING as FOR_PLACING
-from roost.config.known_keys.tables import Entry
-from roost.config.model_files import first_number, first_text, fraction_of_device, read_model_config
+from roost.config.frameworks.verl_checks import check_batch, check_megatron_keys, check_separate_async
+from roost.config.job import (
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    Sharding,
+    first_number,
+    first_text,
+    fraction_of_device,
+    read_model_config,
+    size_place,
+)
+from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
 from roost.config.notations.algorithm import algorithm_of
-from roost.config.section import Section
-from roost.config.source import read_yaml
-from roost.config.teacher import TEACHER
+from roost.config.shell.state import Value
+from roost.config.source import Section
 
 TENSOR = 2  # GPUs of an engine by default, of the policy's and of a reward model's
 VERSION = "verl 0.9 of 2026-08-22 (1dda039b9)"
@@ -49,8 +71,11 @@ DEFAULTS: Mapping[str, Any] = {
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
     "actor_rollout_ref.rollout.free_cache_engine": True,
     "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+    "critic.ppo_max_token_len_per_gpu": 32768,
     "algorithm.adv_estimator": "gae",
     "async_training.staleness_threshold": 0.1,  # of fully_async
+    "async_training.trigger_parameter_sync_step": 4,
     "algorithm.kl_ctrl.kl_coef": 0.001,
     "actor_rollout_ref.actor.kl_loss_coef": 0.001,
     "data.max_prompt_length": 512,
@@ -66,19 +91,30 @@ OWN_CONFIGS = re.compile(
 PLACING = tuple(
     Entry(
         FOR_PLACING,
-        """trainer.{nnodes,n_gpus_per_node,use_v1,device} trainer.v1.trainer_mode model_engine
+        """trainer.{nnodes,n_gpus_per_node,use_v1} trainer.v1.trainer_mode model_engine
         rollout.{nnodes,n_gpus_per_node} data.{max_prompt_length,max_response_length}
         actor_rollout_ref.rollout.{name,nnodes,n_gpus_per_node,gpu_memory_utilization,free_cache_engine}
         actor_rollout_ref.rollout.{tensor_model_parallel_size,data_parallel_size,pipeline_model_parallel_size}
         actor_rollout_ref.rollout.disaggregation.* actor_rollout_ref.model.{path,lora_rank,lora.rank,lora_adapter_path}
         actor_rollout_ref.model.enable_gradient_checkpointing
-        actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size,ppo_max_token_len_per_gpu}
+        actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size}
+        {actor_rollout_ref.actor,critic}.{ppo_max_token_len_per_gpu,ppo_micro_batch_size_per_gpu,use_dynamic_bsz}
         actor_rollout_ref.actor.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
         actor_rollout_ref.actor.megatron.{context_parallel_size,expert_model_parallel_size,*_offload}
         actor_rollout_ref.actor.fsdp_config.{fsdp_size,*_offload}
-        algorithm.{adv_estimator,use_kl_in_reward} critic.enable critic.model.path
+        actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
+        actor_rollout_ref.ref.{strategy,ulysses_sequence_parallel_size}
+        actor_rollout_ref.ref.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size}
+        {actor_rollout_ref.ref,critic}.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
+        {actor_rollout_ref.ref,critic}.megatron.{context_parallel_size,expert_model_parallel_size}
+        algorithm.{adv_estimator,use_kl_in_reward} critic.{enable,strategy,ulysses_sequence_parallel_size}
+        critic.ppo_max_token_len_per_gpu critic.megatron.*_offload
+        critic.fsdp.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
+        critic.model.{path,lora_rank,lora.rank,enable_gradient_checkpointing}
+        critic.model.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
         reward.reward_model.* reward_model.{enable,enable_resource_pool,nnodes,n_gpus_per_node,rollout.*,model.path}
-        distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate,staleness_threshold}""",
+        distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate,staleness_threshold}
+        async_training.trigger_parameter_sync_step CUDA_VISIBLE_DEVICES""",
     ).patterns()
 )
 ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
@@ -93,7 +129,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
         folder = arguments.options.get("--config-path") or arguments.options.get("-cp")
         inside = (folder.known or "") if folder is not None else ""
         file = find_file(str(Path(inside, f"{text.removesuffix('.yaml')}.yaml")), command) if text else None
-        source = read_yaml(file, findings) if file is not None else None
+        source = read_config(file, command, findings) if file is not None else None
         if source is None:
             findings.warn(
                 "RST-N060",
@@ -108,7 +144,12 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
             arguments = over_file(source, arguments)
     if "megatron" in (text or "").lower():
         arguments.values.setdefault("model_engine", "megatron")
-    arguments.values = resolve(arguments.values)
+    if text is None or OWN_CONFIGS.fullmatch(text) is not None:
+        check_megatron_keys(arguments, findings)
+    arguments.values = resolved_for(arguments.values, command)
+    visible = command.variables.get(VISIBLE)
+    if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
+        add_visible(arguments, command)  # Ray that runs already has the GPUs of its own start
     return arguments
 
 
@@ -132,10 +173,14 @@ class _Verl(Reader):
         trainer = self.root.below("trainer")
         nodes = self._count(trainer, "nnodes", 1, MAX_NODES) or 1
         per_node = self._count(trainer, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
+        if nodes == 1:
+            enough_visible(visible_devices(self.root), per_node, self.root, "processes")
         mode = self._mode()
         machines = machines_for({"trainer": (nodes, per_node), **self._own_pools(mode, per_node)})
         pools = machines.pools
         self._learner(pools["trainer"].devices)
+        if mode == "separate_async":
+            check_separate_async(self.root, "reward" in pools)
         self._rollout(pools, mode)
         self._reward(pools)
         self._teachers(pools.get("teacher"))
@@ -213,10 +258,7 @@ class _Verl(Reader):
         if mode in ASYNCHRONOUS:
             settings["async_rollouts"] = True
         if mode == "fully_async":
-            ahead = self.root.below("async_training").number("staleness_threshold")
-            settings["async_generation_ratio"] = (
-                DEFAULTS["async_training.staleness_threshold"] if ahead is None else ahead
-            )
+            settings["async_generation_ratio"] = self._lag()
         in_loss, in_reward = (
             self._coefficient(key) if self._flag(switch) else None
             for switch, key in (
@@ -225,7 +267,22 @@ class _Verl(Reader):
             )
         )
         prompt = first_number((self.root.below("data"), "max_prompt_length"))
-        return settings | algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt)
+        policy_loss = self.root.below("actor_rollout_ref", "actor", "policy_loss")
+        is_gspo = self._estimator() == "grpo" and policy_loss.values.get("loss_mode") == "gspo"
+        estimator = "gspo" if is_gspo else self._estimator()
+        return settings | algorithm_of(self.notation, estimator, in_loss, in_reward, prompt)
+
+    def _lag(self) -> float:
+        """Steps that fully asynchronous samples are behind.
+
+        Engines get weights every so many steps, and generate a part more than these take before the next ones.
+        """
+        training = self.root.below("async_training")
+        more = training.number("staleness_threshold")
+        steps = training.whole_number("trigger_parameter_sync_step", 1)
+        more = float(DEFAULTS["async_training.staleness_threshold"]) if more is None else more
+        steps = steps or int(DEFAULTS["async_training.trigger_parameter_sync_step"])
+        return round(steps * (1 + more) - 1, 6)
 
     def _coefficient(self, path: str) -> object:
         section, key = self.inner(path)
@@ -237,45 +294,65 @@ class _Verl(Reader):
 
     # --- learner
 
-    def _strategy(self) -> str:
-        written = self.root.below("actor_rollout_ref", "actor").text("strategy")
-        engine = first_text((self.root, "model_engine"))
-        return written or engine or str(DEFAULTS["actor_rollout_ref.actor.strategy"])
+    def _strategy(self, part: Section, default: str | None = None) -> str:
+        """Training backend of a model: from its own section, else `model_engine` of the job."""
+        written, engine = part.text("strategy"), first_text((self.root, "model_engine"))
+        return written or default or engine or str(DEFAULTS["actor_rollout_ref.actor.strategy"])
 
-    def _sizes(self) -> ParallelSizes:
-        actor = self.root.below("actor_rollout_ref", "actor")
-        if self._strategy() != "megatron":
-            size = actor.below("fsdp_config").whole_number("fsdp_size", -1, -1) or -1
-            return ParallelSizes(context=self._ulysses(), shard=size if size > 0 else None)
-        return megatron_sizes(actor.below("megatron"))
+    def _state(self, part: Section, strategy: str) -> Section:
+        """The section of a model's engine: its sizes, and what is offloaded."""
+        if strategy == "megatron":
+            return part.below("megatron")
+        if part.path == ("critic",):
+            return part.below("fsdp") if "fsdp" in part else part.below("model", "fsdp_config")
+        return part.below("fsdp_config")
 
-    def _ulysses(self) -> int:
+    def _sizes(self, part: Section, strategy: str, default: ParallelSizes) -> ParallelSizes:
+        """The parallel sizes of a model; those that are not written are the default's."""
+        state = self._state(part, strategy)
+        if strategy == "megatron":
+            return megatron_sizes(state, default=default)
+        size = state.whole_number("fsdp_size", -1, -1) or -1
+        return ParallelSizes(context=self._ulysses(part, state, default), shard=size if size > 0 else None)
+
+    def _ulysses(self, part: Section, state: Section, default: ParallelSizes) -> int:
         """Processes that share the tokens of a batch beside FSDP."""
-        if self._strategy() == "megatron":
-            return 1
-        actor = self.root.below("actor_rollout_ref", "actor")
-        return actor.whole_number("ulysses_sequence_parallel_size", 1, 1) or 1
+        key = "ulysses_sequence_parallel_size"
+        written = next((one for one in (part, state) if one.values.get(key) not in (None, 1)), part)
+        return written.whole_number(key, 1, default.context) or 1
 
-    def _lora_rank(self) -> int | None:
-        model = self.root.below("actor_rollout_ref", "model")
+    def _lora_rank(self, model: Section) -> int | None:
         rank = first_number((model, "lora_rank"), (model.below("lora"), "rank"))
         return int(rank) if rank else None
 
-    def _model(self, path: str | None, strategy: str) -> ModelUse:
+    def _tokens(self, part: Section, sizes: ParallelSizes) -> int | None:
+        """Tokens of a micro-batch of the learner whose section is given."""
+        per_gpu = "ppo_max_token_len_per_gpu"
+        size, tokens = (first_number((part, key)) for key in ("ppo_micro_batch_size_per_gpu", per_gpu))
+        is_dynamic = part.flag("use_dynamic_bsz", self._flag("actor_rollout_ref.actor.use_dynamic_bsz"))
+        if size and not is_dynamic:
+            lengths = (DEFAULTS["data.max_prompt_length"], DEFAULTS["data.max_response_length"])
+            return int(size) * (self._sequence() or sum(lengths))
+        if is_dynamic and not tokens:
+            tokens = DEFAULTS[".".join([*map(str, part.path), per_gpu])]
+        return int(tokens) * sizes.context if tokens else None
+
+    def _model(self, part: Section, model: Section, path: str | None, strategy: str, sizes: ParallelSizes) -> ModelUse:
+        """A model that learns: the actor, or the critic, whose offloads are the actor's where it writes none."""
         actor = self.root.below("actor_rollout_ref", "actor")
-        state = actor.below("megatron" if strategy == "megatron" else "fsdp_config")
+        states = [self._state(one, strategy).values for one in (part, actor)]
         names = {"param_offload": "weight", "grad_offload": "grad", "optimizer_offload": "optimizer"}
-        tokens = first_number((actor, "ppo_max_token_len_per_gpu"))
+        written = {key: [one[key] for one in states if one.get(key) is not None] for key in names}
         return ModelUse(
             path,
             read_model_config(path),
             sharding=Sharding.OPTIMIZER if strategy == "megatron" else Sharding.FULL,
             strategy=strategy,
-            offloads=tuple(part for key, part in names.items() if state.values.get(key) is True),
-            lora_rank=self._lora_rank(),
-            tokens=int(tokens) * self._ulysses() if tokens else None,
+            offloads=tuple(names[key] for key, found in written.items() if found[:1] == [True]),
+            lora_rank=self._lora_rank(model),
+            tokens=self._tokens(part, sizes),
             sequence=self._sequence(),
-            recomputes=self._flag("actor_rollout_ref.model.enable_gradient_checkpointing", True),
+            recomputes=model.flag("enable_gradient_checkpointing", True),
         )
 
     def _sequence(self) -> int | None:
@@ -290,24 +367,47 @@ class _Verl(Reader):
         return first_text((self.root.below("actor_rollout_ref", "model"), "path"))
 
     def _learner(self, pool: Sequence[int]) -> None:
-        strategy, sizes = self._strategy(), self._sizes()
+        actor, policy = (self.root.below("actor_rollout_ref", name) for name in ("actor", "model"))
+        strategy = self._strategy(actor)
+        sizes = self._sizes(actor, strategy, ParallelSizes())
         where = self.place("trainer.n_gpus_per_node")
-        model = self._model(self._path(), strategy)
+        model = self._model(actor, policy, self._path(), strategy, sizes)
         check_divides(sizes, len(pool), where, self.root)
+        check_batch(self.root, len(pool), strategy, sizes)
         devices = DeviceList(pool, 1)
         self.add("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
-        adapter = first_text((self.root.below("actor_rollout_ref", "model"), "lora_adapter_path"))
+        adapter = first_text((policy, "lora_adapter_path"))
         uses_kl = self._flag("actor_rollout_ref.actor.use_kl_loss") or self._flag("algorithm.use_kl_in_reward")
         if uses_kl and not model.lora_rank and not adapter:
+            ref = self.root.below("actor_rollout_ref", "ref")
+            own = self._strategy(ref, strategy)
+            scoring = self._sizes(ref, own, sizes)
             frozen = ModelUse(
-                model.path, model.config, sharding=model.sharding, strategy=strategy, sequence=model.sequence
+                model.path,
+                model.config,
+                sharding=Sharding.OPTIMIZER if own == "megatron" else Sharding.FULL,
+                strategy=own,
+                sequence=model.sequence,
             )
-            self.add("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, sizes, frozen)
+            if scoring.model != sizes.model:
+                self._check(scoring, pool, ref, "reference")
+            self.add("reference", "actor_rollout_ref.ref", where, devices, Role.SCORER, scoring, frozen)
         critic = self.root.below("critic")
         has_critic = critic.get("enable")
         if has_critic is True or (has_critic is None and self._estimator() == "gae"):
             path = first_text((critic.below("model"), "path")) or model.path
-            self.add("critic", "critic", where, devices, Role.LEARNER, sizes, self._model(path, strategy))
+            own = self._strategy(critic)
+            valuing = self._sizes(critic, own, ParallelSizes())
+            value = self._model(critic, critic.below("model"), path, own, valuing)
+            self._check(valuing, pool, critic, "critic")
+            self.add("critic", "critic", where, devices, Role.LEARNER, valuing, value)
+
+    def _check(self, sizes: ParallelSizes, pool: Sequence[int], part: Section, what: str) -> None:
+        """The sizes of a model beside the actor must divide the pool; the first that is above 1 is the place."""
+        place, section = self.place("trainer.n_gpus_per_node"), ".".join(map(str, part.path))
+        above_one = (name for name in ("tensor", "pipeline", "context") if getattr(sizes, name) > 1)
+        where = next((size_place(place, section, name) for name in above_one), place)
+        check_divides(sizes, len(pool), where, self.root, what=what)
 
     # --- engines
 
@@ -332,21 +432,67 @@ class _Verl(Reader):
         smaller = engine.spell(key, fitting) if fitting and size % tensor == 0 else ""
         return engines_on(devices, size, where, self.root, what, note, smaller)
 
-    def _standalone(self, section: Section, engine: Section, size: int, pool: Pool | None) -> list[int]:
-        """The devices of engines on nodes of their own."""
-        if pool is None:
-            return []
-        per_node = pool.per_node
+    def _cut_pool(self, pool: Pool, size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
+        """The devices of engines that are cut from all GPUs of a pool, one after another."""
+        width = pool.per_node
+        self._check_parts(size, width, self.place("trainer.n_gpus_per_node"))
+        if size < width and width % size and pool.nodes > 1:
+            divisor = next(number for number in range(size, 0, -1) if width % number == 0)
+            self.root.findings.warn(
+                "RST-N056",
+                where,
+                f"makes each {what} {counted(size, 'GPU')} large, and nodes have {width}: some would be on two nodes",
+                f"{width} % {size} = {width % size}; verl mixes the GPU numbers of both nodes, and does not start them",
+                f"use engines of {counted(divisor, 'GPU')}, or of another size that divides {width}",
+            )
+        return self._cut(pool.devices, size, engine, where, what)
+
+    def _check_parts(self, size: int, per_node: int, where: Where) -> None:
+        """An engine over several nodes takes equal parts of them, or verl ends with an assertion."""
         on_node = min(per_node, size)
         if size % on_node:
             self.root.findings.error(
                 "RST-N056",
-                section.where("n_gpus_per_node"),
+                where,
                 f"is {per_node}, of which an engine of {size} GPUs cannot take equal parts",
                 f"{size} % {on_node} = {size % on_node}",
                 f"use engines whose size is a multiple of {per_node}, or divides it",
             )
+
+    def _standalone(self, section: Section, engine: Section, size: int, pool: Pool | None) -> list[int]:
+        """The devices of engines on nodes of their own."""
+        if pool is None:
+            return []
+        if pool.nodes > 1 and size < pool.per_node and pool.per_node % size:
+            return self._packed(section, size, pool)
+        self._check_parts(size, pool.per_node, section.where("n_gpus_per_node"))
         return self._cut(pool.devices, size, engine, section.where("nnodes"))
+
+    def _packed(self, section: Section, size: int, pool: Pool) -> list[int]:
+        """The devices of engines none of which is on two nodes."""
+        count, on_node = len(pool.devices) // size, pool.per_node // size
+        where, packed = section.where("n_gpus_per_node"), pool.nodes * on_node
+        if packed < count:
+            self.root.findings.error(
+                "RST-N057",
+                where,
+                f"is {pool.per_node}, so that {counted(packed, 'engine')} of {size} GPUs fit, but verl starts {count}",
+                f"each has to be on one node: {pool.nodes} * ({pool.per_node} // {size}) = {packed}; "
+                f"verl counts {len(pool.devices)} // {size} = {count}, and waits forever",
+                f"use engines whose size divides {pool.per_node}",
+            )
+            return []
+        left = len(pool.devices) - count * size
+        self.root.findings.warn(
+            "RST-N055",
+            where,
+            f"leaves {counted(left, 'GPU')} without an engine",
+            f"{pool.per_node} of a node % {size} for each engine = {pool.per_node % size}",
+            f"choose a size that divides {pool.per_node}",
+        )
+        starts = range(0, len(pool.devices), pool.per_node)
+        found = [device for at in starts for device in pool.devices[at : at + on_node * size]]
+        return found[: count * size]
 
     def _rollout(self, pools: Mapping[str, Pool], mode: str) -> None:
         section = self.root.below("actor_rollout_ref", "rollout")
@@ -356,7 +502,7 @@ class _Verl(Reader):
         training = self.root.below("async_training")
         lends = training.flag("use_dynamic_resource_scheduling") or training.flag("use_trainer_do_validate")
         if mode not in ("fully_async", "one_step_off") or lends:
-            devices += self._cut(pools["trainer"].devices, size, section, where)
+            devices += self._cut_pool(pools["trainer"], size, section, where)
         of_pool = section if mode == "separate_async" else self.root.below("rollout")
         own = self._standalone(of_pool, section, size, pools.get("rollout"))
         if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
@@ -394,7 +540,7 @@ class _Verl(Reader):
             devices = self._standalone(section, engine, size, pools.get("reward"))
         else:
             key = engine.where("tensor_model_parallel_size")
-            devices = self._cut(pools["trainer"].devices, size, engine, key, "reward engine")
+            devices = self._cut_pool(pools["trainer"], size, engine, key, "reward engine")
         if devices:
             path = first_text((section, "model_path"), (section.below("model"), "path"))
             fraction = fraction_of_device(engine, "gpu_memory_utilization")

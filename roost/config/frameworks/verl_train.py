@@ -9,8 +9,7 @@ from typing import Any
 
 from roost.config.frameworks.arguments import typed
 from roost.config.job import Job
-from roost.config.known_keys.reasons import DATA, FILES, LOGGING, NOT_FOLLOWED, REWARD, START
-from roost.config.known_keys.tables import OFF, Effect, Entry, Known
+from roost.config.known_keys.tables import DATA, FILES, LOGGING, NOT_FOLLOWED, OFF, REWARD, START, Effect, Entry, Known
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
@@ -26,11 +25,12 @@ from roost.config.notations.words import (
     note_padding,
     whole_number,
 )
-from roost.config.section import Section
-from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, OldLogprobs, PolicyLoss
+from roost.config.source import Section
+from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, OldLogprobs, PolicyLoss, Whitening
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 _GROUPS, _CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
+_IS_THRESHOLD = f"{_CORRECTION}.rollout_is_threshold"
 _OVERLONG = "reward_kwargs.overlong_buffer_cfg"
 
 
@@ -41,7 +41,7 @@ def _overlong(*names: str) -> tuple[str, ...]:
 
 ADV_ESTIMATORS = {
     **{word: ESTIMATORS[word] for word in ("grpo", "gae", "rloo")},
-    "reinforce_plus_plus": AdvantageEstimator.REINFORCE,
+    "reinforce_plus_plus": AdvantageEstimator.REWARD,  # and its returns are whitened over tokens
     "reinforce_plus_plus_baseline": AdvantageEstimator.REINFORCE_BASELINE,
 }
 GROUND_TRUTH = "reward_model.ground_truth"  # the column of verl's data sets
@@ -124,10 +124,14 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "sapo_temperature_neg": (f"{_ACTOR}.tau_neg",),
     "dynamic_sampling": (f"{_GROUPS}.enable",),
     "rollout_is": (f"{_CORRECTION}.rollout_is",),
-    "importance_weight_cap": (f"{_CORRECTION}.rollout_is_threshold",),
+    "importance_weight_cap": (_IS_THRESHOLD,),
     "rollout_is_batch_normalize": (f"{_CORRECTION}.rollout_is_batch_normalize",),
-    "rollout_rejection": tuple(f"{_CORRECTION}.rollout_rs{end}" for end in ("", "_threshold", "_threshold_lower")),
+    "rollout_rejection": (
+        *(f"{_CORRECTION}.rollout_rs{end}" for end in ("", "_threshold", "_threshold_lower")),
+        _IS_THRESHOLD,
+    ),
     "old_logprobs": (f"{_CORRECTION}.bypass_mode",),
+    "max_staleness": ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"),
     "overlong_buffer_tokens": _overlong("enable", "len"),
     "overlong_penalty": _overlong("penalty_factor"),
     "kl_penalty_target": ("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"),
@@ -170,7 +174,10 @@ _OTHER_CLIP = Known(
 _SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
 _SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
 _METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
-_CHOSEN = Known(Effect.NOTHING, "rollout_is and bypass_mode decide")
+_CHOSEN = Known(Effect.NOTHING, "bypass_mode says whether the ratio is against the engine's log-probs")
+_PURE_GRADIENT = Known(
+    Effect.TRAINING, "Roost clips the ratio, as ppo_clip does", "remove it, or write ppo_clip", (None, "ppo_clip")
+)
 _LOOP = Known(
     Effect.TRAINING,
     "it changes how samples are generated, and Roost does not run verl's agent loops",
@@ -219,6 +226,7 @@ TABLE = (
         "{reward,reward_model}.{enable,enable_resource_pool,launch_reward_fn_async,reward_model.enable}",
     ),
     Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
+    Entry(_PURE_GRADIENT, f"{_CORRECTION}.loss_type"),
     Entry(_CHOSEN, f"{_ROLLOUT}.calculate_log_probs {_ACTOR}.use_rollout_log_probs"),
     Entry(_SAMPLED, f"{_GROUPS}.max_num_gen_batches"),
     Entry(_METRIC, f"{_GROUPS}.metric"),
@@ -229,7 +237,7 @@ TABLE = (
     Entry(_SPEED, "critic.{ppo_*,forward_*} *.use_fused_kernels *.expert_parallel_size *.multi_stage_wake_up *.dtype"),
     Entry(
         _BACKEND,
-        """critic.{strategy,megatron.*,model.*} trainer.use_legacy_worker_impl *.override_optimizer_config.*
+        """critic.{strategy,megatron.*,model.*} trainer.{use_legacy_worker_impl,device} *.override_optimizer_config.*
         *.optim.optimizer_impl""",
     ),
     Entry(REWARD, "reward.* reward_model.* custom_reward_function.*"),
@@ -268,7 +276,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "max_grad_norm": actor.number("grad_clip") if "grad_clip" in actor else optim.number("clip_grad"),
         **{f"sapo_temperature_{sign}": actor.number(f"tau_{sign}") for sign in ("pos", "neg")},
         "dynamic_sampling": algorithm.below("filter_groups").flag("enable") or None,
-        **_correction(algorithm.below("rollout_correction")),
+        **_correction(algorithm.below("rollout_correction"), _is_fully_async(root)),
         **_overlong_shaping(root),
         "value_clip": root.below("critic").number("cliprange_value"),
         "critic_warmup_steps": whole_number(trainer, "critic_warmup", 0),
@@ -295,7 +303,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def _staleness(job: Job) -> int | None:
-    """Whole steps that samples may be behind; `staleness_threshold` is a part of one, or more."""
+    """Whole steps that samples may be behind."""
     if job.settings.get("async_rollouts") is not True:
         return None
     ahead = job.settings.get("async_generation_ratio")
@@ -309,6 +317,9 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         del found["max_epochs"]
     if root.below("actor_rollout_ref", "actor", "policy_loss").values.get("loss_mode") == "gspo":
         del found["dual_clip"]  # verl's gspo has none
+    is_whitened = root.below("algorithm").values.get("adv_estimator") == "reinforce_plus_plus"
+    if is_whitened and values.get("advantage_estimator") is AdvantageEstimator.REWARD:
+        found["whiten_advantages"] = Whitening.TOKENS
     if "minibatches" not in values and "minibatch_size" not in values:
         found["minibatches"] = math.ceil(values.get("prompts_per_step", DEFAULTS["prompts_per_step"]) / MINIBATCH)
     data = _data(root.below("data"))
@@ -379,35 +390,91 @@ def _betas(optim: Section) -> dict[str, Any]:
     return {name: part for name, part in zip(("adam_beta1", "adam_beta2"), pair, strict=True) if part is not None}
 
 
-def _correction(section: Section) -> dict[str, Any]:
-    """Correction for what engine and learner differ by."""
+def _correction(section: Section, bypasses: bool) -> dict[str, Any]:
+    """Correction for what engine and learner differ by; with bypass_mode, true in some trainers, the ratio corrects."""
+    bypasses = section.flag("bypass_mode", bypasses)
+    level = named(section, "rollout_is", IS_LEVELS) if section.values.get("rollout_is") else None
+    if bypasses and level is not None:
+        _note_weights(section)
+        level = None
+    cap, bounds = _weight_bounds(section) if level is not None else (None, None)
     return {
-        "rollout_is": named(section, "rollout_is", IS_LEVELS) if section.values.get("rollout_is") else None,
-        "importance_weight_cap": section.number("rollout_is_threshold") if section.values.get("rollout_is") else None,
-        "rollout_is_batch_normalize": section.flag("rollout_is_batch_normalize") or None,
-        "rollout_rejection": _rejection(section),
-        "old_logprobs": OldLogprobs.ROLLOUT if section.flag("bypass_mode") else None,
+        "rollout_is": level,
+        "importance_weight_cap": cap,
+        "rollout_is_batch_normalize": (not bypasses and section.flag("rollout_is_batch_normalize")) or None,
+        "rollout_rejection": _rejection(section, {level.value: bounds} if level is not None and bounds else {}),
+        "old_logprobs": OldLogprobs.ROLLOUT if bypasses else None,
     }
 
 
-def _rejection(section: Section) -> dict[str, Any] | None:
-    """Bounds by level: of ratios, or of k2 of a token (half the squared logarithm of its ratio), which are the same."""
+def _note_weights(section: Section) -> None:
+    """Say that weights do nothing beside a ratio against the engine."""
+    why = "the ratio of ppo_clip is already against the engine; verl computes the weights for metrics only"
+    fix = "remove it, or write bypass_mode: false"
+    section.findings.note("RST-N068", section.where("rollout_is"), "has no effect with bypass_mode", why, fix)
+
+
+def _is_fully_async(root: Section) -> bool:
+    launch = root.source.launch
+    has_sections = "async_training" in root and "rollout" in root
+    return has_sections or (launch is not None and "fully_async" in launch.program)
+
+
+def _weight_bounds(section: Section) -> tuple[float | None, list[float] | None]:
+    """The cap of weights, or the two bounds of a text such as 0.5_5.0, outside of which verl makes a weight 0."""
+    key = "rollout_is_threshold"
+    written = section.values.get(key)
+    bounds = _numbers(written) if isinstance(written, str) else []
+    if len(bounds) == 1 and bounds[0] > 0:
+        return bounds[0], None
+    if len(bounds) != 2 or not 0 < bounds[0] < bounds[1]:
+        return section.number(key), None
+    section.findings.note(
+        "RST-T048",
+        section.where(key),
+        f"leaves tokens with weights outside {bounds[0]:g} to {bounds[1]:g} out of the loss",
+        "verl gives them weight 0, and counts them in the loss's mean, in KL and in entropy",
+        "the loss is larger where many are outside; there is nothing to do",
+    )
+    return 0.0, bounds
+
+
+def _numbers(text: str) -> list[float]:
+    """The numbers of a text such as 0.5_5.0; none where it has other words.
+
+    >>> _numbers("0.5_5.0"), _numbers("2"), _numbers("low_5")
+    ([0.5, 5.0], [2.0], [])
+    """
+    try:
+        return [float(part) for part in text.strip("'\"").split("_")]
+    except ValueError:
+        return []
+
+
+def _rejection(section: Section, found: dict[str, Any]) -> dict[str, Any] | None:
+    """Bounds by level: of ratios, or of k2 of a token (half the squared logarithm of its ratio), which are the same.
+
+    Ratios are of learner to engine; verl's rules that end in k1 compare those of engine to learner.
+    """
     words, limits = (
         [part.strip() for part in str(section.values.get(key) or "").strip("'\"").split(",") if part.strip()]
         for key in ("rollout_rs", "rollout_rs_threshold")
     )
-    lower = section.values.get("rollout_rs_threshold_lower")
-    found: dict[str, Any] = {}
+    lower = section.number("rollout_rs_threshold_lower")
     for index, word in enumerate(words):
         limit = limits[min(index, len(limits) - 1)] if limits else ""
-        try:
-            bounds = [float(part) for part in limit.split("_")]
-        except ValueError:
-            bounds = []
+        bounds = _numbers(limit)
         is_pair = len(bounds) == 2 and word != "token_k2"
-        if word in RS_LEVELS and (is_pair or len(bounds) == 1) and bounds[-1] > 0:
-            low = bounds[0] if is_pair else float(lower) if isinstance(lower, int | float) else 1 / bounds[0]
-            _narrow(found, RS_LEVELS[word], low, bounds[-1])
+        if word in RS_LEVELS and (is_pair or len(bounds) == 1) and min(bounds) > 0:
+            low = bounds[0] if is_pair else 1 / bounds[0] if lower is None else lower
+            high = bounds[-1]
+            if word.endswith("_k1"):
+                if low == 0:
+                    why, fix = f"{word} compares engine to learner, which Roost inverts", "write a number above 0"
+                    section.error("RST-T093", "rollout_rs_threshold_lower", "is 0", why, fix)
+                    continue
+                low, high = 1 / high, 1 / low
+            _narrow(found, RS_LEVELS[word], low, high)
         elif word == "token_k2" and len(bounds) == 1 and bounds[0] > 0:
             width = math.sqrt(2 * bounds[0])
             _narrow(found, ImportanceSamplingLevel.TOKEN, math.exp(-width), math.exp(width))
@@ -471,10 +538,18 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
     if estimator in (None, AdvantageEstimator.GAE):
         note_padding(algorithm, "adv_estimator", "verl")
         return found | {"gamma": algorithm.number("gamma"), "gae_lambda": algorithm.number("lam")}
-    if estimator is AdvantageEstimator.REINFORCE:
+    if estimator is AdvantageEstimator.REWARD:
         found["gamma"] = algorithm.number("gamma")
     else:
         _warn_unused(algorithm, "gamma", "gae and reinforce_plus_plus")
+        if algorithm.flag("use_kl_in_reward"):
+            algorithm.findings.warn(
+                "RST-T048",
+                algorithm.where("use_kl_in_reward"),
+                "lowers advantages token by token, by the KL from there on",
+                "verl lowers the reward of a sample by its whole KL, before rewards of a group are compared",
+                "write actor_rollout_ref.actor.use_kl_loss=true in its place",
+            )
     _warn_unused(algorithm, "lam", "gae")
     return found
 

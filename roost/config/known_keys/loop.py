@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from roost.config.known_keys.reasons import FILES, HYDRA, LOGGING, PLACING, SAMPLING
-from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.known_keys.tables import FILES, HYDRA, LOGGING, PLACING, SAMPLING, Effect, Entry, Known
 
 TASK = Known(Effect.TRAINING, "train.task runs the episodes and draws the scenarios", "say it in train.task")
 ADAPTER = Known(Effect.TRAINING, "Roost's adapters are on all linear layers, without dropout", "remove it")

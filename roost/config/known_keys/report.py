@@ -18,7 +18,7 @@ from roost.config.known_keys import loop, rlinf, roll
 from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.notations.roll import NESTED_ROLES, USUAL_ROLES, holds_role
-from roost.config.section import NEAR_MISS, Section
+from roost.config.source import NEAR_MISS, Section
 from roost.config.train import SETTINGS
 
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)

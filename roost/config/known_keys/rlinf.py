@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
-from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.known_keys.tables import (
+    DATA,
+    FILES,
+    FROZEN,
+    HYDRA,
+    LOGGING,
+    LOSS,
+    MODEL,
+    PLACING,
+    REWARD,
+    SAMPLING,
+    START,
+    Effect,
+    Entry,
+    Known,
+)
 
 TEMPLATE = replace(DATA, reason="the template writes the places of images", harmless=(None, True))
 CHOICES = Known(Effect.NOTHING, "robo2vlm has columns of fixed names, and no reward reads solutions")
@@ -69,8 +83,9 @@ TABLE = (
         PLACING,
         """cluster.** runner.{task_type,seq_length}
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.tensor_model_parallel_size
-        {actor,critic,inference,actor_inference,critic_inference}.model.{pipeline_model_parallel_size,context_parallel_size}
-        {actor,critic,inference,actor_inference,critic_inference}.model.expert_model_parallel_size
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.pipeline_model_parallel_size
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.context_parallel_size
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.expert_model_parallel_size
         actor.model.seq_length
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.{model_path,precision,is_lora,lora_rank}
         {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
@@ -150,9 +165,9 @@ TABLE = (
     Entry(STALENESS, "actor.sync_weight_no_wait"),
     Entry(
         MODEL_CHANGE,
-        """actor.model.{dropout,attention_dropout,hidden_dropout,moe_aux_loss_coeff,moe_router_bias_update_rate}
-        actor.model.{freeze_vit,trainable_modules}""",
+        "actor.model.{dropout,attention_dropout,hidden_dropout,moe_aux_loss_coeff,moe_router_bias_update_rate}",
     ),
+    Entry(FROZEN, "actor.model.{freeze_vit,trainable_modules}"),
     Entry(
         LOGGING,
         """runner.logger.{logger_backends,project_name,log_path,wandb_proxy,**} runner.{log_interval,per_worker_log}
@@ -166,6 +181,7 @@ TABLE = (
         data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers}
         {actor,critic,inference,reference}.model.{recompute_*,tp_comm_overlap*,*_fusion}
         {actor,critic,inference,reference}.model.{sequence_parallel,moe_token_dispatcher_type}
+        {actor,critic,inference,reference}.model.{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size}
         {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,pack_traj}""",
     ),
     Entry(

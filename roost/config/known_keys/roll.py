@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from roost.config.known_keys.reasons import DATA, FILES, HYDRA, LOGGING, LOSS, MODEL, PLACING, REWARD, SAMPLING, START
-from roost.config.known_keys.tables import Effect, Entry, Known
+from roost.config.known_keys.tables import (
+    DATA,
+    FILES,
+    FROZEN,
+    HYDRA,
+    LOGGING,
+    LOSS,
+    MODEL,
+    PLACING,
+    REWARD,
+    SAMPLING,
+    START,
+    Effect,
+    Entry,
+    Known,
+)
 
 ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
 EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of their own", "write eval_tasks in train")
@@ -55,7 +69,8 @@ TABLE = (
         ROLE.strategy_args.strategy_config.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size}
         ROLE.strategy_args.strategy_config.{expert_model_parallel_size,gpu_memory_utilization,mem_fraction_static}
         ROLE.strategy_args.strategy_config.{enable_sleep_mode,fsdp_size}
-        ROLE.model_args.{model_name_or_path,dtype,lora_rank,lora_target} ROLE.training_args.per_device_train_batch_size
+        ROLE.model_args.{model_name_or_path,dtype,lora_rank,lora_target,ulysses_size}
+        ROLE.training_args.per_device_train_batch_size
         {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
     ),
     Entry(
@@ -118,9 +133,9 @@ TABLE = (
     ),
     Entry(
         MODEL_CHANGE,
-        f"{LEARNERS}.model_args.{{lora_dropout,additional_target,freeze_module_prefix,adapter_name_or_path,"
-        "moe_aux_loss_coef}",
+        f"{LEARNERS}.model_args.{{lora_dropout,additional_target,adapter_name_or_path,moe_aux_loss_coef}}",
     ),
+    Entry(FROZEN, f"{LEARNERS}.model_args.freeze_module_prefix"),
     Entry(
         OTHER_TRAINING,
         "chosen_key rejected_key beta ipo label_smoothing dpo.** sft_loss_weight",

@@ -8,21 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roost.config.job import Notation
+from roost.config.train_choices import RewardScope
 
 ESTIMATOR = "advantage_estimator"
 WHITEN = "whiten_advantages"  # after the estimator, over all tokens
+MEAN_ALONE = "batch/none"  # whitened without a division by the standard deviation
 BASELINE, STD = "reward_baseline", "reward_std"  # scopes of statistics of rewards that the estimator does not say
+LEAVES_OUT = "baseline_leaves_one_out"  # the mean that is subtracted is that of the other rewards
+BY_TURN = "discount_by_turn"
 STEPS = "step_rewards"  # each step of an episode has its own return
 KL_COEF = "kl_coef"
 KL_IN = "kl_in"  # loss or reward
 PROMPT = "max_prompt_length"
-RESPONSE = "max_response_length"  # of a job that does not say how long sequences are in all
+RESPONSE = "max_new_tokens"  # where it is not what a sequence has left after the longest prompt
 REWARD = "reward_function"  # a URL, or a file with Python
 AGENT = "agent_function"
 JOB_NAME = "job_name"
 WEIGHT_UPDATE = "weight_update_mode"
 CARRIED = (ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, REWARD, AGENT, JOB_NAME, WEIGHT_UPDATE)
-# The word of each program for an estimator; the words of verl are those that all share.
+# Estimators in words that all notations share, by what the mean and the standard deviation of rewards are taken over.
+Scopes = tuple[RewardScope, RewardScope]
+NORMALISED: Mapping[Scopes, str] = {
+    (RewardScope.NONE, RewardScope.NONE): "reinforce",
+    (RewardScope.GROUP, RewardScope.NONE): "dr_grpo",
+    (RewardScope.GROUP, RewardScope.GROUP): "grpo",
+    (RewardScope.BATCH, RewardScope.BATCH): "reinforce_plus_plus",
+}
+# The word of each program for an estimator, "with" another key where it takes two; the words of verl are those that all
+# share.
 ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
     Notation.VERL: {
         name: name
@@ -30,7 +43,8 @@ ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
             *("gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg"),
             *("grpo_passk", "grpo_vectorized", "rloo_vectorized"),
         )
-    },
+    }
+    | {"gspo": "grpo with policy_loss.loss_mode=gspo"},
     Notation.OPENRLHF: {
         "gae": "gae",
         "grpo": "group_norm",
@@ -43,12 +57,27 @@ ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
         "gae": "ppo",
         "grpo": "grpo",
         "gspo": "gspo",
+        "reinforce": "reinforce_plus_plus",  # without --normalize-advantages
+        "dr_grpo": "reinforce_plus_plus_baseline",
         "reinforce_plus_plus": "reinforce_plus_plus",
         "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     },
     Notation.SKYRL: {"gae": "gae", "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce++"},
     Notation.NEMO: {"gae": "gae", "grpo": "grpo", "gdpo": "gdpo", "reinforce_plus_plus": "reinforce_plus_plus"},
-    Notation.RLINF: {"gae": "gae", "grpo": "grpo", "reinforce_plus_plus": "reinpp"},
+    Notation.RLINF: {
+        "gae": "gae",
+        "grpo": "grpo",
+        "reinforce": "raw",
+        "reinforce_plus_plus": "reinpp",
+        "reinforce_plus_plus_baseline": "reinpp with use_reinpp_baseline",
+    },
+    Notation.AREAL: {
+        name: name
+        for name in (
+            *("gae", "grpo", "rloo", "dr_grpo", "reinforce"),
+            *("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+        )
+    },
     Notation.ROLL: {"gae": "gae", "grpo": "grpo", "reinforce": "reinforce"},
 }
 
@@ -59,21 +88,41 @@ def algorithm_of(
     in_loss: object = None,
     in_reward: object = None,
     prompt: float | None = None,
+    whitens: bool | None = None,
 ) -> dict[str, object]:
     """Settings for the algorithm of a job; `in_loss` and `in_reward` are coefficients of KL, None where there is none.
+    One of 0 is a reference that trains nothing.
+
+    `whitens`: a switch for whitened advantages; None where the estimator alone says it.
 
     >>> algorithm_of(Notation.OPENRLHF, "group_norm", in_reward=0.01)
     {'advantage_estimator': 'grpo', 'kl_coef': 0.01, 'kl_in': 'reward'}
+    >>> algorithm_of(Notation.SLIME, "reinforce_plus_plus", whitens=False)
+    {'advantage_estimator': 'reinforce'}
     """
     words = ESTIMATORS[Notation.SLIME if notation is Notation.MILES else notation] if notation in _SAY else {}
     shared = {word: name for name, word in words.items()}
     found: dict[str, object] = {}
     if isinstance(estimator, str):
-        found[ESTIMATOR] = shared.get(estimator, estimator)
+        name = shared.get(estimator, estimator)
+        found[ESTIMATOR] = NOT_WHITENED.get(name, name) if whitens is False else name
+    if whitens and found.get(ESTIMATOR) not in NOT_WHITENED:
+        found[WHITEN] = True
     for place, value in (("loss", in_loss), ("reward", in_reward)):
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and KL_COEF not in found:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and KL_COEF not in found:
             found |= {KL_COEF: value, KL_IN: place}
     return found | ({PROMPT: int(prompt)} if prompt else {})
+
+
+def completion_of(prompt: float | None, response: float | None, sequence: float | None) -> dict[str, object]:
+    """The setting for the longest completion; none where it is what a sequence has left after the longest prompt.
+
+    >>> completion_of(1024, 512, 4096), completion_of(1024, 512, 1536)
+    ({'max_new_tokens': 512}, {})
+    """
+    is_implied = prompt is not None and sequence is not None and response == sequence - prompt
+    is_limit = response and not is_implied and (sequence is None or response < sequence)
+    return {RESPONSE: int(response)} if response and is_limit else {}
 
 
 def shared_estimator(settings: Mapping[str, object]) -> object:
@@ -83,7 +132,7 @@ def shared_estimator(settings: Mapping[str, object]) -> object:
     ('reinforce_plus_plus', 'reinforce')
     """
     said = settings.get(ESTIMATOR)
-    return "reinforce_plus_plus" if said == "reinforce" and settings.get(WHITEN) is True else said
+    return _WHITENED.get(str(said), said) if settings.get(WHITEN) in (True, MEAN_ALONE) else said
 
 
 def estimator_of_train(shared: object) -> object:
@@ -96,6 +145,8 @@ def estimator_of_train(shared: object) -> object:
 
 
 _SAY = (*ESTIMATORS, Notation.MILES)
+_WHITENED = {"reinforce": "reinforce_plus_plus", "dr_grpo": "reinforce_plus_plus_baseline"}
+NOT_WHITENED: Mapping[str, str] = {whitened: plain for plain, whitened in _WHITENED.items()}
 _OF_TRAIN = {
     "rloo": "leave_one_out",
     "dr_grpo": "group_mean",

@@ -8,13 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from roost.config.findings import shown
-from roost.config.frameworks import trl_train as training_trl
-from roost.config.frameworks import verl_train as training_verl
+from roost.config.frameworks import trl_train as training_trl, verl_train as training_verl
 from roost.config.job import Job, Notation
-from roost.config.notations import loop_train as training_loop
-from roost.config.notations import rlinf_train as training_rlinf
-from roost.config.notations import roll_train as training_roll
-from roost.config.section import Section, Unresolved
+from roost.config.notations import (
+    loop_train as training_loop,
+    rlinf_train as training_rlinf,
+    roll_train as training_roll,
+)
+from roost.config.source import Section, Unresolved
 
 _DIALECTS: Mapping[Notation, ModuleType] = {
     Notation.RLINF: training_rlinf,
@@ -130,6 +131,25 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
                 "RST-T014", section.where(key), what, "the run will differ from the other program's", unlike.instead
             )
     _warn_half(root, notation, values)
+
+
+# Below each component: where a learner's sizes are.
+_SIZES = {Notation.RLINF: ("model",), Notation.ROLL: ("strategy_args", "strategy_config")}
+
+
+def refuse_cut_experts(root: Section, notation: Notation) -> None:
+    """An error for each learner whose single experts are to be cut over ranks, as Megatron can."""
+    for name in root.values if notation in _SIZES else ():
+        section = root.below(str(name), *_SIZES[notation])
+        size = section.values.get("expert_tensor_parallel_size")
+        if isinstance(size, int) and size > 1:
+            section.error(
+                "RST-T123",
+                "expert_tensor_parallel_size",
+                f"is {size}, but Roost's learner does not split single experts",
+                "expert_model_parallel_size N divides whole experts over N ranks",
+                "write expert_tensor_parallel_size 1",
+            )
 
 
 def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:

@@ -5,27 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from roost.config.data import TEACHER
 from roost.config.findings import counted
 from roost.config.interpolation import ExpressionError, parse_devices
-from roost.config.job import Component, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
-from roost.config.model_files import (
+from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
     OFFLOADED_PARTS,
+    Component,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
     first_number,
     first_text,
     read_model_config,
     teacher_model,
 )
 from roost.config.ranks import spell_ranks
-from roost.config.section import Section
-from roost.config.teacher import TEACHER
+from roost.config.source import Section
 
 ALLOCATION_KEYS = ("learning_gpus", "inference_gpus")
 MEMORY_KEYS = ("inference_requires_memory_gb", "learning_requires_memory_gb")
 
 
 def read_loop(root: Section) -> Job:
-    """Read the config into a job: one learner process per learning GPU, servers cut from the inference GPUs."""
+    """Read the config into a job: one learner process per learning GPU, servers split from the inference GPUs."""
     rl = root.below("rl")
     allocation = rl.mapping("gpu_allocation") or rl.below("gpu_allocation")
     allocation.refuse_unknown_keys(ALLOCATION_KEYS)
@@ -47,7 +53,13 @@ def read_loop(root: Section) -> Job:
                 allocation.where("learning_gpus"),
                 DeviceList(learning, 1),
                 role=Role.LEARNER,
-                model=ModelUse(path, config, offloads=OFFLOADED_PARTS, lora_rank=_adapter_rank(root)),
+                model=ModelUse(
+                    path,
+                    config,
+                    offloads=OFFLOADED_PARTS,
+                    lora_rank=_adapter_rank(root),
+                    recomputes_by_default=True,
+                ),
             )
         )
     if learning and root.below("train").values.get(TEACHER) is not None:
@@ -138,7 +150,10 @@ def _settings(root: Section, rl: Section) -> dict[str, object]:
     cap = root.below("llm").number("max_gpu_mem_utilization")
     if cap is not None and cap > 1:
         root.below("llm").error(
-            "RST-M001", "max_gpu_mem_utilization", f"is {cap:g}; it is a part of the GPU", fix="write 0.9"
+            "RST-M001",
+            "max_gpu_mem_utilization",
+            f"is {cap:g}; it must be a fraction above 0 and at most 1",
+            fix="write 0.9",
         )
     settings["max_gpu_mem_utilization"] = cap
     return settings

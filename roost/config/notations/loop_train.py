@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
 from roost.config.notations.words import ESTIMATORS, OPTIMIZER_CLASSES, actor_of, compute_dtype, lora_rank, named
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train import ImportanceSamplingLevel, LrSchedulerType, OldLogprobs
 
 LEVELS = {

@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
-from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED
-from roost.config.frameworks.keys import framework_keys, report_framework_keys
+from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED, framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_areal, is_nemo, is_prime, is_trl
 from roost.config.job import Job, Layout, Notation, ResolvedSetting
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
-from roost.config.section import Section
-from roost.config.source import Source
+from roost.config.source import Section, Source
 
 if TYPE_CHECKING:
     from roost.config.train import TrainSettings
@@ -56,7 +54,7 @@ def read_job(
     if notation is Notation.RLINF:
         job = read_rlinf(root, layout, needs_components)
     elif notation is Notation.ROLL:
-        job = read_roll(root, strict)
+        job = read_roll(root, strict, trains)
     elif notation is Notation.LOOP:
         job = read_loop(root)
     else:
@@ -105,7 +103,10 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
 
     if trains and notation not in ALSO_TRAINED:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
-        fix = f"train it with {notation.program}, or write it anew: roost convert {root.source.file} --to rlinf"
+        fix = (
+            f"train it with {notation.program}, or write a section train over its placement, which "
+            f"roost convert {root.source.file} --to rlinf prints: data, batch sizes and learning rate are not converted"
+        )
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
     framework = framework_of(notation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.config.findings import did_you_mean, shown
 from roost.config.notations.words import ENGINES
-from roost.config.section import Section
+from roost.config.source import Section
 
 Keys = dict[str, Any]
 MATH, RULES = "roost.rollout.rewards.math_answer", "roost.rollout.rewards.rules"

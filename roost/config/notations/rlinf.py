@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from roost.config.data import is_teacher
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, did_you_mean, shown
 from roost.config.job import (
+    DEFAULT_ADAPTER_RANK,
+    OFFLOADED_PARTS,
     Component,
     Job,
     Layout,
@@ -18,10 +21,6 @@ from roost.config.job import (
     RankMap,
     Role,
     Sharding,
-)
-from roost.config.model_files import (
-    DEFAULT_ADAPTER_RANK,
-    OFFLOADED_PARTS,
     bytes_of,
     first_number,
     first_text,
@@ -31,10 +30,9 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import CLUSTER_GROUP, read_node_groups
-from roost.config.notations.algorithm import algorithm_of
+from roost.config.notations.algorithm import algorithm_of, completion_of
 from roost.config.ranks import RankSyntaxError, Segment, parse_placement
-from roost.config.section import NEAR_MISS, Section
-from roost.config.teacher import is_teacher
+from roost.config.source import NEAR_MISS, Section
 
 if TYPE_CHECKING:
     from roost.config.train import TrainSettings
@@ -54,6 +52,7 @@ CLUSTER_KEYS = (
     "profiling",
 )
 PROFILERS = ("nsight", "rocprof_sys")
+MEGATRON, REFERENCE = "megatron", "reference"
 USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference", "teacher")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
@@ -192,9 +191,12 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
 
 
 def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
-    """Keys that Roost reads in sections of other programs."""
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    learners = [(root.below(name, "model"), (*sizes, "expert_model_parallel_size")) for name in ("actor", "critic")]
+    """Keys that Roost reads or knows in sections of other programs."""
+    sizes = (
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+        "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    )  # fmt: skip
+    learners = [(root.below(name, "model"), sizes) for name in ("actor", "critic")]
     engine = (root.below("rollout"), ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"))
     return [
         *learners,
@@ -278,6 +280,8 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
             tensor=rollout.whole_number("tensor_parallel_size", 1, 1) or 1,
             pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
         )
+    if component == REFERENCE:  # Roost's, as RLinf has none: it is divided as its own section says
+        return _learner_sizes(root.below(component, "model"), ParallelSizes())
     if component not in MODEL_PARALLEL_COMPONENTS:
         return ParallelSizes()
     inferring = component in ("inference", "actor_inference", "critic_inference")
@@ -286,7 +290,7 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
     own = root.below(component, "model")
     if not inferring or not own.values:
         return learner
-    # An inference copy is cut as its own section says; only its pipeline size follows the learner's when left out.
+    # An inference copy is split as its own section says; only its pipeline size follows the learner's when left out.
     return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline, shard=_fsdp_size(root.below(component))))
 
 
@@ -328,11 +332,26 @@ def _model(root: Section, component: str) -> ModelUse:
         sharding=_sharding(own),
         strategy=_strategy(root, component),
         offloads=_offloads(own),
+        recomputes=recomputes_of(own) is not False,
+        recomputes_by_default=recomputes_of(own) is None,
         can_sleep=own.values.get("enable_sleep_mode") is not False,
         unused_because="critic.use_critic_model is false"
         if component == "critic" and own.values.get("use_critic_model") is False
         else "",
     )
+
+
+def recomputes_of(own: Section) -> bool | None:
+    """Whether a learner recomputes the activations of its layers; None where its backend's key is not written."""
+    word, flag = own.below("model").get("recompute_granularity"), own.below("fsdp_config").get("gradient_checkpointing")
+    is_megatron = own.values.get("training_backend") == MEGATRON
+    if not is_megatron and isinstance(flag, bool):
+        return flag
+    # Without a backend either key may say it.
+    if "recompute_granularity" in own.below("model") and (is_megatron or "training_backend" not in own.values):
+        # selective: those of attention alone, which flash attention does not keep
+        return bool(word == "full")
+    return None
 
 
 def _adapter_rank(model: Section) -> int | None:
@@ -342,9 +361,8 @@ def _adapter_rank(model: Section) -> int | None:
 
 
 def _sharding(own: Section) -> Sharding:
-    backend = own.values.get("training_backend")
-    is_cut = first_number((own.below("model"), "tensor_model_parallel_size")) not in (None, 1)
-    if backend == "megatron" or (backend is None and is_cut):
+    """Megatron's where the job names it. RLinf refuses a job without a backend; Roost trains it with its learner."""
+    if own.values.get("training_backend") == MEGATRON:
         return Sharding.OPTIMIZER
     fsdp = own.below("fsdp_config")
     word = fsdp.values.get("sharding_strategy")
@@ -383,6 +401,13 @@ def _settings(root: Section) -> dict[str, object]:
         for key in ("offload_weight", "offload_grad", "offload_optimizer")
         if isinstance(actor.values.get(key), bool)
     }
-    in_loss, in_reward = (algorithm.values.get(key) for key in ("kl_beta", "reinpp_kl_beta"))
+    in_loss, in_reward = (algorithm.values.get(key) or None for key in ("kl_beta", "reinpp_kl_beta"))
     prompt = first_number((root.below("data"), "max_prompt_length"))
-    return offloads | algorithm_of(Notation.RLINF, algorithm.values.get("adv_type"), in_loss, in_reward, prompt)
+    word, switch = algorithm.values.get("adv_type"), algorithm.values.get("normalize_advantages")
+    if word == "reinpp" and algorithm.values.get("use_reinpp_baseline") is True:
+        word = "reinpp with use_reinpp_baseline"
+    whitens = switch is True or (switch is None and word == "gae") or None
+    found = algorithm_of(Notation.RLINF, word, in_loss, in_reward, prompt, whitens)
+    length = first_number((root.below("runner"), "seq_length"), (actor.below("model"), "seq_length"))
+    response = first_number((algorithm.below("sampling_params"), "max_new_tokens"))
+    return offloads | found | completion_of(prompt, response, length)

@@ -7,7 +7,7 @@ from typing import Any
 
 from roost.config.data import AGENTS
 from roost.config.findings import shown
-from roost.config.section import Section
+from roost.config.source import Section
 
 AGENT = "roost.rollout.agents.tools.ToolAgent"
 ENVIRONMENT = "roost.rollout.environments.tools.ToolEnvironments"

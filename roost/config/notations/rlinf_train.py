@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import shown
-from roost.config.job import Job
-from roost.config.model_files import first_number
+from roost.config.job import Job, first_number
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
-from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS
-from roost.config.notations.rlinf_agents import tool_task
+from roost.config.notations.rlinf import MEGATRON, recomputes_of
+from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS, tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
     DECAY_STYLES,
@@ -29,7 +28,7 @@ from roost.config.notations.words import (
     warn_resume,
     whole_number,
 )
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train import (
     AdvantageEstimator,
     AdvantageLevel,
@@ -53,7 +52,7 @@ LEVELS = {"turn": AdvantageLevel.SAMPLE, "trajectory": AdvantageLevel.EPISODE}
 STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
 DECOUPLED = "decoupled_actor_critic"
 SFT = "sft"  # the task type of supervised training
-MEGATRON, FSDP = "megatron", "fsdp"
+FSDP = "fsdp"
 FSDP_DUAL_CLIP = 3.0
 ALL_SCALES = ("group_level", "agent_level", "turn_level")
 
@@ -108,6 +107,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "model": ("actor.model.model_path", "rollout.model.model_path"),
     "lora_rank": ("actor.model.lora_rank",),
     "compute_dtype": ("actor.model.precision",),
+    "activation_checkpointing": ("actor.fsdp_config.gradient_checkpointing", "actor.model.recompute_granularity"),
     "engine": ("rollout.rollout_backend",),
     "eval_every": ("runner.val_check_interval",),
     "checkpoint_every": ("runner.save_interval",),
@@ -168,6 +168,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
         "lora_rank": lora_rank(job),
         "compute_dtype": compute_dtype(actor.below("model").values.get("precision")),
+        "activation_checkpointing": recomputes_of(actor),
         "eval_every": interval(runner, "val_check_interval"),
         "checkpoint_every": interval(runner, "save_interval"),
     }
@@ -448,10 +449,10 @@ def _of_optim(optim: Section, optimizer_steps: int) -> dict[str, Any]:
 
 def _of_lr_sched(sched: Section) -> dict[str, Any]:
     """The Megatron actor's schedule; a fraction goes before a number of iterations."""
-    fraction, form = _fraction(sched, "lr_warmup_fraction"), named(sched, "lr_decay_style", SCHEDULES)
-    usual = WsdDecayStyle.EXPONENTIAL if form is LrSchedulerType.WSD else None  # Megatron's
+    fraction, scheduler = _fraction(sched, "lr_warmup_fraction"), named(sched, "lr_decay_style", SCHEDULES)
+    usual = WsdDecayStyle.EXPONENTIAL if scheduler is LrSchedulerType.WSD else None  # Megatron's
     return {
-        "lr_scheduler_type": form,
+        "lr_scheduler_type": scheduler,
         "warmup_steps": whole_number(sched, "lr_warmup_iters", 0) if fraction is None else None,
         "warmup_ratio": fraction,
         "decay_steps": whole_number(sched, "lr_decay_iters", 1),

@@ -7,12 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from roost.config.data import TEACHER, is_teacher
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROCESSES, did_you_mean, remainder, shown
 from roost.config.interpolation import ExpressionError, parse_devices
-from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Sharding
-from roost.config.model_files import (
+from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
     OFFLOADED_PARTS,
+    Component,
+    CpuWorkers,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Sharding,
     bytes_of,
     first_number,
     first_text,
@@ -22,19 +30,19 @@ from roost.config.model_files import (
     teacher_model,
 )
 from roost.config.node_groups import PROTECTED_FIX, PROTECTED_VARIABLES, PROTECTED_WHAT
-from roost.config.notations.algorithm import BASELINE, STD, STEPS, WHITEN, algorithm_of
-from roost.config.section import NEAR_MISS, Section
-from roost.config.teacher import TEACHER, is_teacher
+from roost.config.notations.algorithm import (
+    BASELINE,
+    BY_TURN,
+    NORMALISED,
+    STD,
+    STEPS,
+    WHITEN,
+    algorithm_of,
+    completion_of,
+)
+from roost.config.source import NEAR_MISS, Section
 from roost.config.train_choices import RewardScope
 
-# Estimators in words that all notations share, by what the mean and the standard deviation of rewards are taken over.
-Scopes = tuple[RewardScope, RewardScope]
-NORMALISED: Mapping[Scopes, str] = {
-    (RewardScope.NONE, RewardScope.NONE): "reinforce",
-    (RewardScope.GROUP, RewardScope.NONE): "dr_grpo",
-    (RewardScope.GROUP, RewardScope.GROUP): "grpo",
-    (RewardScope.BATCH, RewardScope.BATCH): "reinforce_plus_plus",
-}
 SCOPES = {
     None: RewardScope.NONE,
     "batch": RewardScope.BATCH,
@@ -43,9 +51,18 @@ SCOPES = {
     "tags": RewardScope.TAG,
     "running": RewardScope.BATCH,  # of all steps in ROLL; Roost takes the statistics of the step
 }
+# Despite its name asym_clip is mean_std: ROLL clips nothing by it.
 METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
+PROMPT_LENGTH = 1024  # where none is written
 # ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
 PLAIN = ("reinforce", "grpo", "step_reinforce", "agentic_reinforce")
+
+
+def sequence_of(root: Section) -> float:
+    """Tokens of the longest sequence; 0 where nothing says it."""
+    prompt, response = (first_number((root, key)) for key in ("prompt_length", "response_length"))
+    longest = (prompt or PROMPT_LENGTH) + response if response else prompt
+    return first_number((root, "sequence_length")) or longest or 0
 
 
 def model_of_role(root: Section, section: Section, name: str, strategy: str | None) -> ModelUse:
@@ -59,8 +76,7 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
         own = first_text((arguments, "model_name_or_path"), (root, "teacher_pretrain"))
         path = teacher_model(root, name) or own
     engine = section.below("strategy_args", "strategy_config")
-    lengths = [first_number((root, key)) for key in ("prompt_length", "response_length")]
-    length = first_number((root, "sequence_length")) or sum(part for part in lengths if part)
+    length = sequence_of(root)
     batch = first_number((section.below("training_args"), "per_device_train_batch_size")) or 1
     return ModelUse(
         path=path,
@@ -73,9 +89,21 @@ def model_of_role(root: Section, section: Section, name: str, strategy: str | No
         strategy=strategy,
         sharding=_sharding(strategy),
         offloads=OFFLOADED_PARTS,
+        recomputes=recomputes_of(section, strategy) is not False,
+        recomputes_by_default=recomputes_of(section, strategy) is None,
         can_sleep=engine.values.get("enable_sleep_mode") is not False,
         unused_because=_why_unused(root, name),
     )
+
+
+def recomputes_of(section: Section, strategy: str | None) -> bool | None:
+    """Whether a learner recomputes the activations of its layers; None where its strategy's key is not written."""
+    config = section.below("strategy_args", "strategy_config")
+    word = config.get("recompute_granularity")
+    disables = section.below("model_args").get("disable_gradient_checkpointing")
+    if strategy is not None and strategy.startswith("megatron"):
+        return word == "full" if "recompute_granularity" in config else None
+    return not disables if isinstance(disables, bool) else None
 
 
 def is_distilled_alone(root: Section) -> bool:
@@ -128,7 +156,6 @@ CANONICAL_NAMES = {
     "student_infer": "rollout",
     "student": "actor",
 }
-# Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
 MAX_RATIO = 1_000
 USUAL_ROLES = (
     "actor_train", "actor_infer", "reference", "critic", "reward", "rewards", "reward_model", "teacher",
@@ -141,17 +168,22 @@ STRATEGY_SIZES = (
     "expert_model_parallel_size", "expert_tensor_parallel_size", "gpu_memory_utilization", "mem_fraction_static",
     "fsdp_size",
 )  # fmt: skip
+# Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
 MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
 
 
-def read_roll(root: Section, strict: bool = False) -> Job:
-    """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error."""
+def read_roll(root: Section, strict: bool = False, trains: bool = False) -> Job:
+    """Read the config into a job. With `strict`, a written worker size that contradicts the engine's is an error.
+
+    `trains`: Roost is to train it, also without a section `train`.
+    """
+    trains = trains or "train" in root
     root.warn_near_misses(
         ("student_pretrain", "num_gpus_per_node", "num_nodes", "async_generation_ratio", *USUAL_ROLES)
     )
     components: dict[str, Component] = {}
     for role, section in _roles(root):
-        component = _read_role(root, role, section, strict)
+        component = _read_role(root, role, section, strict, trains)
         if component is None:
             continue
         if component.name in components:
@@ -231,7 +263,7 @@ def _roles(root: Section) -> Iterator[tuple[str, Section]]:
                     )
 
 
-def _read_role(root: Section, role: str, section: Section, strict: bool) -> Component | None:
+def _read_role(root: Section, role: str, section: Section, strict: bool, trains: bool) -> Component | None:
     _refuse_misspelt_keys(section)
     parallel, strategy = _strategy(section)
     name = CANONICAL_NAMES.get(role, role)
@@ -243,7 +275,7 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
             "RST-N040", section.where("device_mapping"), "is not used", "environments run on CPUs in ROLL", "remove it"
         )
     if section.values.get("device_mapping") is not None and role not in ENV_MANAGERS:
-        requested: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict)
+        requested: DeviceList | CpuWorkers | None = _read_devices(section, strategy, parallel, strict, trains)
     else:
         requested = _read_cpu_workers(role, section)
     if requested is None:
@@ -255,7 +287,9 @@ def _read_role(root: Section, role: str, section: Section, strict: bool) -> Comp
     )
 
 
-def _read_devices(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> DeviceList | None:
+def _read_devices(
+    section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool, trains: bool
+) -> DeviceList | None:
     written_devices = section.get("device_mapping")
     if written_devices is None:
         return None  # an interpolation that is reported
@@ -285,7 +319,9 @@ def _read_devices(section: Section, strategy: str | None, parallel: ParallelSize
             f"name {whole} or {whole + per_worker} devices" if whole else f"name {per_worker} devices",
         )
         return None
-    if strategy == "megatron_train" and len(devices) % parallel.model:
+    # Roost's learner has no pipeline stages, so that no number of devices would do (RST-T034).
+    has_stages = trains and parallel.pipeline > 1
+    if strategy == "megatron_train" and not has_stages and len(devices) % parallel.model:
         section.error(
             "RST-N033",
             "device_mapping",
@@ -355,7 +391,7 @@ def _devices_per_worker(section: Section, strategy: str | None, parallel: Parall
             section.findings.warn(
                 "RST-N038",
                 section.where("num_gpus_per_worker"),
-                f"gives each worker {written or 1} of the {parallel.model} devices that its engine is cut over",
+                f"gives each worker {written or 1} of the {parallel.model} devices that its engine is split over",
                 f"tensor {parallel.tensor} * pipeline {parallel.pipeline}",
                 f"write num_gpus_per_worker: {parallel.model}",
             )
@@ -384,24 +420,36 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         )
     config = arguments.mapping("strategy_config") or arguments.below("strategy_config")
     config.warn_near_misses(STRATEGY_SIZES)
-    shard = config.whole_number("fsdp_size", -1, 1) or 1
     if name in MULTI_DEVICE_STRATEGIES:
         return ParallelSizes(
             tensor=config.whole_number("tensor_parallel_size", 1, 1) or 1,
             pipeline=config.whole_number("pipeline_parallel_size", 1, 1) or 1,
         ), name
-    if name is not None and not name.startswith("megatron"):
-        # Other learners cut nothing by tensor or pipeline.
-        return ParallelSizes(
-            context=section.below("model_args").whole_number("ulysses_size", 1, 1) or 1,
-            shard=shard if shard > 1 else None,  # ROLL shards over all for 1
-        ), name
+    shard = config.whole_number("fsdp_size", -1, 1) or 1
+    is_sharded = name is not None and not name.startswith("megatron")
     return ParallelSizes(
-        tensor=config.whole_number("tensor_model_parallel_size", 1, 1) or 1,
-        pipeline=config.whole_number("pipeline_model_parallel_size", 1, 1) or 1,
-        context=config.whole_number("context_parallel_size", 1, 1) or 1,
+        tensor=_model_size(config, "tensor"),
+        pipeline=_model_size(config, "pipeline"),
+        context=_context_size(section.below("model_args"), config),
         expert=config.whole_number("expert_model_parallel_size", 1, 1) or 1,
+        shard=shard if is_sharded and shard > 1 else None,  # ROLL shards over all for 1
     ), name
+
+
+def _model_size(config: Section, dimension: str) -> int:
+    """A size that divides the model, which learners and engines have under different keys."""
+    of_learner, of_engine = f"{dimension}_model_parallel_size", f"{dimension}_parallel_size"
+    return config.whole_number(of_learner if of_learner in config else of_engine, 1, 1) or 1
+
+
+def _context_size(arguments: Section, config: Section) -> int:
+    """The size of context groups, which Megatron and FSDP have under different keys."""
+    ulysses = arguments.whole_number("ulysses_size", 1, 1) or 1
+    context = config.whole_number("context_parallel_size", 1, 1) or 1
+    if ulysses > 1 and context > 1 and ulysses != context:
+        what, why = f"is {ulysses}, but context_parallel_size is {context}", "both are the size of context groups"
+        arguments.error("RST-T120", "ulysses_size", what, why, "write one of the two")
+    return max(ulysses, context)
 
 
 def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
@@ -532,9 +580,12 @@ def _settings(root: Section) -> dict[str, object]:
     prompt = first_number((root, "prompt_length"))
     estimator, scopes = normalisation(root)
     found = algorithm_of(Notation.ROLL, estimator, in_loss, in_reward, prompt)
+    found |= completion_of(prompt, first_number((root, "response_length")), sequence_of(root))
     found |= {name: scope.value for name, scope in scopes.items()}
     found |= {WHITEN: True} if root.values.get("whiten_advantages") is True else {}
-    found |= {STEPS: True} if root.values.get("adv_estimator") == "step_reinforce" and is_agentic(root) else {}
+    if is_agentic(root):
+        own = {"step_reinforce": STEPS, "agentic_reinforce": BY_TURN}.get(str(root.values.get("adv_estimator")))
+        found |= {own: True} if own else {}
     if value is None:
         return found
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_RATIO:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from roost.config.findings import did_you_mean, shown
-from roost.config.section import Section
+from roost.config.source import Section
 
 PROMPT_LENGTH = 1024
 MIN_PROMPT_TOKENS = 6  # ROLL drops prompts of 5 tokens or fewer
@@ -120,3 +122,241 @@ def _named(section: Section, key: str, is_supervised: bool) -> Mapping[str, Any]
         fix = did_you_mean(name, TEMPLATES) or "write its text as chat_template in train.data, in Jinja"
         section.error("RST-T013", key, f"{shown(name)} is not supported", why, fix)
     return TEMPLATES.get(name)
+
+
+SCENARIO = "roost.rollout.agents.scenario.AgentScenario"
+TASKS = "roost.rollout.environments.text_games.GameTasks"
+ENVIRONMENT = "roost.rollout.environments.text_games.TextGames"
+AGENT = "roost.rollout.agents.templated.TemplatedAgent"
+
+OF_ALL_GAMES = (
+    "env_instruction",
+    "format_penalty",
+    "action_pattern",
+    "special_token_list",
+    "grid_lookup",
+    "grid_vocab",
+    "action_lookup",
+)
+# The games that Roost has, by ROLL's env_type, and the keys of env_config that they take.
+GAMES: Mapping[str, tuple[str, ...]] = {
+    "frozen_lake": ("size", "p", "is_slippery", "max_steps", "map_seed", *OF_ALL_GAMES),
+    "sokoban": ("dim_room", "num_boxes", "max_steps", "search_depth", *OF_ALL_GAMES),
+}
+RENDER = "render_mode"
+TRAJECTORY, IMAGES, PROXY = "trajectory", "VLTrajEnvManager", "ProxyEnvManager"
+MANAGERS = {
+    "TrajEnvManager": TRAJECTORY,
+    IMAGES: TRAJECTORY,
+    PROXY: TRAJECTORY,
+    "StepEnvManager": "step",
+    "StepConcatEnvManager": "step_concat",
+}
+OF_STEPS = ("history", "step_count", "history_length", "current_step", "current_observation", "max_response_length")
+FIELDS = {
+    TRAJECTORY: ("turn_idx", "observation", "suffix", "actions_left", "max_response_length"),
+    "step": ("env_instruction", *OF_STEPS),
+    "step_concat": ("env_instruction", *OF_STEPS),
+}
+DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
+    "task": (
+        "custom_envs",
+        "train_env_manager.tags",
+        "train_env_manager.num_groups_partition",
+        "val_env_manager.tags",
+        "val_env_manager.num_groups_partition",
+    ),
+    "eval_tasks": ("val_batch_size", "val_env_manager.num_env_groups"),
+    "eval_samples": ("val_env_manager.group_size",),
+}
+NUM_ENV_GROUPS = 128
+
+
+def has_games(root: Section) -> bool:
+    """Return True if the config names environments, and no task of the user's own."""
+    return "custom_envs" in root and "train_env_manager" in root and not root.below("train").values.get("task")
+
+
+def game_settings(root: Section) -> dict[str, Any]:
+    """The task of an agentic config, and the size of its evaluations."""
+    if not has_games(root):
+        if "custom_envs" in root and "train_env_manager" in root:
+            what, fix = "is not followed: train.task runs the episodes", "remove train.task, or custom_envs"
+            root.findings.warn("RST-T014", root.where("custom_envs"), what, fix=fix)
+        return {}
+    train = _groups(root.below("train_env_manager"))
+    held_out = root.below("val_env_manager")
+    evaluation, sizes = train, {}
+    if held_out.values:
+        evaluation = _groups(held_out)
+        samples = held_out.whole_number("group_size", 1, 1) or 1
+        count = _evaluated(root, samples) or sum(evaluation.values())
+        rounds = max(1, math.ceil(count / max(1, sum(evaluation.values()))))
+        evaluation = {tag: groups * rounds for tag, groups in evaluation.items()}
+        sizes = {"eval_tasks": count, "eval_samples": samples}
+    tags = {tag: _environment(root, tag) for tag in dict.fromkeys((*train, *evaluation))}
+    longest = root.whole_number("sequence_length", 1)
+    task = {
+        "_target_": SCENARIO,
+        "tasks": {"_target_": TASKS, "train": train, "evaluation": evaluation, "seed": root.values.get("seed", 42)},
+        "environment": {"_target_": ENVIRONMENT, "games": {tag: game for tag, (game, _) in tags.items()}},
+        "agent": {"_target_": AGENT, "tags": {tag: templates for tag, (_, templates) in tags.items()}},
+        "max_turns": max((templates.get("max_steps", 1) for _, templates in tags.values()), default=1),
+        "keeps_reasoning": True,  # ROLL continues the tokens of earlier turns, whatever the chat template would drop
+        **({} if longest is None else {"max_sequence_length": longest}),
+    }
+    return {"task": task, **sizes}
+
+
+def max_tokens_of_turns(task: Mapping[str, Any]) -> int | None:
+    """The longest turn that any of a task's environments allows."""
+    tags = task.get("agent", {}).get("tags", {}).values() if task.get("_target_") == SCENARIO else ()
+    return max((each["max_tokens_per_step"] for each in tags if each.get("max_tokens_per_step")), default=None)
+
+
+def _evaluated(root: Section, samples: int) -> int | None:
+    """Groups of an evaluation; `val_batch_size` counts episodes, and negative ones are all of the managers'."""
+    batch = root.values.get("val_batch_size")
+    return batch // samples if isinstance(batch, int) and batch >= samples else None
+
+
+def _groups(manager: Section) -> dict[str, int]:
+    """Groups of each tag: `num_groups_partition`, or equal shares of `num_env_groups`."""
+    tags, parts = manager.get("tags"), manager.get("num_groups_partition")
+    total = manager.whole_number("num_env_groups", 1, NUM_ENV_GROUPS) or NUM_ENV_GROUPS
+    if not isinstance(tags, list | tuple) or not tags or not all(isinstance(tag, str) for tag in tags):
+        what = "names no environments" if not tags else f"is {shown(tags)}; it must be a list of names"
+        manager.error("RST-T044", "tags", what, fix="write tags: [NAME], with names of custom_envs")
+        return {}
+    if parts is None:
+        share, rest = divmod(total, len(tags))
+        parts = [share + (index < rest) for index in range(len(tags))]
+    is_list = isinstance(parts, list | tuple) and all(isinstance(part, int) and part >= 0 for part in parts)
+    if not is_list or len(parts) != len(tags) or sum(parts) != total:
+        manager.error(
+            "RST-T044",
+            "num_groups_partition",
+            f"is {shown(parts)}, which does not share out {total} groups among {len(tags)} tags",
+            f"num_env_groups is {total}, tags are {', '.join(tags)}",
+            f"write {len(tags)} whole numbers whose sum is {total}",
+        )
+        return dict.fromkeys(tags, 1)
+    return {tag: part for tag, part in zip(tags, parts, strict=True) if part}
+
+
+def _environment(root: Section, tag: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The game of a tag and the templates of its agent."""
+    section = root.below("custom_envs").mapping(tag)
+    if section is None:
+        known = [str(key) for key in root.below("custom_envs").values]
+        fix = did_you_mean(tag, known) or f"add it to custom_envs, or name one of {', '.join(known)}"
+        manager = (
+            "train_env_manager"
+            if tag in (root.below("train_env_manager").values.get("tags") or ())
+            else "val_env_manager"
+        )
+        root.below(manager).error("RST-T044", "tags", f"{tag} is not in custom_envs", fix=fix)
+        return {}, {}
+    history = _history(section)
+    return _game(section), _templates(section, history)
+
+
+def _game(section: Section) -> dict[str, Any]:
+    env_type = section.text("env_type")
+    if env_type is None or env_type not in GAMES:
+        section.error(
+            "RST-T045",
+            "env_type",
+            "is missing" if env_type is None else f"{env_type} is not an environment that Roost has",
+            f"it has {', '.join(GAMES)} as text games",
+            "name one of these, or write train.task with an environment of your own (docs/environments.md)",
+        )
+        return {}
+    config = section.below("env_config")
+    config.refuse_unknown_keys((*GAMES[env_type], RENDER))
+    keys = {key: config.get(key) for key in GAMES[env_type] if config.values.get(key) is not None}
+    pattern = keys.get("action_pattern")
+    if pattern is not None and not _has_group(pattern):
+        what = f"is {shown(pattern)}, which is no regular expression with a group"
+        config.error("RST-T046", "action_pattern", what, fix="write one such as <answer>(.*?)</answer>")
+    return {"env_type": env_type, **{key: _plain(value) for key, value in keys.items()}}
+
+
+def _has_group(pattern: Any) -> bool:
+    try:
+        return re.compile(pattern).groups in (1, 2)
+    except (re.error, TypeError):
+        return False
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, list | tuple) else value
+
+
+def _history(section: Section) -> str:
+    """History mode of ROLL's environment manager: it decides how an episode is split into samples."""
+    written = section.text("env_manager_cls")
+    name = "TrajEnvManager" if written is None else written.rpartition(".")[2]
+    if name not in MANAGERS:
+        what, why = f"{name} is not supported", f"Roost has {', '.join(MANAGERS)}"
+        section.error("RST-T047", "env_manager_cls", what, why, "name one of these, or write train.task")
+        return TRAJECTORY
+    if name == PROXY:
+        what, why = "plays episodes as one conversation here", "ROLL lets the program of agent_runner_cls play them"
+        fix = "write env_manager_cls: TrajEnvManager, or train.task with your program (docs/agents.md)"
+        section.findings.warn("RST-T047", section.where("env_manager_cls"), what, why, fix)
+    mode = section.below("env_config").values.get(RENDER)
+    if name == IMAGES or mode not in (None, "text"):
+        where = section.where("env_manager_cls") if name == IMAGES else section.below("env_config").where(RENDER)
+        what = "shows states as images, but Roost shows them as text"
+        fix = "write env_manager_cls: TrajEnvManager and leave out render_mode"
+        section.findings.warn("RST-T047", where, what, "its games have no pictures", fix)
+    return MANAGERS[name]
+
+
+def _templates(section: Section, history: str) -> dict[str, Any]:
+    template = section.text("agent_template")
+    key = "agent_template"
+    if template is None and "next_step_template" in section:
+        key = "next_step_template"
+        before, after = section.text("pre_step_template") or "", section.text(key) or ""
+        template = f"{before}{{observation}}{after}"
+    if template is None:
+        fix = (
+            'write one, such as "{observation}"' if history == TRAJECTORY else 'write one with "{current_observation}"'
+        )
+        section.error("RST-T046", "agent_template", "is missing", fix=fix)
+    else:
+        _check_fields(section, key, template, history)
+    steps = section.whole_number("max_steps", 1)
+    if steps is None and section.values.get("max_steps") is None:
+        section.error("RST-T044", "max_steps", "is missing", "it bounds the turns of an episode", "write max_steps: 10")
+    keys = {
+        "agent_template": template or "{observation}",
+        "agent_system_template": section.text("agent_system_template"),
+        "history": history,
+        "history_length": section.whole_number("history_length", 1) if history != TRAJECTORY else None,
+        "max_steps": steps or 1,
+        "max_tokens_per_step": section.whole_number("max_tokens_per_step", 1),
+    }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _check_fields(section: Section, key: str, template: str, history: str) -> None:
+    """Every field of a template must be one that is filled."""
+    try:
+        found = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        section.error("RST-T046", key, f"is no format string: {error}", fix="write braces that are text as {{ and }}")
+        return
+    known = FIELDS[history]
+    for field in dict.fromkeys(found):
+        if re.split(r"[.\[]", field)[0] not in known:
+            why = (
+                f"{'an episode is one conversation' if history == TRAJECTORY else 'each turn has a prompt of its own'}"
+            )
+            fix = (
+                did_you_mean(field, known)
+                or f"fields are {', '.join(known)}; write braces that are text as {{{{ and }}}}"
+            )
+            section.error("RST-T046", key, f"has the field {{{field}}}, which nothing fills", why, fix)

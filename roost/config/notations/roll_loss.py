@@ -10,7 +10,7 @@ from roost.config.findings import shown
 from roost.config.learning import DIFFERENCE, RATIO
 from roost.config.notations.roll import is_distilled_alone
 from roost.config.notations.words import AGGREGATIONS, clip_ranges, named
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train_choices import ImportanceSamplingLevel, LossAggregation, PolicyLoss
 
 CLIP = 0.2

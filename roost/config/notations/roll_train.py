@@ -4,43 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import DeviceList, Job
-from roost.config.notations.algorithm import estimator_of_train
+from roost.config.notations.algorithm import NORMALISED, estimator_of_train
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import (
     METHODS,
-    NORMALISED,
     SCOPES,
     holds_role,
     is_agentic,
     is_distilled_alone,
     normalisation,
+    recomputes_of,
     scope_words,
     teacher_role,
 )
-from roost.config.notations.roll_data import data_settings, of_instructions, of_questions, supervised_data
-from roost.config.notations.roll_games import DERIVED_FROM as GAMES_DERIVED_FROM
-from roost.config.notations.roll_games import game_settings, max_tokens_of_turns
-from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM
-from roost.config.notations.roll_loss import loss_settings
+from roost.config.notations.roll_data import (
+    DERIVED_FROM as GAMES_DERIVED_FROM,
+    data_settings,
+    game_settings,
+    max_tokens_of_turns,
+    of_instructions,
+    of_questions,
+    supervised_data,
+)
+from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM, loss_settings
 from roost.config.notations.words import (
     DIVERGENCES,
     ESTIMATORS,
+    OF_MEGATRON,
+    OF_MEGATRON_WSD,
+    OF_OTHERS,
+    OF_WSD,
     OPTIMIZERS,
-    SCHEDULES,
+    TRANSFORMERS_SCHEDULES,
     compute_dtype,
     engine_of,
     interval,
     lora_rank,
+    megatron_schedule,
     named,
     note_padding,
+    transformers_schedule,
     warn_resume,
     whole_number,
 )
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train import (
     ROLL_LEARNERS,
     AdvantageEstimator,
@@ -49,6 +61,7 @@ from roost.config.train import (
     LossAggregation,
     LrSchedulerType,
     Objective,
+    RewardScope,
     Whitening,
 )
 from roost.config.train_choices import Divergence
@@ -126,6 +139,7 @@ def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dic
         found["state_normalization"] = {(True, False): "mean", (True, True): "mean_std"}.get(
             METHODS.get(method, (False, False)), "none"
         )
+        found["state_scope"] = "batch"
     if written == "agentic_reinforce":
         found["discount_level"] = DiscountLevel.TURN
     return found
@@ -226,6 +240,7 @@ DISTILLED = {  # keys of `teacher` in train that are numbers
     "adaptive_alpha": "adaptive_kl_alpha",
     "skew": "skew_lambda",
 }
+OF_SCHEDULES = (*OF_WSD, *OF_OTHERS, *OF_MEGATRON, *OF_MEGATRON_WSD)
 OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
 
@@ -276,6 +291,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "advantage_level": ("train_env_manager.group_size",),
     "step_gamma": ("step_reward_gamma",),
     "state_normalization": ("reward_normalization.method",),
+    "state_scope": ("adv_estimator",),
     "reward_baseline": ("norm_mean_type", *(f"reward_normalization.{key}" for key in ("grouping", "method"))),
     "reward_std": ("norm_std_type", *(f"reward_normalization.norm_{key}_type" for key in ("mean", "std"))),
     "kl_penalty_coef": ("init_kl_coef", "add_token_level_kl"),
@@ -307,9 +323,17 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "importance_sampling_level": (*of_policy("pg_variant"), "importance_sampling", "ratio_type"),
     "optimizer": of_learner("training_args.optim"),
     "lr_scheduler_type": of_learner("training_args.lr_scheduler_type"),
-    "min_learning_rate": (
-        *of_learner("training_args.lr_scheduler_kwargs.min_lr"),
-        *of_learner("training_args.lr_scheduler_kwargs.min_lr_rate"),
+    "min_learning_rate": tuple(
+        key for end in ("", "_rate", "_ratio") for key in of_learner(f"training_args.lr_scheduler_kwargs.min_lr{end}")
+    ),
+    "decay_steps": of_learner("training_args.lr_scheduler_kwargs.lr_decay_steps"),
+    "wsd_decay_steps": (
+        *of_learner("training_args.lr_scheduler_kwargs.num_decay_steps"),
+        *of_learner("training_args.lr_scheduler_kwargs.wsd_decay_steps"),
+    ),
+    "wsd_decay_style": (
+        *of_learner("training_args.lr_scheduler_kwargs.decay_type"),
+        *of_learner("training_args.lr_scheduler_kwargs.lr_wsd_decay_style"),
     ),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
@@ -319,6 +343,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "lora_rank": (*of_policy("model_args.lora_rank"), f"{STUDENT}.model_args.lora_rank"),
     "lora_target_modules": (*of_policy("model_args.lora_target"), f"{STUDENT}.model_args.lora_target"),
     "compute_dtype": of_learner("model_args.dtype"),
+    "activation_checkpointing": (
+        *of_learner("model_args.disable_gradient_checkpointing"),
+        *of_learner("strategy_args.strategy_config.recompute_granularity"),
+    ),
     "engine": of_engine("strategy_args.strategy_name"),
     **GAMES_DERIVED_FROM,
     "data": (
@@ -353,8 +381,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **advantage_settings(root),
         **loss_settings(root, learner),
         "optimizer": named(learner.below("training_args"), "optim", OPTIMIZERS, "optimizer"),
-        "lr_scheduler_type": named(learner.below("training_args"), "lr_scheduler_type", SCHEDULES),
-        "min_learning_rate": _least_rate(learner.below("training_args")),
+        **_schedule(learner),
         "max_staleness": math.ceil(ratio) if isinstance(ratio, int | float) else None,
         "keep_checkpoints": root.whole_number("max_ckpt_to_keep", 0) or None,
         "eval_every": interval(root, "eval_steps"),
@@ -363,6 +390,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "lora_rank": lora_rank(job),
         "lora_target_modules": _adapter_targets(learner.below("model_args")),
         "compute_dtype": compute_dtype(learner.below("model_args").values.get("dtype")),
+        "activation_checkpointing": recomputes_of(learner, learner.below("strategy_args").text("strategy_name")),
         **game_settings(root),
     }
 
@@ -383,8 +411,13 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     turn = max_tokens_of_turns(values.get("task") or {})
     if turn is not None:
         found["max_new_tokens"] = turn  # agents bound each turn by their own limit
-    if values.get("advantage_estimator", AdvantageEstimator.GAE) is AdvantageEstimator.GAE:
+    estimator = values.get("advantage_estimator", AdvantageEstimator.GAE)
+    if estimator is AdvantageEstimator.GAE:
         found |= OF_GAE
+    if estimator is AdvantageEstimator.REINFORCE_BASELINE:
+        del found["whiten_advantages"]  # no estimator of ROLL's: it is whitened by definition
+    if root.values.get("adv_estimator") == "gigpo":
+        found |= {"reward_baseline": RewardScope.NONE, "reward_std": RewardScope.NONE}
     if "train_env_manager" not in root:
         found |= data_settings(root, learner_role(root))
     if "validation" in root or "val_env_manager" in root:
@@ -491,11 +524,17 @@ def _max_tokens(root: Section, block: Section) -> int | None:
     return left
 
 
-def _least_rate(arguments: Section) -> float | None:
-    """Last learning rate of the schedule, which is given as a rate or as a share of the highest."""
+def _schedule(learner: Section) -> dict[str, Any]:
+    """The schedule and its arguments, which have other names for Megatron's strategy."""
+    arguments = learner.below("training_args")
+    rate = arguments.number("learning_rate")
+    schedule = named(arguments, "lr_scheduler_type", TRANSFORMERS_SCHEDULES)
     limits = arguments.below("lr_scheduler_kwargs")
-    share, rate = limits.number("min_lr_rate"), arguments.number("learning_rate")
-    return limits.number("min_lr") if share is None else share * (DEFAULTS["learning_rate"] if rate is None else rate)
+    # Names that no schedule has here are named as keys that are not followed.
+    limits = replace(limits, values={name: limits.values[name] for name in OF_SCHEDULES if name in limits})
+    if str(learner.below("strategy_args").text("strategy_name")).startswith("megatron"):
+        return megatron_schedule(schedule, limits)
+    return transformers_schedule(schedule, limits, DEFAULTS["learning_rate"] if rate is None else rate)
 
 
 def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:

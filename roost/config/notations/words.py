@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roost.config.findings import shown
 from roost.config.job import Component, Job
-from roost.config.section import Section
+from roost.config.source import Section
 from roost.config.train import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -66,6 +67,17 @@ SCHEDULES = {
     "cosine_with_min_lr": LrSchedulerType.COSINE,
     "WSD": LrSchedulerType.WSD,
 }
+# Those of transformers, and the forms of its decay.
+TRANSFORMERS_SCHEDULES = {**SCHEDULES, "warmup_stable_decay": LrSchedulerType.WSD}
+TRANSFORMERS_DECAYS = {
+    "linear": WsdDecayStyle.LINEAR,
+    "cosine": WsdDecayStyle.COSINE,
+    "1-sqrt": WsdDecayStyle.MINUS_SQRT,
+}
+# Arguments of its schedules and of Megatron's that are followed, and the values of others that change nothing.
+OF_WSD, OF_OTHERS = ("num_decay_steps", "decay_type", "min_lr_ratio"), ("min_lr", "min_lr_rate")
+OF_MEGATRON, OF_MEGATRON_WSD = ("min_lr", "lr_decay_steps"), ("wsd_decay_steps", "lr_wsd_decay_style")
+HARMLESS = {"warmup_type": "linear", "num_cycles": 0.5}
 # float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch", "huggingface": "torch"}
@@ -85,6 +97,46 @@ def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str 
         instead = "say what you want in the section train" if setting is None else f"write train.{setting}"
         section.error("RST-T013", key, f"{word} is not supported", why, f"remove it, and {instead}")
     return found
+
+
+def transformers_schedule(schedule: LrSchedulerType | None, limits: Section, rate: float) -> dict[str, Any]:
+    """Settings of transformers' `lr_scheduler_kwargs`; those that the schedule lacks here are named.
+
+    The last rate is given as such, or as a share of the highest.
+    """
+    is_wsd = schedule is LrSchedulerType.WSD
+    own = _arguments(limits, OF_WSD if is_wsd else OF_OTHERS)
+    share = own.number("min_lr_ratio" if is_wsd else "min_lr_rate")
+    usual = WsdDecayStyle.COSINE if is_wsd else None
+    return {
+        "lr_scheduler_type": schedule,
+        "min_learning_rate": own.number("min_lr") if share is None else share * rate,
+        "wsd_decay_steps": own.whole_number("num_decay_steps", 1),
+        "wsd_decay_style": named(own, "decay_type", TRANSFORMERS_DECAYS, "wsd_decay_style") or usual,
+    }
+
+
+def megatron_schedule(schedule: LrSchedulerType | None, limits: Section) -> dict[str, Any]:
+    """Settings of ROLL's `lr_scheduler_kwargs` for Megatron's scheduler, which has names of its own for them."""
+    is_wsd = schedule is LrSchedulerType.WSD
+    own = _arguments(limits, (*OF_MEGATRON, *(OF_MEGATRON_WSD if is_wsd else ())), "on Megatron")
+    usual = WsdDecayStyle.EXPONENTIAL if is_wsd else None
+    return {
+        "lr_scheduler_type": schedule,
+        "min_learning_rate": own.number("min_lr"),
+        "decay_steps": own.whole_number("lr_decay_steps", 1),
+        "wsd_decay_steps": own.whole_number("wsd_decay_steps", 1),
+        "wsd_decay_style": named(own, "lr_wsd_decay_style", DECAY_STYLES, "wsd_decay_style") or usual,
+    }
+
+
+def _arguments(limits: Section, followed: Sequence[str], on: str = "") -> Section:
+    """The arguments of a schedule that are followed; others are named unless they change nothing."""
+    for name, value in limits.values.items():
+        if name not in followed and value != HARMLESS.get(name):
+            why = f"with this schedule {f'{on} ' if on else ''}Roost has {', '.join(followed)}"
+            limits.findings.warn("RST-T014", limits.where(), f"{name} is not followed", why, "remove it")
+    return replace(limits, values={name: limits.values[name] for name in followed if name in limits})
 
 
 def note_padding(section: Section, key: str, program: str) -> None:

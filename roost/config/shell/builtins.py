@@ -1,22 +1,33 @@
-"""Builtin commands of bash that change what is known of the shell."""
+"""Assignments and builtin commands of bash."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roost.config.shell.conditions import Status, bracket_status
-from roost.config.shell.expand import Expander, folder_of
-from roost.config.shell.outputs import known_texts, printed
-from roost.config.shell.reading import Reading
-from roost.config.shell.state import State
-from roost.config.shell.syntax import Literal, Word
-from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
+from roost.config.shell.arithmetic import NotKnown
+from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
+from roost.config.shell.effects import unset_names
+from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
+from roost.config.shell.state import (
+    Array,
+    Doubt,
+    Reading,
+    State,
+    Unknown,
+    Value,
+    elements,
+    next_index,
+    of_unknown,
+    text_value,
+)
+from roost.config.shell.syntax import Assignment, Literal, Word
 from roost.config.yaml_events import Position
 
+_OF_SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PMI_", "OMPI_")  # variables that a job has where it runs
 MAX_NESTED = 10  # scripts, functions and `bash -c` within each other
 
 
@@ -27,9 +38,14 @@ class Builtins(ABC):
     expander: Expander
     reading: Reading
     depth: int
+    files: list[Path]  # that are read here, each from the one before
+    steps: int
     loops: int  # around this place, within its function
     doubts: int  # conditions around this place that are not known
     conditions: list[tuple[str, ...]]  # variables of the conditions that are true here
+    # Shells that left a function or loop under a condition that is not known; they go on after its end.
+    left: list[tuple[State, Doubt]]
+    stdin: Value | None  # what is left of the input of the commands here
 
     @abstractmethod
     def _file(self, path: str, state: State) -> bool: ...
@@ -42,8 +58,13 @@ class Builtins(ABC):
 
     def _do_source(self, arguments: list[Value], position: Position, state: State) -> Status:
         path = arguments[0].tested if arguments else None
-        if path is None or self.depth >= MAX_NESTED:
+        if path is None:
             self.reading.missing.append((arguments[0].shown if arguments else "", position))
+            return None
+        if self.depth >= MAX_NESTED:
+            is_circle = folder_of(state, path) in self.files
+            why = "sources itself" if is_circle else f"is nested more than {MAX_NESTED} deep"
+            self.reading.nested.append((path, position, why))
             return None
         outer = state.arguments
         if len(arguments) > 1:
@@ -66,6 +87,8 @@ class Builtins(ABC):
             if state.locals is not None:
                 for name in plain:
                     state.variables.pop(name, None)
+        if "n" in options and command != "export":
+            state.references = state.references.union(plain, given, names)
         if "i" in options:
             state.integers = state.integers.union(plain, given, names)
         if "A" in options:
@@ -134,12 +157,50 @@ class Builtins(ABC):
         return not found.is_end
 
     def _do_read(self, arguments: list[Value], position: Position, state: State) -> Status:
-        for argument in arguments:
-            name = argument.known or ""
-            if re.fullmatch(r"[A-Za-z_]\w*", name):
-                unknown = Unknown(f"${name}", "it is read while the script runs", position, name, is_list=True)
-                given = self.environ.get(name)
-                state.variables[name] = of_unknown(unknown) if given is None else text_value(given, position)
+        texts = [argument.known or "" for argument in arguments]
+        options = "".join(text[1:] for text in texts if text.startswith("-"))
+        names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        given, fields = self.stdin.known if self.stdin is not None else None, word_fields(state)
+        if given is not None and fields is not None and not set(options) - set("ra") and len(texts) - len(names) < 3:
+            line, _, rest = given.partition("\n")
+            self.stdin = text_value(rest, position)
+            if "r" in options or "\\" not in line:
+                self._read_line(line, names or ["REPLY"], "a" in options, fields, position, state)
+                return bool(given)
+        inner = self.stdin.unknown if self.stdin is not None else None
+        for name in names:
+            variable = inner.variable if inner is not None else "" if "a" in options else name
+            unknown = Unknown(f"${name}", "it is read while the script runs", position, variable, is_list=True)
+            own = self.environ.get(name) if "a" not in options else None
+            state.variables[name] = of_unknown(unknown) if own is None else text_value(own, position)
+        return None
+
+    def _read_line(
+        self, line: str, names: list[str], is_array: bool, fields: re.Pattern[str], position: Position, state: State
+    ) -> None:
+        """Give the fields of a line to variables: the last one has the rest."""
+        blanks = "".join(one for one in " \t" if fields.fullmatch(one))
+        line = line.strip(blanks) if blanks else line
+        if is_array:
+            values = [one for one in fields.split(line) if one or not line.isspace()] if line else []
+            state.variables[names[-1]] = {str(at): text_value(one, position) for at, one in enumerate(values)}
+            return
+        found = fields.split(line, maxsplit=len(names) - 1) if len(names) > 1 else [line]
+        for at, name in enumerate(names):
+            state.variables[name] = text_value(found[at] if at < len(found) else "", position)
+
+    def _do_mapfile(self, arguments: list[Value], position: Position, state: State) -> Status:
+        """Lines of the input as an array, with -t without their ends."""
+        texts = [argument.known or "" for argument in arguments]
+        name = next((text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)), "MAPFILE")
+        given = self.stdin.known if self.stdin is not None else None
+        if given is not None and texts in (["-t"], ["-t", name]):
+            state.variables[name] = {str(at): text_value(one, position) for at, one in enumerate(given.splitlines())}
+            return True
+        inner = self.stdin.unknown if self.stdin is not None else None
+        variable = inner.variable if inner is not None else ""
+        unknown = Unknown(f"${{{name}[@]}}", "it is read while the script runs", position, variable, is_list=True)
+        state.variables[name] = {"0": of_unknown(unknown)}
         return None
 
     def _do_set(self, arguments: list[Value], position: Position, state: State) -> Status:
@@ -148,6 +209,9 @@ class Builtins(ABC):
             is_named = name is not None and name[1:].endswith("o") and names[at + 1 : at + 2] == ["allexport"]
             if name is not None and (is_named or re.fullmatch(r"[-+][a-zA-Z]*a[a-zA-Z]*", name)):
                 state.exports_all = name.startswith("-")
+            is_named = name is not None and name[1:].endswith("o") and names[at + 1 : at + 2] == ["nounset"]
+            if name is not None and (is_named or re.fullmatch(r"[-+][a-zA-Z]*u[a-zA-Z]*", name)):
+                state.stops_at_unset = name.startswith("-")
         if "--" in names:
             state.arguments = tuple(arguments[names.index("--") + 1 :])
         return True
@@ -165,8 +229,25 @@ class Builtins(ABC):
     def _do_cd(self, arguments: list[Value], position: Position, state: State) -> Status:
         paths = [argument.tested for argument in arguments if argument.known not in ("--", "-P", "-L")]
         path = paths[0] if paths else self.environ.get("HOME")
-        state.folder = None if path is None or path == "-" else _normal(folder_of(state, path))
+        return self._go(None if path is None or path == "-" else _normal(folder_of(state, path)), position, state)
+
+    def _go(self, folder: Path | None, position: Position, state: State) -> Status:
+        state.put("OLDPWD", None if state.folder is None else text_value(str(state.folder), position))
+        state.folder = folder
         return True
+
+    def _do_pushd(self, arguments: list[Value], position: Position, state: State) -> Status:
+        names = [one.known for one in arguments if one.known != "-n"]
+        if names and not re.fullmatch(r"[-+]\d+", names[0] or ""):
+            state.folders = (state.folder, *state.folders)
+            return self._do_cd(arguments, position, state)
+        folder = state.folders[0] if state.folders and not names else None  # alone, it changes the first two
+        state.folders = () if names else (state.folder, *state.folders[1:])
+        return self._go(folder, position, state)
+
+    def _do_popd(self, arguments: list[Value], position: Position, state: State) -> Status:
+        folder, state.folders = next(iter(state.folders), None), state.folders[1:]
+        return self._go(folder, position, state)
 
     def _do_exit(self, arguments: list[Value], position: Position, state: State) -> Status:
         """An exit with an error in a branch that is taken is reported, and the reading goes on."""
@@ -176,8 +257,18 @@ class Builtins(ABC):
             names = [name for name, value in values.items() if value is None or value.tested == ""]
             self.reading.stops.append((position, tuple(names)))
             return None
+        if not self.doubts:
+            self.reading.ended = position
         state.flow = "exit"
         return None
+
+    def _stop_at_unset(self, words: Sequence[Word], state: State) -> None:
+        """Report the first variable without a value that `set -u` stops at; a file that is not here may set it."""
+        if not state.stops_at_unset or self.doubts or self.reading.missing:
+            return
+        for name, position in unset_names(words, state):
+            if not name.startswith(_OF_SCHEDULERS) and (name,) not in [names for _, names in self.reading.stops]:
+                self.reading.stops.append((position, (name,)))
 
     def _do_return(self, arguments: list[Value], position: Position, state: State) -> Status:
         state.flow = "return"
@@ -284,12 +375,108 @@ BUILTINS = {
     "local": "declare",
     "readonly": "declare",
     "declare": "declare",
-    "mapfile": "read",
-    "readarray": "read",
+    "mapfile": "mapfile",
+    "readarray": "mapfile",
     "command": "exec",
-    **{
-        name: name
-        for name in ("unset", "read", "set", "shift", "cd", "exit", "return", "break", "continue", "test", "true")
-    },
-    **{name: name for name in ("false", "eval", "let", "exec", "printf", "getopts")},
+    **{name: name for name in ("unset", "read", "set", "shift", "cd", "pushd", "popd", "exit", "return", "break")},
+    **{name: name for name in ("continue", "test", "true", "false", "eval", "let", "exec", "printf", "getopts")},
 }
+
+
+class Assignments(Builtins):
+    """Sets variables as a script assigns them."""
+
+    def _assign(
+        self, assignment: Assignment, state: State, is_declared: bool = False, expanded: Value | None = None
+    ) -> None:
+        """Set a variable or an element; `expanded` is the value where it was expanded before."""
+        name = assignment.name if is_declared else state.target(assignment.name)
+        if state.exports_all:
+            state.exported = state.exported.union((name,))
+        if isinstance(assignment.value, Word):
+            value = expanded if expanded is not None else self.expander.one(assignment.value, state)
+            value = self._given(name, value, assignment)
+            if name in state.integers:
+                value = self._computed(assignment, state)
+            if assignment.index is not None:
+                key = self.expander.key(name, assignment.index, state)
+                array = dict(state.array(name))
+                if key is None:  # any element may be this one
+                    array = {"0": elements(name, assignment.position)}
+                elif assignment.appends and key in array:
+                    array[key] = Value((*array[key].parts, *value.parts), value.position)
+                else:
+                    is_last = key not in array and key.isdecimal() and int(key) >= next_index(array)
+                    array[key] = value
+                    self._count(array)
+                    state.variables[name] = array if is_last else state.in_order(name, array)
+                    return
+                state.variables[name] = array
+                return
+            old = state.scalar(name)
+            if assignment.appends and name in state.integers:
+                state.variables[name] = value
+            elif assignment.appends and isinstance(state.variables.get(name), dict):
+                array = state.array(name)
+                state.variables[name] = {
+                    **array,
+                    "0": Value((*array.get("0", Value()).parts, *value.parts), value.position),
+                }
+            elif assignment.appends and old is not None:
+                state.variables[name] = merged([*old.parts, *value.parts], old.position)
+            else:
+                state.variables[name] = value
+            return
+        array = dict(state.array(name)) if assignment.appends else {}
+        following = next_index(array)
+        for key_word, word in assignment.value:
+            if key_word is not None:
+                key = self.expander.key(name, key_word, state)
+                value = self.expander.one(word, state)
+                if key is None:
+                    key, value = str(following), elements(name, assignment.position)
+                array[key] = value
+                following = int(key) + 1 if key.isdecimal() else following
+                continue
+            values = self.expander.listed(word, state)
+            unset = self.expander.one(word, state).unknown if not values else None
+            last = str(following - 1)
+            if unset is not None and unset.is_unset and last in array:
+                array[last] = replace(array[last], dropped=unset)  # it may be a flag
+            for value in values:
+                array[str(following)] = value
+                following += 1
+        self._count(array)
+        has_keys = any(key_word is not None for key_word, _ in assignment.value)
+        state.variables[name] = state.in_order(name, array) if has_keys else array
+
+    def _count(self, array: Array) -> None:
+        """Count the elements of an array that is assigned as steps."""
+        self.steps += len(array) // 1000
+        if len(array) > 20_000:
+            raise TooMuch("an array is too long")
+
+    def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
+        """A value whose command the caller answered by setting the variable, or with the variable to set."""
+        unknown = value.unknown
+        if unknown is None or value.tested is not None:
+            return value
+        if name in self.environ:
+            self.reading.given[name] = (unknown, self.environ[name])
+            return text_value(self.environ[name], assignment.position)
+        if len(value.parts) == 1 and not unknown.is_unset:
+            return Value((replace(unknown, variable=unknown.variable or name),), value.position)
+        return value
+
+    def _computed(self, assignment: Assignment, state: State) -> Value:
+        """The value of a variable that `declare -i` made a number."""
+        word = assignment.value
+        if isinstance(word, Word) and assignment.appends:
+            word = replace(word, parts=(Literal(f"{assignment.name} + ("), *word.parts, Literal(")")))
+        try:
+            if not isinstance(word, Word) or assignment.index is not None:
+                raise NotKnown(assignment.name)
+            return text_value(str(self.expander.number(word, state)), assignment.position)
+        except NotKnown:
+            reason = "it is computed from what is not known"
+            return of_unknown(Unknown(f"${assignment.name}", reason, assignment.position, assignment.name))

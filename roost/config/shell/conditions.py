@@ -1,16 +1,137 @@
-"""`[ ... ]`, `test` and `[[ ... ]]`, as far as their values are known: True, False, or None."""
+"""Conditions and outputs of commands, as far as their values are known: True, False or None."""
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
 
 from roost.config.shell.arithmetic import NotKnown, evaluate
-from roost.config.shell.expand import Expander
+from roost.config.shell.expand import AT_RUN_TIME, MAX_TRIES, Expander
 from roost.config.shell.patterns import matches_pattern, regular
-from roost.config.shell.state import State
-from roost.config.shell.syntax import Condition, Word
-from roost.config.shell.values import Value
+from roost.config.shell.state import State, Value, text_value
+from roost.config.shell.syntax import AndOr, Condition, Literal, Pipeline, Simple, Statement, Word
+
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+def echoed(arguments: Sequence[str]) -> str | None:
+    """Output of `echo`; None for escapes that are not known."""
+    words, options = list(arguments), ""
+    while words and re.fullmatch(r"-[neE]+", words[0]):
+        options += words.pop(0)[1:]
+    text: str | None = " ".join(words)
+    if re.search("e[^E]*$", options):
+        text = _unescaped(" ".join(words))
+    return None if text is None else text if "n" in options else f"{text}\n"
+
+
+def _unescaped(text: str) -> str | None:
+    if any(one not in _ESCAPES for one in re.findall(r"\\(.?)", text, re.DOTALL)):
+        return None
+    return re.sub(r"\\(.)", lambda match: _ESCAPES[match[1]], text)
+
+
+def printed(arguments: Sequence[str]) -> str | None:
+    """Output of `printf` with `%s` and `%d`; None for other formats."""
+    if not arguments:
+        return None
+    form, *words = arguments
+    spelled = _unescaped(form)
+    fields = re.findall(r"%(.?)", form)
+    if spelled is None or len(fields) != len(words) or any(one not in ("s", "d") for one in fields):
+        return None
+    if any(one == "d" and not re.fullmatch(r"-?[1-9]\d*|0", word) for one, word in zip(fields, words, strict=True)):
+        return None
+    waiting = iter(words)
+    return re.sub("%.", lambda _: next(waiting), spelled)
+
+
+def output_of(words: Sequence[str], state: State) -> str | None:
+    """Output of a command whose words are known; None where only a run tells it."""
+    name, *arguments = words or ("",)
+    if name == "echo":
+        return echoed(arguments)
+    if name == "printf":
+        return printed(arguments)
+    text = _line_of(name, [word for word in arguments if not re.fullmatch(r"-\w|--", word)], state)
+    return None if text is None else f"{text}\n"
+
+
+def echo_of(words: Sequence[Value], state: State) -> Value | None:
+    """Output of `echo` and `printf`, whose words echo may have in parts that are not known."""
+    texts = known_texts(words)
+    if texts is not None:
+        text = output_of(texts, state)
+        return None if text is None else text_value(text, words[0].position)
+    if words[0].known != "echo" or words[1].prefix.startswith("-"):
+        return None
+    parts = [part for at, one in enumerate(words[1:]) for part in ([" "] if at else []) + list(one.parts)]
+    return Value(tuple(parts), words[0].position)
+
+
+def _line_of(name: str, paths: Sequence[str], state: State) -> str | None:
+    if name == "pwd":
+        return str(state.folder) if state.folder is not None else None
+    if name == "dirname" and len(paths) == 1:
+        return str(PurePosixPath(paths[0]).parent)
+    if name == "basename" and paths:
+        base = PurePosixPath(paths[0]).name
+        return base.removesuffix(paths[1]) if len(paths) > 1 and paths[1] != base else base
+    if name in ("realpath", "readlink") and len(paths) == 1:
+        return os.path.normpath((state.folder or Path()) / paths[0])
+    if name == "seq" and 1 <= len(paths) <= 3 and all(re.fullmatch(r"\d{1,4}", word) for word in paths):
+        numbers = [int(word) for word in paths]
+        first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
+        return "\n".join(map(str, range(first, numbers[-1] + 1, max(1, step))))
+    return None
+
+
+def filtered(text: str, words: Sequence[str]) -> str | None:
+    """Output of a filter such as `wc -w`; None for one that is not known."""
+    if words in (["wc", "-w"], ["wc", "--words"]):
+        return str(len(text.split()))
+    if words in (["wc", "-l"], ["wc", "--lines"]):
+        return str(text.count("\n"))
+    if len(words) == 3 and words[:2] == ["tr", "-d"] and re.fullmatch(r"[ ,\"']+", words[2]):
+        return re.sub(f"[{re.escape(words[2])}]", "", text)
+    if len(words) == 3 and words[0] == "tr":
+        old, new = _unescaped(words[1]), _unescaped(words[2])
+        return text.replace(old, new) if old is not None and new is not None and len(old) == len(new) == 1 else None
+    joined, lines = " ".join(words), text.splitlines()
+    if found := re.fullmatch(r"awk -F ?'?([^\s\\|.*+?^$()\[\]{}])'? \{ ?print NF;? ?\}", joined):
+        return "".join(f"{len(line.split(found[1])) if line else 0}\n" for line in lines)
+    if found := re.fullmatch(r"cut -d ?(.) -f ?(\d)", joined):
+        return "".join(f"{_field(line, found[1], int(found[2]))}\n" for line in lines)
+    return None
+
+
+def _field(line: str, delimiter: str, number: int) -> str:
+    parts = line.split(delimiter)
+    if len(parts) == 1:
+        return line  # as cut does
+    return parts[number - 1] if 0 < number <= len(parts) else ""
+
+
+def is_folder_change(statement: Statement) -> tuple[Simple, Statement] | None:
+    """The `cd` and the rest of `cd folder && command`, a usual way to find where a script is."""
+    if isinstance(statement, AndOr) and len(statement.rest) == 1 and statement.rest[0][0] == "&&":
+        first, (_, second) = statement.first, statement.rest[0]
+        if isinstance(first, Simple) and first.words and first.words[0].text == "cd":
+            return first, second
+    return None
+
+
+def piped(statement: Statement) -> Sequence[Statement]:
+    """Commands of a pipeline; a single command is a pipeline of one."""
+    return statement.commands if isinstance(statement, Pipeline) and not statement.is_negated else (statement,)
+
+
+def known_texts(values: Sequence[Value]) -> list[str] | None:
+    texts = [value.tested for value in values]
+    return None if None in texts else [text for text in texts if text is not None]
+
 
 Status = bool | None
 MAX_DEPTH = 20
@@ -138,7 +259,7 @@ class _Reader:
     def _unary(self, operator: str, token: str | Value | Word) -> Status:
         text = self._text(token)
         if operator == "-v":
-            return None if text is None else text in self.state.variables
+            return None if text is None else self._is_set(text)
         if operator not in ("-z", "-n"):
             return None  # files and terminals, which are those of the machine that runs the script
         if text is None:
@@ -147,8 +268,32 @@ class _Reader:
             return (operator == "-n") if has_text else None
         return (text == "") == (operator == "-z")
 
+    def _is_set(self, text: str) -> Status:
+        """Return True if a variable, or an element `A[i]`, has a value; None if that is not known."""
+        match = re.fullmatch(r"(\w+)(?:\[(.+)\])?", text, re.DOTALL)
+        if match is None:
+            return None
+        name, index = match.groups()
+        if name in AT_RUN_TIME and name not in self.state.variables:
+            return None
+        array = self.state.array(name)
+        key: str | None = index
+        if index in ("@", "*"):
+            key = next(iter(array), "")
+        elif self.state.target(name) not in self.state.associative:
+            key = self.expander.key(name, Word((Literal(index or "0", True),), (None, None, None)), self.state)
+        elif index is None:
+            key = "0"
+        value = None if key is None else array.get(key)
+        is_open = any(one.unknown is not None and one.unknown.is_list for one in array.values())
+        if key is None or is_open or (value is not None and value.unknown is not None and value.unknown.is_unset):
+            return None
+        return value is not None
+
     def _binary(self, left: str | Value | Word, operator: str, right: str | Value | Word) -> Status:
         one = self._text(left)
+        if operator == "=~":
+            self.state.variables.pop("BASH_REMATCH", None)
         if operator in _NUMBERS:
             two = self._text(right)
             if one is None or two is None:
@@ -170,7 +315,7 @@ class _Reader:
             is_quoted = isinstance(right, Word) and any(part.is_quoted for part in right.parts)
             if is_quoted and re.escape(two) != two:
                 return None  # what is quoted stands for itself
-            return _matches(one, two)
+            return self._matches(one, two)
         if operator in ("<", ">"):
             return one < two if operator == "<" else one > two
         return (one == two) == (operator != "!=")
@@ -182,15 +327,19 @@ class _Reader:
             return int(text)
         return evaluate(text, lambda name: self.expander.number_of(name, self.state))
 
-
-def _matches(text: str, pattern: str) -> Status:
-    """A regular expression with few enough repetitions to be tried."""
-    if len(text) > MAX_PATTERN or len(pattern) > MAX_PATTERN or len(_QUANTIFIER.findall(pattern)) > 3:
-        return None
-    expression = regular(pattern)
-    if re.search(r"[)][*+?{]", pattern) or expression is None:
-        return None
-    try:
-        return re.search(expression, text) is not None
-    except (re.error, RecursionError):
-        return None
+    def _matches(self, text: str, pattern: str) -> Status:
+        """A regular expression with few enough repetitions to be tried; what its groups match is BASH_REMATCH."""
+        expression, count = regular(pattern), len(_QUANTIFIER.findall(pattern))
+        if len(text) > MAX_PATTERN or len(pattern) > MAX_PATTERN or count > 3 or expression is None:
+            return None
+        self.expander.tries += (len(text) + 1) ** (1 + count)
+        if re.search(r"[)][*+?{]", pattern) or self.expander.tries > MAX_TRIES:
+            return None
+        try:
+            found = re.search(expression, text)
+        except (re.error, RecursionError):
+            return None
+        if "|" not in pattern:  # of several choices bash takes the longest
+            groups = (found[0], *found.groups(default="")) if found is not None else ()
+            self.state.variables["BASH_REMATCH"] = {str(at): text_value(one) for at, one in enumerate(groups)}
+        return found is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from roost.config.shell.state import State
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
@@ -21,7 +22,13 @@ from roost.config.yaml_events import Position
 
 # Commands whose failure a script is not written for: what follows `&&` is taken to run.
 _SUCCEED = """mkdir cd pushd popd pip pip3 uv conda module ray export declare local readonly typeset wget curl source .
-    cp mv rm ln chmod touch tar unzip echo printf sleep set ulimit wait git apt apt-get hf huggingface-cli"""
+    cp mv rm ln chmod touch tar unzip echo printf sleep set ulimit wait apt apt-get hf huggingface-cli"""
+_GIT = "clone pull fetch checkout switch init add commit push submodule lfs reset config apply am worktree stash tag"
+_REPLACED = (":-", "-", ":=", "=", ":+", "+", ":?", "?")  # operators of variables that may be unset
+# Variables that bash has a value for without an assignment.
+_OWN = """BASH_SOURCE PWD OLDPWD RANDOM SECONDS EPOCHSECONDS HOSTNAME BASHPID PPID UID EUID LINENO FUNCNAME BASH
+    BASH_VERSION BASH_REMATCH DIRSTACK GROUPS HOSTTYPE IFS MACHTYPE OPTARG OPTIND OSTYPE PIPESTATUS REPLY SHELLOPTS
+    SHLVL USER HOME PATH LOGNAME SHELL TERM LANG TMPDIR"""
 _HARMLESS = ("true", ":", "false", "[", "test", "command", "exec", "echo", "printf")
 
 
@@ -41,7 +48,12 @@ def succeeds(statement: Statement) -> bool:
     if isinstance(statement, Group):
         return bool(statement.body) and succeeds(statement.body[-1])
     if isinstance(statement, Simple):
-        return bool(statement.words) and statement.words[0].text in _SUCCEED.split()
+        name, *texts = (word.text for word in statement.words) if statement.words else (None,)
+        if name == "git":
+            while texts and (texts[0] or "").startswith("-"):
+                del texts[: 2 if texts[0] in ("-C", "-c") else 1]
+            return bool(texts) and texts[0] in _GIT.split()
+        return name in _SUCCEED.split()
     return False
 
 
@@ -71,6 +83,16 @@ def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
             parts = word.parts if isinstance(word, Word) else ()
             found += [part.name for part in parts if isinstance(part, Parameter) and part.name.isidentifier()]
     return tuple(found)
+
+
+def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Position]]:
+    """Variables of words that have no value, and no other in its place; empty arrays and arguments are none."""
+    for word in words:
+        for part in word.parts:
+            if isinstance(part, Parameter) and part.name.isidentifier() and not part.is_list:
+                is_plain = part.index is None and not part.is_indirect and part.operator not in _REPLACED
+                if is_plain and part.name not in state.variables and part.name not in _OWN.split():
+                    yield part.name, word.position
 
 
 def place_of(statement: AndOr) -> Position:

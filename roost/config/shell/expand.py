@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.patterns import compiled, with_classes
-from roost.config.shell.state import State
+from roost.config.shell.state import IFS, State, Unknown, Value, elements, next_index, of_unknown, text_value
 from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word
-from roost.config.shell.values import Unknown, Value, elements, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
 MAX_VALUE = 100_000  # characters of one value
 MAX_MATCHED = 4_000  # characters of a value that a pattern is tried on
 MAX_TRIES = 100_000_000  # characters that patterns are tried on in one reading
-_BRACES = re.compile(r"\{([^{},\s]*(?:,[^{},\s]*)+|-?\d{1,6}\.\.-?\d{1,6})\}")
+_BRACES = re.compile(
+    r"\{([^{},\s]*(?:,[^{},\s]*)+|-?\d{1,6}\.\.-?\d{1,6}(?:\.\.-?\d{1,6})?|[a-z]\.\.[a-z](?:\.\.-?\d{1,6})?|[A-Z]\.\.[A-Z](?:\.\.-?\d{1,6})?)\}"
+)
+_GLOB = re.compile(r".*([*?]|/[^\s]*\[[^\]]+\])", re.DOTALL)
 _NUMBER = re.compile(r"\s*[-+]?(?:[1-9]\d{0,17}|0)\s*")
 OUTPUT = "the output of a command is known only where the script runs"
 # Variables that only a run has a value for.
-_AT_RUN_TIME = ("RANDOM", "SECONDS", "EPOCHSECONDS", "HOSTNAME", "BASHPID", "PPID", "UID", "LINENO")
+AT_RUN_TIME = frozenset(
+    """RANDOM SRANDOM SECONDS EPOCHSECONDS EPOCHREALTIME HOSTNAME BASHPID PPID UID EUID GROUPS LINENO FUNCNAME
+    PIPESTATUS BASH_REMATCH BASH_COMMAND BASH_LINENO BASH_VERSION BASH_VERSINFO DIRSTACK HOSTTYPE MACHTYPE OSTYPE OLDPWD
+    SHLVL SHELLOPTS BASHOPTS""".split()  # noqa: SIM905
+)
+FILES = "which files there are is known only where the script runs"
 Outputs = Callable[[Substitution, State], Value | None]
 
 
@@ -46,6 +53,15 @@ class Expander:
             if len(found) > MAX_WORDS:
                 raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
         return found
+
+    def listed(self, word: Word, state: State) -> list[Value]:
+        """The items that a word of a list becomes, which a pattern of file names leaves open."""
+        texts = [part.text for part in word.parts if isinstance(part, Literal) and not part.is_quoted]
+        found = self.words(word, state)
+        if not any(_GLOB.match(text) for text in texts) or any("=" in one.prefix for one in found):
+            return found
+        shown = self.one(word, state).shown
+        return [of_unknown(Unknown(shown, FILES, word.position, is_list=True))]
 
     def arguments(self, words: Sequence[Word], state: State) -> list[Value]:
         """The arguments of a command; one before a variable that is not set has it: it may be a flag."""
@@ -72,7 +88,7 @@ class Expander:
             else:
                 values = self._values(part, state, word.position)
                 parts += _joined(values, _separator(state, part) if _is_star(part) else " ")
-        return _merged(parts, word.position)
+        return merged(parts, word.position)
 
     def pattern(self, word: Word, state: State) -> str | None:
         """A word as a pattern of fnmatch; None where it is not known."""
@@ -85,6 +101,8 @@ class Expander:
             if text is None:
                 return None
             found += re.sub(r"([*?[])", r"[\1]", text) if part.is_quoted else text
+        if re.search(r"[?*+@!]\(", "".join(part.text for part in word.parts if isinstance(part, Literal))):
+            return None  # of extglob
         return with_classes(found)
 
     def number(self, word: Word, state: State) -> int:
@@ -116,7 +134,7 @@ class Expander:
     def number_of(self, name: str, state: State, above: tuple[str, ...] = ()) -> int:
         """The number of a variable; its text may be an expression."""
         value = state.scalar(name)
-        if value is None and name in _AT_RUN_TIME:
+        if value is None and name in AT_RUN_TIME:
             raise NotKnown(name)
         text = "" if value is None else value.tested
         if text is None or name in above or len(above) > 10:
@@ -127,15 +145,14 @@ class Expander:
 
     def key(self, name: str, index: Word, state: State) -> str | None:
         """The key of an array's element: text, or a number that is computed; None where it is not known."""
+        name = state.target(name)
         if name in state.associative:
             return self.one(index, state).tested
         try:
             at = self.number(index, state)
         except NotKnown:
             return None
-        array = state.array(name)
-        last = max((int(key) for key in array if key.isdecimal()), default=-1)
-        return str(at if at >= 0 else last + 1 + at)
+        return str(at if at >= 0 else next_index(state.array(name)) + at)
 
     # --- splitting
 
@@ -149,17 +166,18 @@ class Expander:
         def close() -> None:
             nonlocal current, has_word
             if has_word:
-                found.append(replace(_merged(current, position), dropped=dropped))
+                found.append(replace(merged(current, position), dropped=dropped))
             current, has_word = [], False
 
-        is_alone, fields = len(word.parts) == 1, _fields(state)
-        for at, part in enumerate(word.parts):
-            if isinstance(part, Literal):
+        parts, fields = list(self._spliced(word.parts, state, position)), word_fields(state)
+        is_alone = len(parts) == 1
+        for at, (part, is_split) in enumerate(parts):
+            if isinstance(part, Literal) and (part.is_quoted or not is_split):
                 value = self.one(Word((part,), word.position), state) if at == 0 else text_value(part.text)
                 current += value.parts
                 has_word = True
                 continue
-            values = self._values(part, state, word.position)
+            values = [text_value(part.text)] if isinstance(part, Literal) else self._values(part, state, word.position)
             if part.is_quoted:
                 is_list = isinstance(part, Parameter) and part.is_list
                 if not is_list:
@@ -180,7 +198,7 @@ class Expander:
                 dropped = value.dropped
                 for piece in value.parts:
                     if isinstance(piece, Unknown):
-                        if piece.is_unset and is_alone:
+                        if piece.is_unset and is_alone and len(value.parts) == 1:
                             continue
                         current.append(piece)
                         has_word = True
@@ -202,6 +220,26 @@ class Expander:
                         has_word = True
         close()
         return found
+
+    def _spliced(
+        self, parts: Sequence[Part], state: State, position: Position, is_split: bool = False
+    ) -> Iterator[tuple[Part, bool]]:
+        """The parts of a word, and whether their text is split; the quotes in `${X:-"a b"}` hold as those around it."""
+        for part in parts:
+            argument = self._quoted_argument(part, state, position)
+            if argument is None:
+                yield part, is_split
+            else:
+                yield from self._spliced(argument.parts, state, position, is_split=True)
+
+    def _quoted_argument(self, part: Part, state: State, position: Position) -> Word | None:
+        """The word that an expansion without quotes stands for, where that word has some."""
+        if not isinstance(part, Parameter) or part.is_quoted or part.is_list or part.is_length or part.is_indirect:
+            return None
+        if part.operator not in (":-", "-", ":+", "+") or part.argument is None or not _has_quotes(part.argument):
+            return None
+        is_missing = _is_missing(part, self._plain(part, state, position))
+        return part.argument if is_missing == (part.operator in (":-", "-")) else None
 
     def _values(self, part: Parameter | Substitution | Arithmetic, state: State, position: Position) -> list[Value]:
         if isinstance(part, Arithmetic):
@@ -227,6 +265,9 @@ class Expander:
             return self._indirect(part, state, position)
         if part.is_list:
             values = list(state.arguments) if part.name in ("@", "*") else list(state.array(part.name).values())
+            if part.name in AT_RUN_TIME and part.name not in state.variables:
+                reason = "it is known only where the script runs"
+                values = [of_unknown(Unknown(part.raw, reason, position, is_list=True))]
             if part.is_length:
                 return [self._length(values, part, position)]
             if part.operator in (":-", "-", ":+", "+"):
@@ -238,7 +279,7 @@ class Expander:
                 return self._slice(values, part, state, position)
             values = [self._changed(value, part, state) for value in values]
             if part.is_quoted and _is_star(part):
-                return [_merged(_joined(values, _separator(state, part)), position)] if values else []
+                return [merged(_joined(values, _separator(state, part)), position)] if values else []
             return values
         value = self._plain(part, state, position)
         if part.is_length:
@@ -277,15 +318,17 @@ class Expander:
                 head = next(at for at, one in enumerate(array.values()) if one.unknown and one.unknown.is_list)
                 if key not in list(array)[:head]:
                     return of_unknown(replace(several, is_list=False))
+            if name in AT_RUN_TIME and name not in state.variables:
+                return of_unknown(Unknown(part.raw, "it is known only where the script runs", position))
             return array.get(key)
         value = state.scalar(name)
-        if value is None and name in _AT_RUN_TIME:
+        if value is None and name in AT_RUN_TIME:
             return of_unknown(Unknown(part.raw, "it is known only where the script runs", position, name))
         return value
 
     def _with_operator(self, part: Parameter, value: Value | None, state: State, position: Position) -> Value:
         operator = part.operator
-        is_missing = value is None or (operator.startswith(":") and value.tested == "")
+        is_missing = _is_missing(part, value)
         argument = part.argument or Word((), position)
         if operator in (":-", "-", ":=", "="):
             if not is_missing and value is not None:
@@ -408,6 +451,16 @@ class Expander:
         return [self._with_operator(replace(part, name=text, is_indirect=False), state.scalar(text), state, position)]
 
 
+def _is_missing(part: Parameter, value: Value | None) -> bool:
+    return value is None or (part.operator.startswith(":") and value.tested == "")
+
+
+def _has_quotes(word: Word) -> bool:
+    """Return True if a part of a word is quoted, or one of the words inside its expansions."""
+    inner = (part.argument for part in word.parts if isinstance(part, Parameter) and part.argument is not None)
+    return any(part.is_quoted for part in word.parts) or any(_has_quotes(one) for one in inner)
+
+
 def _is_star(part: Part) -> bool:
     """Return True for `$*` and `${A[*]}`, which are one word where they are quoted."""
     return isinstance(part, Parameter) and "*" in (part.name, part.index.text if part.index else "")
@@ -427,19 +480,19 @@ def _joined(values: list[Value], between: str | Unknown) -> list[str | Unknown]:
     return [piece for at, one in enumerate(values) for piece in ([between] if at else []) + list(one.parts)]
 
 
-def _fields(state: State) -> re.Pattern[str] | None:
+def word_fields(state: State) -> re.Pattern[str] | None:
     """Characters that split words; None where IFS is not known."""
     given = state.scalar("IFS")
-    text = " \t\n" if given is None else given.tested
+    text = IFS if given is None else given.tested
     if text is None:
         return None
-    blanks = "".join(one for one in " \t\n" if one in text)
-    others = "".join(re.escape(one) for one in text if one not in " \t\n")
+    blanks = "".join(one for one in IFS if one in text)
+    others = "".join(re.escape(one) for one in text if one not in IFS)
     found = [f"[{blanks}]*[{others}][{blanks}]*" if blanks else f"[{others}]"] if others else []
     return re.compile("|".join([*found, *([f"[{blanks}]+"] if blanks else [])]) or r"(?!)")
 
 
-def _merged(parts: list[str | Unknown], position: Position) -> Value:
+def merged(parts: list[str | Unknown], position: Position) -> Value:
     """The value of parts, with texts that follow each other as one."""
     merged: list[str | Unknown] = []
     texts: list[str] = []
@@ -464,14 +517,7 @@ def _with_braces(word: Word, depth: int = 0) -> list[Word]:
         match = _BRACES.search(part.text) if isinstance(part, Literal) and not part.is_quoted else None
         if match is None or not isinstance(part, Literal) or depth > 4:
             continue
-        if ".." in match[1] and "," not in match[1]:
-            first, last = (int(number) for number in match[1].split(".."))
-            step = 1 if last >= first else -1
-            if abs(last - first) > MAX_WORDS:
-                raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
-            choices = [str(number) for number in range(first, last + step, step)]
-        else:
-            choices = match[1].split(",")
+        choices = match[1].split(",") if "," in match[1] else _sequence(*match[1].split(".."))
         found: list[Word] = []
         for choice in choices:
             text = part.text[: match.start()] + choice + part.text[match.end() :]
@@ -481,6 +527,22 @@ def _with_braces(word: Word, depth: int = 0) -> list[Word]:
                 raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
         return found
     return [word]
+
+
+def _sequence(first: str, last: str, step: str = "1") -> list[str]:
+    """The words of `{first..last..step}`; numbers that begin with 0 have the same width.
+
+    >>> _sequence("08", "10"), _sequence("c", "a"), _sequence("0", "5", "2")
+    (['08', '09', '10'], ['c', 'b', 'a'], ['0', '2', '4'])
+    """
+    start, end = (ord(one) if one.isalpha() else int(one) for one in (first, last))
+    by = (abs(int(step)) or 1) * (1 if end >= start else -1)
+    if abs(end - start) // abs(by) > MAX_WORDS:
+        raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
+    numbers = range(start, end + (1 if by > 0 else -1), by)
+    is_padded = any(re.match(r"-?0\d", one) for one in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    return [chr(number) if first.isalpha() else str(number).zfill(width) for number in numbers]
 
 
 def folder_of(state: State, path: str) -> Path:

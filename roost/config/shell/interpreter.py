@@ -12,16 +12,39 @@ from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.assignments import Assignments
-from roost.config.shell.builtins import BUILTINS, MAX_NESTED
-from roost.config.shell.conditions import Status, both, condition_status, either, negated
+from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Assignments
+from roost.config.shell.children import Child, child_of, started
+from roost.config.shell.conditions import (
+    Status,
+    both,
+    condition_status,
+    echo_of,
+    either,
+    filtered,
+    is_folder_change,
+    known_texts,
+    negated,
+    output_of,
+    piped,
+)
 from roost.config.shell.effects import changes, is_test, place_of, succeeds, through, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
-from roost.config.shell.outputs import filtered, is_folder_change, known_texts, output_of, piped
 from roost.config.shell.parser import Parser
 from roost.config.shell.patterns import matches_pattern
-from roost.config.shell.reading import Command, Reading
-from roost.config.shell.state import Array, Doubt, State, going_on, join, uncertain
+from roost.config.shell.state import (
+    Array,
+    Command,
+    Doubt,
+    Reading,
+    State,
+    Unknown,
+    Value,
+    going_on,
+    join,
+    of_unknown,
+    text_value,
+    uncertain,
+)
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
@@ -31,6 +54,7 @@ from roost.config.shell.syntax import (
     Function,
     Group,
     If,
+    Input,
     Loop,
     Parameter,
     Pipeline,
@@ -40,32 +64,15 @@ from roost.config.shell.syntax import (
     Substitution,
     Word,
 )
-from roost.config.shell.values import Unknown, Value, of_unknown, text_value
 from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
-_GIVEN_COMMAND = "COMMAND"  # that NeMo-RL's ray.sub runs: COMMAND="..." sbatch ray.sub
-_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
+_OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
 _PLACEHOLDER = "__ROOST_UNKNOWN_"
-_QUIET = (
-    "echo",
-    "printf",
-    "sleep",
-    "mkdir",
-    "rm",
-    "trap",
-    "ulimit",
-    "wait",
-    "pkill",
-    "kill",
-    "pip",
-    "pip3",
-    "true",
-    ":",
-)
+_QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
 class _Stop(Exception):
@@ -73,15 +80,24 @@ class _Stop(Exception):
 
 
 class Interpreter(Assignments):
-    """Reads statements in a state; `environ` is what the caller gave."""
+    """Reads statements in a state; `environ` is what the caller gave.
 
-    def __init__(self, environ: Mapping[str, str], read_text: Callable[[Path], str | None]) -> None:
-        self.environ, self.read_text = environ, read_text
-        self.expander = Expander(self._output)
-        self.reading = Reading()
+    `job_commands` are variables with the command that a batch script of a framework runs.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        read_text: Callable[[Path], str | None],
+        job_commands: Sequence[str] = (),
+    ) -> None:
+        self.environ, self.read_text, self.job_commands = environ, read_text, job_commands
+        self.expander, self.reading = Expander(self._output), Reading()
+        self.stdin: Value | None = None
+        self.written: dict[Path, Value] = {}  # files that the script writes from here-documents
+        self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops = 0, 0, 0, 0
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
-        # Shells that left a function or loop under a condition that is not known; they go on after its end.
         self.left: list[tuple[State, Doubt]] = []
 
     def read(self, text: str, file: str, state: State) -> Reading:
@@ -215,9 +231,23 @@ class Interpreter(Assignments):
         if len(statement.commands) == 1:
             status = self._run(statement.commands[0], state)
             return negated(status) if statement.is_negated else status
+        outer, given = self.stdin, None
         for command in statement.commands:
+            self.stdin = given
+            given = self._printed(command, state) if command is not statement.commands[-1] else None
             self._apart((command,), state)
+        self.stdin = outer
         return None
+
+    def _printed(self, command: Statement, state: State) -> Value | None:
+        """Output of a command that the next one of the pipeline reads; None if it is not known."""
+        if not isinstance(command, Simple) or command.stdout is not None:
+            return None
+        name, body = command.words[0].text if command.words else "", command.stdin.body if command.stdin else None
+        if name in ("cat", "tee"):
+            is_all = name == "tee" or len(command.words) == 1
+            return self.expander.one(body, state) if body is not None else self.stdin if is_all else None
+        return echo_of(self.expander.arguments(command.words, state), state) if name in ("echo", "printf") else None
 
     def _if(self, statement: If, at: int, state: State) -> None:
         if at == len(statement.clauses):
@@ -242,7 +272,16 @@ class Interpreter(Assignments):
             status = self._run_all(statement.condition, state)
             return status if statement.is_until else negated(status)
 
+        outer = self._take_input(statement.stdin, state)
         self._rounds(is_over, statement.body, state, statement.position)
+        self.stdin = outer
+
+    def _take_input(self, given: Input | None, state: State) -> Value | None:
+        """Let commands read what one is given; returns what they had before."""
+        outer = self.stdin
+        if given is not None:
+            self.stdin = self.expander.one(given.body, state) if given.body is not None else None
+        return outer
 
     def _rounds(
         self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
@@ -292,7 +331,7 @@ class Interpreter(Assignments):
             return
         words = list(state.arguments)
         if statement.words is not None:
-            words = [value for word in statement.words for value in self.expander.words(word, state)]
+            words = [value for word in statement.words for value in self.expander.listed(word, state)]
         else:
             self.reading.reads_arguments = True
         unknown = next((value.unknown for value in words if value.known is None), None)
@@ -380,9 +419,21 @@ class Interpreter(Assignments):
         for assignment in statement.assignments:
             items = [assignment.value] if isinstance(assignment.value, Word) else [word for _, word in assignment.value]
             self._reads(*items)
+            self._stop_at_unset(items, state)
         self._reads(*statement.words)
+        self._stop_at_unset(statement.words, state)
         words = self.expander.arguments(statement.words, state)
+        outer = self._take_input(statement.stdin, state)
+        status = self._started(statement, words, state)
+        if statement.stdin is not None:
+            self.stdin = outer
+        return status
+
+    def _started(self, statement: Simple, words: list[Value], state: State) -> Status:
         name = words[0].tested if words else ""
+        if name == "cat" and len(words) == 1 and statement.stdout is not None and self.stdin is not None:
+            path = self.expander.one(statement.stdout, state).tested
+            self.written |= {folder_of(state, path): self.stdin} if path is not None else {}
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
         names = [assignment.name for assignment in statement.assignments]
         if is_prefix and name not in ("source", "."):
@@ -391,14 +442,17 @@ class Interpreter(Assignments):
             for assignment in statement.assignments:
                 self._assign(assignment, inner)
             return self._call(words, statement.position, state, inner, names)
-        if words and not is_prefix:
+        given: list[Value | None] = [None for _ in names]
+        if words:  # export and its like have their arguments expanded before the first is assigned
+            values = [one.value for one in statement.assignments]
+            given = [self.expander.one(one, state) if isinstance(one, Word) else None for one in values]
             self._declare(name or "", words[1:], names, state)
-        for assignment in statement.assignments:
-            self._assign(assignment, state)
+        for assignment, value in zip(statement.assignments, given, strict=True):
+            self._assign(assignment, state, is_declared=bool(words), expanded=value)
         if words:
             return self._call(words, statement.position, state, state)
-        values = [state.scalar(assigned) for assigned in names]
-        is_output = any(value is not None and value.unknown and value.unknown.reason == OUTPUT for value in values)
+        assigned = [state.scalar(one) for one in names]
+        is_output = any(value is not None and value.unknown and value.unknown.reason == OUTPUT for value in assigned)
         return None if is_output else True  # the status is that of the command
 
     def _call(
@@ -424,23 +478,36 @@ class Interpreter(Assignments):
             for one, value in outer.items():
                 state.put(one, value)
             return found
-        if name in _SHELLS or any(word.known in _SHELLS for word in words[1:]):
-            self._shell(words, position, inner)
-        given = inner.scalar(_GIVEN_COMMAND) if name == "sbatch" and _GIVEN_COMMAND in inner.exported else None
-        if given is not None and self.depth < MAX_NESTED:
-            before = len(self.left)
-            self._text(given, position, inner.child())
-            del self.left[before:]
-        if name not in _QUIET:
+        how = started(words)
+        inner = how.environment.applied(inner, self.environ)
+        child = child_of(words, how, self.stdin)
+        if how.by == "sbatch":
+            given = (inner.scalar(one) for one in self.job_commands if one in inner.exported)
+            child = next((Child(value) for value in given if value is not None), child)
+        if child is not None:
+            self._child(child, position, inner)
+        if name not in _QUIET.split():
             self._record(words, position, inner)
         return None
+
+    def _child(self, child: Child, position: Position, state: State) -> None:
+        """Read a script that a command starts, in a shell of its own."""
+        if self.depth >= MAX_NESTED:
+            self.reading.is_cut = True
+            return
+        inner, before = state.child(), len(self.left)
+        inner.arguments, inner.script = child.arguments, child.path or inner.script
+        if child.text is not None:
+            self._text(child.text, position, inner)
+        elif child.path:
+            self._file(child.path, inner, child.is_program)
+        del self.left[before:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:
         key = (position, tuple(word.parts for word in words))
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
-            self.reading.commands[key] = Command(
-                tuple(words), position, dict(state.variables), state.folder, self.doubts == 0
-            )
+            here = (state.folder, self.doubts == 0, state.exported, dict(self.written))
+            self.reading.commands[key] = Command(tuple(words), position, dict(state.variables), *here)
 
     def _function(
         self, body: Statement, arguments: list[Value], state: State, given: Mapping[str, Value | Array]
@@ -466,28 +533,6 @@ class Interpreter(Assignments):
         self.depth, self.loops = self.depth - 1, loops
         return status
 
-    def _shell(self, words: list[Value], position: Position, state: State) -> None:
-        """`bash -c text`, or `bash script.sh arguments`, at the end of a command such as `srun`."""
-        at = next(index for index, word in enumerate(words) if word.known in _SHELLS)
-        rest = words[at + 1 :]
-        while rest and re.fullmatch(r"-[a-z]+|--\w+", rest[0].prefix) and "c" not in rest[0].prefix:
-            rest = rest[1:]
-        if not rest:
-            return
-        if self.depth >= MAX_NESTED:
-            self.reading.is_cut = True
-            return
-        inner, before = state.child(), len(self.left)
-        if re.fullmatch(r"-[a-z]*c", rest[0].prefix):
-            if len(rest) > 1:
-                inner.arguments = tuple(rest[3:])
-                self._text(rest[1], position, inner)
-        elif (path := rest[0].known) is not None:
-            inner.arguments = tuple(rest[1:])
-            inner.script = path
-            self._file(path, inner)
-        del self.left[before:]
-
     def _text(self, value: Value, position: Position, state: State) -> None:
         """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
         text = ""
@@ -503,18 +548,23 @@ class Interpreter(Assignments):
         self._run_all(statements, state)
         self.depth -= 1
 
-    def _file(self, path: str, state: State) -> bool:
-        """Read another script in this state; False if it does not exist."""
+    def _file(self, path: str, state: State, is_program: bool = False) -> bool:
+        """Read another script in this state; False if it does not exist, or is a program of another kind."""
         file = folder_of(state, path)
+        if (written := self.written.get(file)) is not None:
+            self._text(written, written.position, state)
+            return True
         text = self.read_text(file)
-        if text is None:
+        if text is None or (is_program and _OTHER_KIND.match(text)):
             return False
         statements, error = Parser(text, str(file) if file.is_absolute() else path).parse()
         if error is not None:
             self.reading.errors.append(error)
         self.depth += 1
         outer, state.file, before = state.file, str(file), len(self.left)
+        self.files.append(file)
         self._run_all(statements, state)
+        self.files.pop()
         self.depth -= 1
         if state.flow == "return":
             state.flow = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from roost.config.shell.syntax import (
     AndOr,
@@ -14,6 +15,7 @@ from roost.config.shell.syntax import (
     Function,
     Group,
     If,
+    Input,
     Loop,
     Pipeline,
     ShellError,
@@ -29,14 +31,23 @@ _ASSIGNMENT = re.compile(
     r"([A-Za-z_]\w*)(?:\[((?:[^\[\]\n'\"$]|\$\{?\w+\}?|\$\(\([^()\n]*\)\)|\$\([^()\n]*\)|'[^'\n]*'|\"[^\"\n]*\")*)\])?(\+?)="
 )
 _FUNCTION = re.compile(r"([\w.:-]+)[ \t]*\([ \t]*\)")
+_FUNCTION_NAME = re.compile(r"[\w.:-]+")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_IN = re.compile(r"in(?=\s|;)")
+_CONDITION_END = re.compile(r"\]\](?=[\s;&|)]|$)")
+_ARRAY_KEY = re.compile(r"\[([^\]\n]*)\]=")
+_PIPELINE_PREFIX = re.compile(r"(!|time(?:[ \t]+-p)?)(?=\s)")
 _DECLARING = ("declare", "export", "local", "readonly", "typeset")
 
 
 class Parser(WordParser):
     """Parses one text. `first_line` is the line of the file that the text begins on."""
 
+    stdin: Input | None = None  # of the command that is parsed
+    stdout: Word | None = None
+
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
-        """The statements before the first mistake, and the mistake; bash too runs what stands before one."""
+        """The statements before the first error, and the error; as in bash, statements before the error are run."""
         statements: list[Statement] = []
         try:
             while True:
@@ -92,9 +103,9 @@ class Parser(WordParser):
     def _pipeline(self) -> Statement:
         self._skip_blanks()
         is_negated = False
-        while re.compile(r"(!|time(\s+-p)?)(?=\s)").match(self.text, self.at):
-            is_negated ^= self._peek("!")
-            self.at += 1 if self._peek("!") else 4
+        while prefix := _PIPELINE_PREFIX.match(self.text, self.at):
+            is_negated ^= prefix[1] == "!"
+            self.at = prefix.end()
             self._skip_blanks()
         commands = [self._command()]
         while True:
@@ -145,7 +156,7 @@ class Parser(WordParser):
             return self._case(start)
         if keyword == "function":
             self._skip_blanks()
-            name = re.compile(r"[\w.:-]+").match(self.text, self.at)
+            name = _FUNCTION_NAME.match(self.text, self.at)
             if name is None:
                 raise self._error("function has no name", start)
             self.at = name.end()
@@ -191,13 +202,13 @@ class Parser(WordParser):
             self._skip_lines()
             self._take(";")
             return For("", header, self._loop_body(keyword, start), self._position(start))
-        name = re.compile(r"[A-Za-z_]\w*").match(self.text, self.at)
+        name = _VARIABLE.match(self.text, self.at)
         if name is None:
             raise self._error(f"{keyword} has no variable", start)
         self.at = name.end()
         self._skip_lines()
         words: list[Word] | None = None
-        if re.compile(r"in(?=\s|;)").match(self.text, self.at):
+        if _IN.match(self.text, self.at):
             self.at += 2
             words = []
             self._skip_blanks()
@@ -246,24 +257,28 @@ class Parser(WordParser):
             self._skip_lines()
             if self.at >= len(self.text):
                 raise self._error("[[ has no ]]", start)
-            if re.compile(r"\]\](?=[\s;&|)]|$)").match(self.text, self.at):
+            if _CONDITION_END.match(self.text, self.at):
                 self.at += 2
                 return Condition(tuple(tokens), self._position(start))
-            operator = next((one for one in ("&&", "||", "(", ")", "<", ">") if self._take(one)), None)
+            is_expression = tokens[-1:] == ["=~"]  # whose brackets and bars are its own
+            operators = () if is_expression else ("&&", "||", "(", ")", "<", ">")
+            operator = next((one for one in operators if self._take(one)), None)
             if operator is not None:
                 tokens.append(operator)
                 continue
-            word = self._some_word("" if tokens and tokens[-1] == "=~" else END_OF_WORD)
+            word = self._some_word("" if is_expression else END_OF_WORD)
             plain = word.text if len(word.parts) == 1 and not getattr(word.parts[0], "is_quoted", True) else None
             tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
 
     def _redirected(self, compound: Statement) -> Statement:
+        outer, self.stdin = self.stdin, None
         while self._redirection():
             pass
-        return compound
+        given, self.stdin = self.stdin, outer
+        return replace(compound, stdin=given) if isinstance(compound, Loop) and given is not None else compound
 
     def _redirection(self) -> bool:
-        """Consume a redirection, if one stands here; files that a script writes do not matter."""
+        """Consume a redirection, if one stands here, and note the input and the file of the output."""
         self._skip_blanks()
         match = _REDIRECTION.match(self.text, self.at)
         if match is None:
@@ -272,9 +287,20 @@ class Parser(WordParser):
         self._skip_blanks()
         if match[1] in ("<<", "<<-"):
             delimiter = self._word()
-            self.here_documents.append((delimiter.text or "", match[1] == "<<-"))
+            is_quoted = any(part.is_quoted for part in delimiter.parts)
+            self.stdin = Input(None, delimiter.text or "", match[1] == "<<-", is_quoted)
+            self.here_documents.append(self.stdin)
+        elif match[1] == "<" and self._peek("<("):
+            start = self.at
+            self.at += 1
+            output = self._command_substitution(start, is_quoted=True, is_input=True)
+            self.stdin = Input(Word((output,), self._position(start)))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;":
-            self._word()
+            word = self._word()
+            if match[1] in ("<", "<<<", "<>"):
+                self.stdin = Input(word if match[1] == "<<<" else None)
+            elif match[0] in (">", ">|"):
+                self.stdout = word
         return True
 
     def _simple(self) -> Simple:
@@ -283,6 +309,7 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         assignments: list[Assignment] = []
         words: list[Word] = []
+        outer, self.stdin, self.stdout = (self.stdin, self.stdout), None, None
         while True:
             if self._redirection():
                 continue
@@ -301,7 +328,9 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise self._error("( is not expected here")
-        return Simple(tuple(assignments), tuple(words), self._position(start))
+        given, written = self.stdin, self.stdout
+        self.stdin, self.stdout = outer
+        return Simple(tuple(assignments), tuple(words), self._position(start), given, written)
 
     def _assignment(self, match: re.Match[str]) -> Assignment:
         position = self._position()
@@ -317,7 +346,7 @@ class Parser(WordParser):
                     return Assignment(match[1], tuple(items), position, index, appends)
                 if self.at >= len(self.text):
                     raise self._error(f"the array {match[1]} has no )", start)
-                key = re.compile(r"\[([^\]\n]*)\]=").match(self.text, self.at)
+                key = _ARRAY_KEY.match(self.text, self.at)
                 inner = None
                 if key is not None:
                     inner = self._inner(key.start(1), key.end(1), False)

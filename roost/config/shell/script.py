@@ -6,11 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roost.config.findings import Findings
+from roost.config.findings import Findings, Where
 from roost.config.shell.interpreter import Interpreter
-from roost.config.shell.reading import Reading
-from roost.config.shell.state import initial_state
-from roost.config.shell.values import Value
+from roost.config.shell.state import Reading, Value, initial_state
 from roost.config.source import read_text
 
 COMMAND_LINE = "command line"
@@ -18,25 +16,42 @@ MAX_SCRIPT_BYTES = 1 << 18
 
 
 def read_script(
-    file: Path, arguments: Sequence[str], findings: Findings, environ: Mapping[str, str] = os.environ
+    file: Path,
+    arguments: Sequence[str],
+    findings: Findings,
+    environ: Mapping[str, str] = os.environ,
+    job_commands: Sequence[str] = (),
 ) -> Reading | None:
-    """Read the commands that a script would start; None, with findings, if the file cannot be read."""
+    """Read the commands that a script would start; None, with findings, if the file cannot be read.
+
+    `job_commands` are variables with the command that a batch script of a framework runs.
+    """
     text = _text_of(file, findings)
     if text is None:
         return None
+    if "\r\n" in text:
+        line = text[: text.index("\r\n")].count("\n") + 1
+        findings.warn(
+            "RST-C053",
+            Where(str(file), line),
+            "has Windows line endings, with which bash does not run it",
+            "bash takes the carriage return for a part of the last word of each line",
+            f"convert it with dos2unix, or sed -i 's/\\r$//' {file}",
+        )
+        text = text.replace("\r\n", "\n")
     given = tuple(Value((word,) if word else (), (COMMAND_LINE, None, None)) for word in arguments)
     state = initial_state(environ, given, str(file))
-    return Interpreter(environ, _read_quietly).read(text, str(file), state)
+    return Interpreter(environ, _read_quietly, job_commands).read(text, str(file), state)
 
 
 def _text_of(file: Path, findings: Findings) -> str | None:
-    text = read_text(file, findings, "a script", "give the script that starts the job", MAX_SCRIPT_BYTES)
-    return None if text is None else text.replace("\r\n", "\n")
+    return read_text(file, findings, "a script", "give the script that starts the job", MAX_SCRIPT_BYTES)
 
 
 def _read_quietly(file: Path) -> str | None:
     """The text of a script that another one names; None if it does not exist."""
     try:
-        return _text_of(file, Findings()) if file.is_file() else None
+        text = _text_of(file, Findings()) if file.is_file() else None
+        return None if text is None else text.replace("\r\n", "\n")
     except (OSError, ValueError):
         return None

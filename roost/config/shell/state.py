@@ -1,4 +1,4 @@
-"""Known state of a shell while a script is read: variables, arguments, functions and working folder."""
+"""Known state of a shell while a script is read: values, variables, arguments, folder; and the result of reading."""
 
 from __future__ import annotations
 
@@ -6,11 +6,103 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from roost.config.shell.syntax import Statement
-from roost.config.shell.values import Unknown, Value, of_unknown
+from roost.config.shell.syntax import ShellError, Statement
 from roost.config.yaml_events import Position
 
+MAX_SHOWN = 60
+IFS = " \t\n"  # that a shell begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A part of a value that only a run of the script would tell."""
+
+    text: str  # as the script has it
+    reason: str
+    position: Position
+    variable: str = ""  # that the caller can set instead
+    is_unset: bool = False  # a variable without a value, which bash takes for empty
+    is_list: bool = False  # it may stand for any number of words
+
+    @property
+    def shown(self) -> str:
+        text = " ".join(self.text.split())
+        return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Text and unknown parts, and the place of the word that it comes from."""
+
+    parts: tuple[str | Unknown, ...] = ()
+    position: Position = field(default=(None, None, None), compare=False)
+    dropped: Unknown | None = field(default=None, compare=False)  # a variable after it that is not set, and so no word
+
+    @property
+    def known(self) -> str | None:
+        """The text, if all of it is known."""
+        texts = [part for part in self.parts if isinstance(part, str)]
+        return "".join(texts) if len(texts) == len(self.parts) else None
+
+    @property
+    def tested(self) -> str | None:
+        """The text as a condition sees it: a variable that is not set is empty."""
+        return Value(tuple(part for part in self.parts if isinstance(part, str) or not part.is_unset)).known
+
+    @property
+    def unknown(self) -> Unknown | None:
+        """The first part that is not known."""
+        return next((part for part in self.parts if isinstance(part, Unknown)), None)
+
+    @property
+    def shown(self) -> str:
+        """The text with the unknown parts as the script has them."""
+        return "".join(part if isinstance(part, str) else part.shown for part in self.parts)
+
+    @property
+    def prefix(self) -> str:
+        """The text before the first unknown part."""
+        found = ""
+        for part in self.parts:
+            if isinstance(part, Unknown):
+                break
+            found += part
+        return found
+
+    def after(self, length: int) -> Value:
+        """The value without its first characters, which must be known."""
+        parts: list[str | Unknown] = []
+        for part in self.parts:
+            if isinstance(part, str) and length:
+                part, length = part[length:], max(0, length - len(part))
+                if not part:
+                    continue
+            parts.append(part)
+        return replace(self, parts=tuple(parts))
+
+
+def text_value(text: str, position: Position = (None, None, None)) -> Value:
+    return Value((text,) if text else (), position)
+
+
+def of_unknown(unknown: Unknown) -> Value:
+    return Value((unknown,), unknown.position)
+
+
+def elements(name: str, position: Position) -> Value:
+    """Elements of an array after one was set whose index is not known."""
+    return of_unknown(Unknown(f"${{{name}[@]}}", "the index of an element is not known", position, name, is_list=True))
+
+
 Array = dict[str, Value]  # by index or key, in order
+
+
+def next_index(array: Array) -> int:
+    """The index of an element that is added."""
+    last = next(reversed(array), "-1")
+    if str(len(array) - 1) == last or not last.isdecimal():  # without gaps, or with text as keys
+        return len(array) if last.isdecimal() else max((int(key) for key in array if key.isdecimal()), default=-1) + 1
+    return max(int(key) for key in array if key.isdecimal()) + 1
 
 
 @dataclass(slots=True)
@@ -27,8 +119,11 @@ class State:
     levels: int = 1  # of loops that break or continue leaves
     exported: frozenset[str] = frozenset()  # names of variables, and of functions with "()"
     exports_all: bool = False  # set -a
+    stops_at_unset: bool = False  # set -u
     associative: frozenset[str] = frozenset()  # names of arrays with text as keys
     integers: frozenset[str] = frozenset()  # names of declare -i
+    references: frozenset[str] = frozenset()  # names of declare -n, whose values are the names of other variables
+    folders: tuple[Path | None, ...] = ()  # that popd goes back to
     option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
 
@@ -45,6 +140,7 @@ class State:
             if name in self.exported and not isinstance(value, dict)
         }
         functions = {name: body for name, body in self.functions.items() if f"{name}()" in self.exported}
+        variables["IFS"] = text_value(IFS)
         exported = self.exported
         return State(variables, self.arguments, functions, self.folder, self.script, self.file, exported=exported)
 
@@ -62,6 +158,7 @@ class State:
         """Give local variables back what they were."""
         for name, value in (self.locals or {}).items():
             self.put(name, value)
+        self.references = self.references.difference(self.locals or {})
 
     def put(self, name: str, value: Value | Array | None) -> None:
         """Set a variable, or unset it."""
@@ -70,9 +167,14 @@ class State:
         else:
             self.variables[name] = value
 
+    def target(self, name: str) -> str:
+        """The variable that a name stands for, which another one is where it is a reference."""
+        value = self.variables.get(name) if name in self.references else None
+        return (value.known or name) if isinstance(value, Value) else name
+
     def array(self, name: str) -> Array:
         """The values of a variable as an array; of one that is not set, none."""
-        value = self.variables.get(name)
+        value = self.variables.get(self.target(name))
         return value if isinstance(value, dict) else {} if value is None else {"0": value}
 
     def in_order(self, name: str, array: Array) -> Array:
@@ -83,15 +185,15 @@ class State:
 
     def scalar(self, name: str) -> Value | None:
         """The value of a variable; the first of an array."""
-        value = self.variables.get(name)
+        value = self.variables.get(self.target(name))
         return value.get("0") if isinstance(value, dict) else value
 
 
 def initial_state(environ: Mapping[str, str], arguments: tuple[Value, ...], file: str) -> State:
     """A shell that was just started by the caller."""
     variables: dict[str, Value | Array] = {name: Value((text,) if text else ()) for name, text in environ.items()}
-    variables.pop("IFS", None)  # a shell begins with its own
-    exported = frozenset(variables)
+    exported = frozenset(variables) - {"IFS"}
+    variables["IFS"] = text_value(IFS)  # not that of the caller
     return State(variables, arguments, folder=Path.cwd(), script=file, file=file, exported=exported)
 
 
@@ -128,6 +230,7 @@ def join(states: list[State], doubt: Doubt) -> State:
     first, *others = states
     result = first.copy()
     result.associative = first.associative.union(*(state.associative for state in others))
+    result.references = first.references.union(*(state.references for state in others))
     result.integers = first.integers.union(*(state.integers for state in others))
     result.exported = first.exported.union(*(state.exported for state in others))
     names = dict.fromkeys(name for state in states for name in state.variables)
@@ -151,6 +254,8 @@ def join(states: list[State], doubt: Doubt) -> State:
             result.locals |= {name: old for name, old in (state.locals or {}).items() if name not in result.locals}
         if state.folder != first.folder:
             result.folder = None
+        if state.folders != first.folders:
+            result.folders = ()
     return result
 
 
@@ -179,5 +284,37 @@ def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
     tail = 0
     while tail < shortest - head and all(one[-1 - tail] == lists[0][-1 - tail] for one in lists):
         tail += 1
-    kept = [*lists[0][:head], of_unknown(replace(unknown, is_list=True)), *lists[0][len(lists[0]) - tail :]]
+    text = f"a part of {unknown.text}" if head or tail else unknown.text
+    differing = of_unknown(replace(unknown, text=text, is_list=True))
+    kept = [*lists[0][:head], differing, *lists[0][len(lists[0]) - tail :]]
     return {str(at): value for at, value in enumerate(kept)}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that the script would start: its words, its place, and the variables at that moment."""
+
+    words: tuple[Value, ...]
+    position: Position
+    variables: Mapping[str, Value | Array]
+    folder: Path | None
+    is_certain: bool  # False where a condition that is not known decides
+    exported: frozenset[str] = frozenset()  # names of the variables that it has
+    written: Mapping[Path, Value] = field(default_factory=dict)  # files that the script wrote before
+
+
+@dataclass(slots=True)
+class Reading:
+    """Commands, missing files, errors and unknown values of a script."""
+
+    commands: dict[tuple[object, ...], Command] = field(default_factory=dict)
+    missing: list[tuple[str, Position]] = field(default_factory=list)  # sourced files that are not here
+    nested: list[tuple[str, Position, str]] = field(default_factory=list)  # files that are not followed, and why
+    errors: list[ShellError] = field(default_factory=list)
+    # Variables that the caller gave for a command's output: what they stand for, and their values.
+    given: dict[str, tuple[Unknown, str]] = field(default_factory=dict)
+    reads_arguments: bool = False
+    # An `exit` with an error that is always reached, and the variables without a value that lead to it.
+    stops: list[tuple[Position, tuple[str, ...]]] = field(default_factory=list)
+    ended: Position | None = None  # an `exit` that is always reached
+    is_cut: bool = False  # a limit was reached

@@ -88,6 +88,16 @@ class Assignment:
     appends: bool = False
 
 
+@dataclass(eq=False, slots=True)
+class Input:
+    """Text that a command is given by `<<<`, or by `<<`, whose body stands after its line; None from a file."""
+
+    body: Word | None = None
+    delimiter: str = ""
+    strips_tabs: bool = False
+    is_quoted: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Simple:
     """Assignments and the words of a command; `export A=(...)` has both."""
@@ -95,6 +105,8 @@ class Simple:
     assignments: tuple[Assignment, ...]
     words: tuple[Word, ...]
     position: Position
+    stdin: Input | None = None
+    stdout: Word | None = None  # the file that its output goes to
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,7 @@ class Loop:
     body: tuple[Statement, ...]
     is_until: bool
     position: Position
+    stdin: Input | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from roost.config.shell.syntax import (
     Arithmetic,
+    Input,
     Literal,
     Parameter,
     Part,
@@ -40,7 +41,7 @@ class WordParser(ABC):
         self.text, self.file, self.first_line = text, file, first_line
         self.at, self.depth = 0, depth
         self.line_starts = line_starts or [0, *(match.end() for match in re.finditer("\n", text))]
-        self.here_documents: list[tuple[str, bool]] = []  # whose bodies begin on the next line
+        self.here_documents: list[Input] = []  # whose bodies begin on the next line
 
     @abstractmethod
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]: ...
@@ -89,6 +90,8 @@ class WordParser(ABC):
                 self.at += 1
             elif self._peek("\\\n"):
                 self.at += 2
+            elif self.at == len(self.text) - 1 and self._peek("\\"):  # at the end of a script it is no word
+                self.at += 1
             elif self._peek("\\\r\n"):
                 self.at += 3
             elif self.text[self.at] == "#":
@@ -105,15 +108,36 @@ class WordParser(ABC):
             self._skip_blanks()
 
     def _skip_here_documents(self) -> None:
-        for delimiter, strips_tabs in self.here_documents:
+        for document in self.here_documents:
+            start, lines = self.at, []
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
                 self.at = min(end + 1, len(self.text))
-                if (line.lstrip("\t") if strips_tabs else line).rstrip("\r") == delimiter:
+                line = line.lstrip("\t") if document.strips_tabs else line
+                if line.rstrip("\r") == document.delimiter:
                     break
+                lines.append(f"{line}\n")
+            document.body = self._document("".join(lines), document.is_quoted, start)
         self.here_documents = []
+
+    def _document(self, text: str, is_quoted: bool, start: int) -> Word | None:
+        """The text of a here-document, with its expansions unless the delimiter is quoted."""
+        position = self._position(start)
+        parser = type(self)(text, self.file, position[1] or 1, self.depth)
+        parts: list[Part] = [Literal(text, True)] if is_quoted else []
+        try:
+            while not is_quoted and parser.at < len(text):
+                plain = re.compile(r"[^\\$`]+|\\[^$`\\\n]").match(text, parser.at)
+                if plain is None:
+                    parser._piece(parts, is_quoted=True)
+                else:
+                    _add(parts, plain[0], True)
+                    parser.at = plain.end()
+        except ShellError:
+            return None
+        return Word(tuple(parts), position)
 
     # --- words
 
@@ -212,7 +236,7 @@ class WordParser(ABC):
         body, error = inner.parse()
         return Substitution(None if error else body, match[0], is_quoted)
 
-    def _command_substitution(self, start: int, is_quoted: bool) -> Substitution:
+    def _command_substitution(self, start: int, is_quoted: bool, is_input: bool = False) -> Substitution:
         """`$(...)`; what opens it is at `start`, and `(` is here."""
         self._enter()
         outer, self.here_documents = self.here_documents, []
@@ -223,7 +247,7 @@ class WordParser(ABC):
             raise self._error("$( is not closed", start)
         self.here_documents = outer
         self.depth -= 1
-        is_output = self.text[start] == "$"
+        is_output = self.text[start] == "$" or is_input
         return Substitution(body if is_output else None, self.text[start : self.at], is_quoted)
 
     def _expansion(self, parts: list[Part], is_quoted: bool) -> None:

@@ -1,27 +1,36 @@
-"""Transports of a bucket of tensors to engines: shared memory, a shared device, or a broadcast."""
+"""Transports of weights to engines: buckets by shared memory, shared device or broadcast, or a checkpoint folder."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from roost.engines.protocol import NotOffered, UpdateFailed
 from roost.engines.weights.payload import (
     BUCKET_BYTES,
     Broadcast,
     DeviceHandles,
+    GroupInvitation,
     PackedHandle,
     SharedMemory,
     TensorInfo,
     WeightPayload,
+    cut,
     size_of,
 )
 from roost.engines.weights.source import WeightSource
-from roost.procs.files import ScratchFolder
+from roost.net.bound_store import tcp_store
+from roost.procs.files import ScratchFolder, put_in_place, unfinished
 
 MEMORY_FOLDER = Path("/dev/shm")
 Handle = Mapping[str, tuple[object, ...]]
@@ -208,3 +217,161 @@ def _memory_folder(bucket_bytes: int) -> str | None:
     except OSError:
         return None
     return str(MEMORY_FOLDER) if has_room else None
+
+
+LIMIT_S = 300.0
+
+
+class WeightGroup:
+    """A process group separate from the learner's default one, in which rank 0 broadcasts."""
+
+    def __init__(self, invitation: GroupInvitation, rank: int, device: torch.device, limit_s: float = LIMIT_S) -> None:
+        limit = timedelta(seconds=limit_s)
+        # An engine may arrive before the sender has opened its store; the store's timeout covers that.
+        self._store = tcp_store(
+            invitation.master_address, invitation.master_port, invitation.world_size, rank == 0, limit
+        )
+        store = _prefixed(self._store, invitation.name, device.type)
+        self._device = device
+        self._group = _process_group(invitation, store, rank, limit)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send the tensor (rank 0) or fill it (others); return when this side is done."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        placed = tensor if tensor.device == self._device else tensor.to(self._device)
+        self._group.broadcast([placed.contiguous()], options).wait()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._group.abort()
+
+
+def _process_group(invitation: GroupInvitation, store: Store, rank: int, limit: timedelta) -> Any:
+    if invitation.backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, invitation.world_size, limit)
+    if invitation.backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, invitation.world_size, options)
+    raise ValueError(f"{invitation.backend} is not a backend for weights; use nccl, or gloo where there is no GPU")
+
+
+def _prefixed(store: Store, name: str, device: str) -> Store:
+    """Use torch's key prefixes for a named group, so that engines that create theirs through torch can join."""
+    return PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+
+
+class VllmWeightGroup:
+    """Rank 0 of the group that vLLM's workers join; open it while the servers answer `join_group`."""
+
+    def __init__(self, invitation: GroupInvitation, device: torch.device) -> None:
+        try:
+            from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+            from vllm.distributed.utils import StatelessProcessGroup
+        except ImportError as error:
+            raise NotOffered(
+                "weights are broadcast to vLLM through its own communicator: install vLLM beside the learner, or send "
+                "the weights another way"
+            ) from error
+        group = StatelessProcessGroup.create(
+            host=invitation.master_address, port=invitation.master_port, rank=0, world_size=invitation.world_size
+        )
+        self._device = device
+        self._communicator: Any = PyNcclCommunicator(group, device=device)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send a tensor to every worker; return when it is sent."""
+        stream = torch.cuda.current_stream(self._device)
+        self._communicator.broadcast(tensor.to(self._device).contiguous(), src=0, stream=stream)
+        stream.synchronize()
+
+    def close(self) -> None:
+        """Destroy the communicator; older vLLM releases free it with the object."""
+        destroy = getattr(self._communicator, "destroy", None)
+        if destroy is not None:
+            destroy()
+
+
+FILE_BYTES = 4 * 2**30
+INDEX = "model.safetensors.index.json"
+
+
+def write_checkpoint(source: WeightSource, model: Path | str, folder: Path | str, file_bytes: int = FILE_BYTES) -> Path:
+    """Write the weights with the config and tokenizer of their model; return the folder.
+
+    Everything goes to a sibling folder first, which is then renamed: a reader never sees half a checkpoint, and a full
+    disk leaves the previous one intact.
+    """
+    model, folder = _local_folder(str(model)), Path(folder)
+    draft = unfinished(folder)
+    size = sum(map(size_of, source.tensors))
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        _check_room(draft, size)
+        _copy_companions(model, draft)
+        _write_weights(source, draft, file_bytes)
+        put_in_place(folder, is_durable=False)  # of use to this run only
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UpdateFailed(
+                f"the disk of {folder} is full: a checkpoint needs {size / 2**30:.2f} GiB; nothing was replaced. "
+                "Free some room, or choose another folder"
+            ) from error
+        raise UpdateFailed(f"cannot write a checkpoint to {folder}: {error}; nothing was replaced") from error
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return folder
+
+
+def _local_folder(model: str) -> Path:
+    """Local folder of a model; a Hub name is looked up in the Hub's cache."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, local_files_only=True))
+
+
+def _check_room(folder: Path, size: int) -> None:
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _copy_companions(model: Path, folder: Path) -> None:
+    """Copy all files but weights from the model's folder: config, generation settings, tokenizer."""
+    for file in model.iterdir():
+        if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and file.name != INDEX:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _write_weights(source: WeightSource, folder: Path, file_bytes: int) -> None:
+    files = list(cut(source.tensors, file_bytes))
+    names = ["model.safetensors"] if len(files) == 1 else [_part_name(index, len(files)) for index in range(len(files))]
+    stream = source.stream()
+    for name, infos in zip(names, files, strict=True):
+        _write_file(folder / name, infos, stream)
+    if len(files) > 1:
+        homes = {info.name: name for name, infos in zip(names, files, strict=True) for info in infos}
+        total = sum(map(size_of, source.tensors))
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": homes}, indent=1))
+
+
+def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({info.name: next(stream).cpu() for info in infos}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # safetensors does not expose errno
+        number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+        raise OSError(number, str(error)) from error
+
+
+def _part_name(index: int, count: int) -> str:
+    return f"model-{index + 1:05d}-of-{count:05d}.safetensors"

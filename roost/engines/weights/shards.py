@@ -108,13 +108,13 @@ class ShardFiles(WeightStream):
     def _write(self, info: TensorInfo, target: torch.Tensor) -> None:
         name = self._owners[info.name]
         weight = self._weights[name]
-        own = _own_rows(weight, self._is_sender)
+        local = weight.to_local().detach() if isinstance(weight, DTensor) else weight.detach()
+        held, own = _own_rows(weight, self._is_sender)
         part = part_rows(weight.shape, self._parts[name][info.name])
         if own is None or (shared := overlap(own, part)) is None:
             return
-        local = weight.to_local().detach() if isinstance(weight, DTensor) else weight.detach()
         rows = target.view([len(each) for each in part])[_slices(shared, part)]
-        rows.copy_(local[_slices(shared, own)])
+        rows.copy_(local[_slices(shared, held)])
         self.written += rows.numel() * rows.element_size()
 
     # As a carrier -----------------------------------------------------------------------------------------------
@@ -179,15 +179,20 @@ def _tensor_at(file: torch.Tensor, info: TensorInfo, start: int) -> torch.Tensor
     return file[start : start + size_of(info)].view(getattr(torch, info.dtype)).view(info.shape)
 
 
-def _own_rows(weight: torch.Tensor, is_sender: bool) -> Box | None:
-    """Rows of a weight that this rank writes: its shard; None for copies of what another writes."""
+def _own_rows(weight: torch.Tensor, is_sender: bool) -> tuple[Box, Box | None]:
+    """Rows of a weight that this rank has, and those it writes: ranks that have the same shard divide it."""
     if not isinstance(weight, DTensor):
-        return tuple(map(range, weight.shape)) if is_sender else None
-    shape, start = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-    coordinates = weight.device_mesh.get_coordinate() or ()
-    if any(place and by.is_replicate() for place, by in zip(coordinates, weight.placements, strict=True)):
-        return None
-    return tuple(range(first, first + count) for count, first in zip(shape, start, strict=True))
+        whole = tuple(map(range, weight.shape))
+        return whole, whole if is_sender else None
+    mesh = weight.device_mesh
+    copy, copies = 0, 1
+    for place, size, by in zip(mesh.get_coordinate() or (), mesh.shape, weight.placements, strict=True):
+        if by.is_replicate():
+            copy, copies = copy * size + place, copies * size
+    shape, start = compute_local_shape_and_global_offset(weight.shape, mesh, weight.placements)
+    first, *others = (range(begin, begin + count) for count, begin in zip(shape, start, strict=True))
+    own = first[len(first) * copy // copies : len(first) * (copy + 1) // copies]
+    return (first, *others), (own, *others)
 
 
 def part_rows(shape: torch.Size, index: Index) -> Box:

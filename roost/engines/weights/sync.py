@@ -236,7 +236,8 @@ def routes_for(
     if update.adapter is not None:
         return (WeightRoute.ADAPTER,) if abilities.takes_adapters else ()
     found: list[WeightRoute] = []
-    if update.sender is not None and _takes(planned := update.sender.route_to(spec.name), spec, abilities):
+    planned = planned_route(update, spec)
+    if planned is not None and not refusal(planned, spec, abilities):
         found.append(planned)
     if abilities.has(TRAITS[spec.kind].reload_route):
         found.append(WeightRoute.RELOAD)
@@ -244,13 +245,22 @@ def routes_for(
     return tuple(route for route in found if route not in useless)
 
 
-def _takes(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> bool:
-    """Return True if a running server takes weights that are sent by this route."""
-    if route not in SENT or not abilities.has(TRAITS[spec.kind].update_route):
-        return False
+def planned_route(update: WeightUpdate, spec: ServerSpec) -> WeightRoute | None:
+    """Route by which the plan sends weights to a server; None if it reads them from disk."""
+    route = update.sender.route_to(spec.name) if update.sender is not None and update.adapter is None else None
+    return route if route in SENT else None
+
+
+def refusal(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> str:
+    """Why a running server does not take weights that are sent by this route; empty if it does."""
+    traits = TRAITS[spec.kind]
+    if not abilities.has(traits.update_route):
+        return f"the server has no {traits.update_route}"
     if route is WeightRoute.SHARED_MEMORY:
-        return abilities.takes_shared_memory
-    return TRAITS[spec.kind].takes_any_transfer or spec.weight_transfer == BACKENDS[route]
+        return "" if abilities.takes_shared_memory else f"{spec.kind.value} cannot map files of the learner"
+    if traits.takes_any_transfer or spec.weight_transfer == BACKENDS[route]:
+        return ""
+    return f"the server was started with weight_transfer {spec.weight_transfer}, not {BACKENDS[route]}"
 
 
 class WeightSync:
@@ -288,6 +298,8 @@ class WeightSync:
     async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
         """Load the update on all members, each by the best route that works; return the errors of the others."""
         update = self._update
+        for member in members:
+            self._report_refusal(member)
         left = {
             member: list(routes_for(update, member.spec, member.abilities, member.useless_routes)) for member in members
         }
@@ -324,6 +336,19 @@ class WeightSync:
         await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
         await self._learner_leaves()
         return {member.name: error for member, error in errors.items()}
+
+    def _report_refusal(self, member: Member) -> None:
+        """Report, once for each server, that it does not take weights by the planned route."""
+        planned = planned_route(self._update, member.spec)
+        is_starting = not member.abilities.routes  # its capabilities are not known yet
+        if planned is None or is_starting or planned in member.useless_routes:
+            return
+        why = refusal(planned, member.spec, member.abilities)
+        if why:
+            member.useless_routes.add(planned)
+            self._report(
+                f"{member.name} does not take weights by {planned}, the planned route: {why}; it reads them from disk"
+            )
 
     async def write_for(self, members: Sequence[Member]) -> None:
         """Write the update to disk if these members start from there."""

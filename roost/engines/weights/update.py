@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from roost.engines.protocol import Engine, EngineError, UpdateFailed, WeightsRefused
-from roost.engines.weights.carriers import BroadcastCarrier, Carrier
-from roost.engines.weights.checkpoint import write_checkpoint
-from roost.engines.weights.group import VllmWeightGroup, WeightGroup
+from roost.engines.weights.carriers import BroadcastCarrier, Carrier, VllmWeightGroup, WeightGroup, write_checkpoint
 from roost.engines.weights.payload import (
     BUCKET_BYTES,
     GroupInvitation,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roost.learner.packing import PAD, Packed
+from roost.learner.sample import PAD, Packed
 
 Counts: TypeAlias = list[int] | None
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 from transformers import PreTrainedModel
 
-from roost.learner.parallel.experts import Local, expert_modules
+from roost.learner.parallel.mesh import Local, expert_modules
 from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.routing import SOFTMAX_ROUTERS
 
@@ -37,6 +37,7 @@ class TensorPlan:
         """Raise ValueError if the model cannot be divided so."""
         self._mesh = mesh
         self._styles = dict(_styles(model))
+        check_even(model, self._styles, mesh.size())
         self._shared = {id(module) for module in _parents(model, self._styles)}
         self._divided: dict[nn.Parameter, nn.Parameter] = {}  # of the vocabulary; a tied weight is divided once
         size = model.get_input_embeddings().weight.shape[0] // mesh.size()
@@ -92,22 +93,30 @@ def _styles(model: PreTrainedModel) -> Iterator[tuple[int, str]]:
         path = paths.get(id(layer), "")
         style = next((style for pattern, style in plan.items() if fnmatchcase(path, pattern)), WHOLE)
         if hasattr(layer, "base_layer"):
-            yield from _adapter_styles(path, layer, style)
+            yield from _adapter_styles(layer, style)
             inside |= {id(part) for part in layer.modules()}
         elif id(layer) not in inside | experts and any(True for _ in layer.parameters(recurse=False)):
             is_router = type(layer).__name__ in SOFTMAX_ROUTERS
             yield id(layer), VOCABULARY if id(layer) in vocabulary else ROUTER if is_router else style
 
 
-def _adapter_styles(path: str, layer: Any, style: str) -> Iterator[tuple[int, str]]:
+def _adapter_styles(layer: Any, style: str) -> Iterator[tuple[int, str]]:
     """Styles of a layer with an adapter: its first matrix has the layer's inputs, its second the layer's outputs."""
-    if style == WHOLE:
-        raise ValueError(f"an adapter of {path} cannot be divided by tensor; name other lora_target_modules")
     yield id(layer.base_layer), style
     for first in layer.lora_A.values():
         yield id(first), ROWS if style == ROWS else WHOLE
     for second in layer.lora_B.values():
         yield id(second), COLUMNS if style == COLUMNS else WHOLE
+
+
+def check_even(model: nn.Module, styles: Mapping[int, str], ranks: int) -> None:
+    """Raise ValueError for a layer that the ranks cannot divide evenly: sums over uneven parts fail midway."""
+    dimensions = {COLUMNS: 0, ROWS: 1}
+    for path, layer in model.named_modules():
+        dimension = dimensions.get(styles.get(id(layer), WHOLE))
+        size = 0 if dimension is None else layer.get_parameter("weight").shape[dimension]
+        if size % ranks:
+            raise ValueError(f"tensor size {ranks} does not divide the {size} units of {path}")
 
 
 def _parents(model: PreTrainedModel, styles: Mapping[int, str]) -> Iterator[nn.Module]:

@@ -56,11 +56,14 @@ class VocabularyShard:
         What follows a sum over ranks is the same on each, so that each has the gradient of the sum.
         """
         scaled = logits.float() / temperature
-        shifted = scaled - self._highest(scaled.detach().amax(-1, keepdim=True))
-        total = self._sum(shifted.exp().sum(-1)).log()
+        shifted = scaled.sub_(self._highest(scaled.detach().amax(-1, keepdim=True)))
+        likely = shifted.exp()
+        total = self._sum(likely.sum(-1)).log()
         chosen = self.picked(shifted, targets[:, None]).squeeze(-1)
-        seen, of_seen = (shifted, total) if learns_entropy else (shifted.detach(), total.detach())
-        entropy = of_seen - self._sum((seen.exp() * seen).sum(-1)) / of_seen.exp()
+        seen, weights, of_seen = (shifted, likely, total)
+        if not learns_entropy:
+            seen, weights, of_seen = (each.detach() for each in (seen, weights, of_seen))
+        entropy = of_seen - self._sum(_dot(weights, seen)) / of_seen.exp()
         return chosen - (total if masks is None else self._masked(shifted, masks, total)), entropy
 
     def _masked(self, shifted: Tensor, masks: Tensor, total: Tensor) -> Tensor:
@@ -87,6 +90,11 @@ class VocabularyShard:
     def _sum(self, values: Tensor) -> Tensor:
         total: Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
         return total
+
+
+def _dot(one: Tensor, two: Tensor) -> Tensor:
+    """Sums of products of each row, without the products."""
+    return torch.bmm(one[:, None], two[:, :, None]).flatten()
 
 
 def _local(weight: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,15 +16,25 @@ import numpy as np
 import yaml
 
 from roost.cluster.inventory import Inventory
-from roost.config.findings import Finding, Findings, Where
+from roost.config.findings import Finding, Findings, Where, counted
 from roost.config.job import Notation, family
+from roost.config.known_keys.tables import Effect
 from roost.config.notations.algorithm import ESTIMATOR, KL_COEF
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, is_dealt
-from roost.placement.convert.parts import ASSUMED
+from roost.placement.convert.advice import (
+    CHANGE_PRINTED,
+    CHECK_MEMORY,
+    SAME_ON_EQUAL,
+    Advice,
+    advise,
+    advise_model,
+    note_needs,
+    rewards_at,
+)
+from roost.placement.convert.parts import ASSUMED, KEEP, is_dealt, is_kl_off
 from roost.placement.convert.to_areal import to_areal
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_nemo import to_nemo
@@ -34,9 +45,8 @@ from roost.placement.convert.to_roll import to_roll
 from roost.placement.convert.to_skyrl import skyrl_program, to_skyrl
 from roost.placement.convert.to_slime import slime_program, to_slime
 from roost.placement.convert.to_verl import to_verl, verl_program
-from roost.placement.diff import NOTHING, REFERENCE_INSIDE, Change, diff_plans
-from roost.placement.models import has_devices, uses_model
-from roost.placement.plan import Plan
+from roost.placement.diff import FIELD_WORDS, NOTHING, REFERENCE_INSIDE, Change, diff_plans
+from roost.placement.plan import Plan, has_devices, uses_model
 from roost.placement.planner import try_plan
 
 _WRITERS: Mapping[Notation, Callable[[Plan, Findings], dict[str, Any]]] = {
@@ -62,12 +72,18 @@ _PROGRAMS: Mapping[Notation, Callable[[Plan, Mapping[str, Any]], str]] = {
 _SAY_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on the machines that are there
 _OWN = (*_SAY_MACHINES, Notation.LOOP)  # notations with variables and workers without devices
 _ABOUT_PLACES = ("component", "process", "environment")
+# Findings about the GPUs of each component, which follow from a program's rule of placement.
+_ABOUT_SHARES = ("RST-N057", "RST-N058", "RST-N062", "RST-N063", "RST-N066", "RST-N068", "RST-N070", "RST-N074")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
-_GAINED = "which the job does not say"
+_SUBJECTS = {"residency": "memory between phases of ", "role": "role of "}
+_GAINED = "which the job does not set"
+# Processes of a job whose refusal names the targets that take it: each is a whole conversion, which for 16,000 GPUs
+# takes seconds.
+_MAX_TRIED = 2048
 _PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf
 # How programs place components on GPUs, where their keys cannot say it for each.
 _PLACES: Mapping[Notation, str] = {
-    Notation.RLINF: "RLinf gives a process a run of ranks on one node, cut by parallel sizes where they are written",
+    Notation.RLINF: "RLinf gives a process a run of ranks on one node, split by parallel sizes where they are written",
     Notation.ROLL: "ROLL gives workers slices of a list of GPUs, and deals those without out over the nodes",
     Notation.LOOP: "ml-loop has one machine, one GPU for each learner and servers of one size",
     Notation.VERL: "engines of verl fill the trainer's GPUs, or nodes of their own in the asynchronous trainers",
@@ -96,7 +112,6 @@ _KEYS_OF = {
     "reference": re.compile(r"\bref"),
     "rollout": re.compile("rollout|generation|inference|infer_|vllm|sglang|engine"),
 }
-_SET_AGAIN = "set it again where the job is trained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +171,35 @@ def convert_plan(
         what = f"Roost reads jobs of {notation.program}, and does not write them"
         findings.error("RST-N064", Where(), what, fix=f"use one of {', '.join(_WRITERS)}")
         return None
+    converted, found = _written(plan, notation, inventory)
+    shown = found.found if converted is not None else _with_targets(found.errors, plan, notation, inventory)
+    findings.collected.update(dict.fromkeys(shown))
+    return converted
+
+
+def _with_targets(
+    errors: Sequence[Finding], plan: Plan, notation: Notation, inventory: Inventory | None
+) -> Iterator[Finding]:
+    """Errors of a refusal, with the targets that take a job that is not large; losses do not matter here."""
+    if sum(part.world_size for part in plan.components) > _MAX_TRIED:
+        yield from errors
+        return
+    others = [one for one in WRITTEN if one not in (notation, plan.notation)]
+    taking = [one.value for one in others if _written(plan, one, inventory)[0] is not None]
+    fix = f"convert to {', '.join(taking)}, or {KEEP}" if taking else f"{KEEP}: no other takes it"
+    for error in errors:
+        yield replace(error, fix=error.fix.replace(KEEP, fix))
+
+
+def _written(plan: Plan, notation: Notation, inventory: Inventory | None) -> tuple[Converted | None, Findings]:
+    """A converted config, in RLinf without parallel sizes where it cannot be said with them."""
     converted, found = _attempt(plan, notation, _WRITERS[notation], inventory)
     if notation is Notation.RLINF and any(finding.code in ("RST-N044", "RST-N045") for finding in found.errors):
         write = partial(to_rlinf, with_sizes=False)
         without, again = _attempt(plan, notation, write, inventory)
         if without is not None:
-            converted, found = without, again
-    shown = found.found if converted is not None else found.errors  # losses do not matter where nothing is written
-    findings.collected.update(dict.fromkeys(shown))
-    return converted
+            return without, again
+    return converted, found
 
 
 def _attempt(
@@ -189,29 +224,55 @@ def _attempt(
         _name_errors(plan, notation, again, findings)
         return None, findings
     _compare(plan, result, findings)
+    note_needs(plan, notation, values, findings)
     remarks = [_remark(finding) for finding in findings.notes if finding.code == ASSUMED]
     remarks += [finding.what for finding in findings.warnings if finding.what.endswith(_GAINED)]
-    return (None if findings.has_errors else replace(converted, remarks=tuple(remarks))), findings
+    remarks += _not_carried(plan)
+    return (None if findings.has_errors else replace(converted, remarks=tuple(dict.fromkeys(remarks)))), findings
+
+
+# Last parts of keys that are converted though no process is placed by them.
+_CARRIED = re.compile(
+    r"(.*[.-])?(kl[_-](loss[_-]|penalty[_-])?coef|init_(kl_)?coef|reference_policy_kl_penalty|beta"
+    r"|(adv|advantage)?[_-]?estimator|staleness_threshold|max_staleness_steps)"
+)
+
+
+def _not_carried(plan: Plan) -> list[str]:
+    """Lines with the keys about training that the job sets, which only its own program reads."""
+    keys = [use.where.key_path for use in plan.keys if use.known.effect is Effect.TRAINING]
+    names = [key for key in dict.fromkeys(keys) if _CARRIED.fullmatch(key) is None]
+    if not names:
+        return []
+    text = f"{counted(len(names), 'key')} about training not converted: {', '.join(names)}"
+    return textwrap.wrap(text, 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _name_errors(plan: Plan, notation: Notation, again: Findings, findings: Findings) -> None:
     """Name the components that the program cannot place; its own keys say nothing to who wrote the job."""
     named = set[str]()
-    for finding in again.errors:
+    others = [finding for finding in again.errors if finding.code not in _ABOUT_SHARES]
+    for finding in others or again.errors:  # GPUs are wrong where sizes are
         part = _component_at(finding.where.key_path, plan)
         if notation in _OWN or part is None:
-            what = f"{notation.value} cannot say this plan: {finding.where.key_path} {finding.what}"
+            what = f"{notation.value} cannot express this plan: {finding.where.key_path} {finding.what}"
             findings.error("RST-N044", Where(), what, finding.why, finding.fix)
         elif part.name not in named:
             named.add(part.name)
-            what = f"{notation.value} cannot say this placement: {_held(part)}"
-            why = f"{_PLACES[notation]}; {finding.why or finding.what}"
-            findings.error("RST-N044", Where(path=(part.name,)), what, why, KEEP)
+            if finding in others:
+                what, why = f"{notation.value} refuses it: {finding.where.key_path} {finding.what}", finding.why
+                fix = f"{finding.fix}, or {KEEP}" if finding.fix else KEEP
+            else:
+                what = f"{notation.value} cannot express this placement: {_held(part)}"
+                why = f"{_PLACES[notation]}; {finding.why or f'{finding.where.key_path} {finding.what}'}"
+                fix = KEEP
+            findings.error("RST-N044", Where(path=(part.name,)), what, why, fix)
 
 
 def _component_at(key: str, plan: Plan) -> ComponentPlan | None:
     """The component of the plan that a key of another program is about; None where the plan lacks it."""
-    word = next((name for name, pattern in _KEYS_OF.items() if pattern.search(key)), "actor")
+    inner = key.removeprefix("actor_rollout_ref.")  # of verl, for all three
+    word = next((name for name, pattern in _KEYS_OF.items() if pattern.search(inner)), "actor")
     return next((part for part in plan.components if family(part.name) == word), None)
 
 
@@ -236,7 +297,7 @@ def _refuse(name: str, plan: Plan, result: Plan, findings: Findings) -> None:
             why = f"it is for advantage estimator {result.settings.get(ESTIMATOR)}"
     elif before is not None and after is not None:
         one, two = _held(before), _held(after)
-        what = f"{program} cannot say this placement: {one}" + (f" -> {two}" if one != two else "")
+        what = f"{program} cannot express this placement: {one}" + (f" -> {two}" if one != two else "")
     findings.error("RST-N045", Where(path=(name,)), what, why, KEEP)
 
 
@@ -290,18 +351,19 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
     """Name every difference: an error where processes would be elsewhere, else a warning."""
     program = result.notation.value
     models: dict[str, list[tuple[str, str, str]]] = {}
-    added, paths, refused = [], [], []
+    added, paths, refused, places = [], [], [], dict[Advice, list[str]]()
+    order = _order(plan, result) if result.notation not in _OWN and _is_reordered(plan, result) else None
     for change in diff_plans(plan, result):
         if change.subject in _ABOUT_PLACES:
-            loss = _loss_of_place(change, plan, result)
+            loss = _loss_of_place(change, plan, result, order)
             if loss:
-                findings.warn("RST-N046", Where(path=(str(change.component),)), loss, fix=_SET_AGAIN)
+                places.setdefault(loss, []).append(str(change.component))
             else:
                 refused.append(str(change.component))
         elif change.subject == "sizes":
-            what = f"{program} cannot say these sizes with this placement: {change}"
+            what = f"{program} cannot express these sizes with this placement: {_sizes(change)}"
             why = _CUTS_RANKS if result.notation is Notation.RLINF else ""
-            findings.warn("RST-N046", Where(), what, why, _SET_AGAIN)
+            findings.warn("RST-N046", Where(), what, why, CHECK_MEMORY)
         elif change.subject == "model":
             (name, _, old), (_, _, new) = (side.partition("=") for side in (change.before, change.after))
             if name == "path" and old == NOTHING:
@@ -311,7 +373,13 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
         elif change.subject == "settings" and change.before == NOTHING:
             added.append(f"{change.component} {change.after}")
         else:
-            findings.warn("RST-N046", Where(), f"{program} does not say this: {change}", fix=_SET_AGAIN)
+            why, fix = advise(change, result.notation, plan.notation)
+            what = f"{program} cannot express this: {_SUBJECTS.get(change.subject, '')}{change}"
+            findings.warn("RST-N046", Where(), what, why, fix)
+    for (lost, fix), names in places.items():
+        several = ", ".join(dict.fromkeys(names)) if len({*names}) > 1 else ""
+        what = lost if all(name in lost for name in names) or not several else f"{lost}, for {several}"
+        findings.warn("RST-N046", Where(path=() if several else (names[0],)), what, fix=fix)
     moved = dict.fromkeys(refused)
     apart = {name: others for name in moved if (others := _parted(name, plan, result))}
     held, given = _shapes(plan), _shapes(result)
@@ -322,53 +390,81 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
             _refuse(component, plan, result, findings)
     if added:
         what = f"{program} takes {', '.join(added)}, {_GAINED}"
-        findings.warn("RST-N046", Where(), what, fix=_SET_AGAIN)
+        findings.warn("RST-N046", Where(), what, fix=CHANGE_PRINTED)
     for path in dict.fromkeys(paths):
         what = f"{program} takes the model {path}, {_GAINED}"
         fix = "write its path; a script's variables are given before roost: MODEL_PATH=... roost convert"
         findings.warn("RST-N046", Where(path=("actor",)), what, fix=fix)
     for component, changes in models.items():
-        _name_model(component, changes, program, findings)
+        _name_model(component, changes, result.notation, findings)
 
 
-def _name_model(component: str, changes: Sequence[tuple[str, str, str]], program: str, findings: Findings) -> None:
-    """Name fields of a component's model: those that are lost or changed, and those that the job does not say."""
-    lost = [f"{name} {old} -> {new}" for name, old, new in changes if old != NOTHING]
-    gained = [f"{name} {new}" for name, old, new in changes if old == NOTHING]
+def _sizes(change: Change) -> str:
+    """The sizes of a component that differ: `actor: expert 8 -> 1`."""
+    one, two = (dict(size.split() for size in side.split(", ")) for side in (change.before, change.after))
+    pairs = ((name, one.get(name, NOTHING), two.get(name, NOTHING)) for name in one | two)
+    return f"{change.component}: {', '.join(f'{name} {old} -> {new}' for name, old, new in pairs if old != new)}"
+
+
+def _name_model(
+    component: str, changes: Sequence[tuple[str, str, str]], notation: Notation, findings: Findings
+) -> None:
+    """Name fields of a component's model: those that are lost or changed, and those that the job does not set."""
+    lost = [change for change in changes if change[1] != NOTHING]
+    gained = [f"{FIELD_WORDS.get(name, name)} {new}" for name, old, new in changes if old == NOTHING]
     where = Where(path=(component,))
     if lost:
-        what = f"{program} does not say this of {component}: {', '.join(lost)}"
-        findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+        words = ", ".join(f"{FIELD_WORDS.get(name, name)} {old} -> {new}" for name, old, new in lost)
+        what = f"{notation.value} cannot express this: {words}"
+        findings.warn("RST-N046", where, what, fix=advise_model(lost, notation))
     if gained:
-        what = f"{program} takes {', '.join(gained)} for {component}, {_GAINED}"
-        findings.warn("RST-N046", where, what, fix=_SET_AGAIN)
+        what = f"{notation.value} takes {', '.join(gained)}, {_GAINED}"
+        findings.warn("RST-N046", where, what, fix=CHANGE_PRINTED)
 
 
-def _loss_of_place(change: Change, plan: Plan, result: Plan) -> str:
-    """The loss where a change of place is one, and no error; else an empty string."""
+def _loss_of_place(change: Change, plan: Plan, result: Plan, order: str | None) -> Advice | None:
+    """The loss and a fix where a change of place is no error; else None.
+
+    `order` names an order of GPUs of the program's own; None where processes differ in more than that.
+    """
     part = next((part for part in plan.components if part.name == change.component), None)
     program = result.notation.value
     if part is None:
         is_reference = change.component == "reference" and plan.settings.get(KL_COEF) is not None
         is_beside = is_reference and result["reference"].table == result["actor"].table
-        return f"{program} has a component reference for KL, which the job's learner computes" if is_beside else ""
+        loss = f"{program} has a component reference for KL, which the job's learner computes"
+        return (loss, CHECK_MEMORY) if is_beside else None
     if change.subject == "process" and is_dealt(part):
-        return f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
+        loss = f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
+        return loss, "check that the first nodes have CPUs enough"
     if change.subject == "environment" and (not has_devices(part) or result.notation not in _OWN):
-        return f"{program} does not set these variables for {part.name}: {change.before}"
-    if change.subject == "process" and result.notation not in _OWN and _is_reordered(plan, result):
-        before, after = (spell_ranks(one[part.name].table.device_numbers.tolist(), limit=6) for one in (plan, result))
-        return f"{program} has an order of its own for GPUs: {part.name} on {before} -> {after}"
+        return f"{program} does not set these variables: {change.before}", "export them where the job is started"
+    if change.subject == "process" and order is not None:
+        return f"{program} has an order of its own for GPUs: {order}", SAME_ON_EQUAL
     if change.subject != "component" or change.after:
-        return ""
+        return None
     if not has_devices(part):
-        return f"{program} does not say where {part.name} runs, which has no devices: {change}"
+        fix = rewards_at(result.notation) if part.name.startswith("reward") else "let the program place it"
+        return f"{program} does not place {part.name}, which has no devices: {change.before}", fix
+    if part.name == "reference" and is_kl_off(plan) and KL_COEF not in result.settings:
+        return f"{program} starts no reference for a KL of 0: {_held(part)}", "do nothing: a KL of 0 trains nothing"
     is_beside = part.name == "reference" and part.table == plan["actor"].table
     if is_beside and result.notation in REFERENCE_INSIDE:
-        return f"{program} has no component {part.name}: its learner computes what it is for"
+        loss = f"{program} has no component {part.name}: its learner computes what it is for"
+        return loss, "do nothing: the KL is the same"
     if result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part):
-        return f"{program} has no place for {part.name}, which has no model: {_held(part)}"
-    return ""
+        loss = f"{program} has no place for {part.name}, which has no model: {_held(part)}"
+        return loss, rewards_at(result.notation)
+    return None
+
+
+def _order(plan: Plan, result: Plan) -> str:
+    """The devices that components move to: `actor 4-7 -> 0-3`; or that processes change places within them."""
+    kept = {part.name: part for part in plan.components}
+    pairs = ((part.name, _devices(kept[part.name]), _devices(part)) for part in result.components if part.name in kept)
+    spelled = ((name, *(spell_ranks(sorted(one), limit=6) for one in (old, new))) for name, old, new in pairs)
+    moved = ", ".join(f"{name} {old} -> {new}" for name, old, new in spelled if old != new)
+    return moved or "components keep theirs, and processes take them by number"
 
 
 def _is_reordered(plan: Plan, result: Plan) -> bool:

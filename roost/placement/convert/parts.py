@@ -1,21 +1,60 @@
-"""The components of a plan as writers of other programs' jobs need them."""
+"""Parts that writers of several notations share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation, ParallelSizes
+from roost.config.job import ModelUse, Notation, ParallelSizes, Role
 from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE, shared_estimator
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, refuse_without, size_of_all
-from roost.placement.models import backend, has_devices, with_reference
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, backend, has_devices, with_reference
+
+KEEP = "keep the notation it is written in"
+
+
+def precision(model: ModelUse) -> str:
+    """The word for the bytes of a weight that all notations read."""
+    return {4: "fp32", 1: "fp8"}.get(model.weight_bytes, "bf16")
+
+
+def says_recomputing(part: ComponentPlan) -> bool:
+    """Return True for a learner of which the job says whether it recomputes activations."""
+    is_default = part.model.recomputes_by_default and part.model.recomputes
+    return part.role is Role.LEARNER and not is_default
+
+
+def is_dealt(part: ComponentPlan) -> bool:
+    """Return True for workers without devices that nothing placed: they are dealt out over the nodes."""
+    return part.strategy == "SpreadPlacementStrategy"
+
+
+_MEMBERS = {"actor": "trainer", "rollout": "engines"}
+
+
+def refuse_without(parts: Mapping[str, ComponentPlan], names: Sequence[str], program: str, findings: Findings) -> bool:
+    """Return False, with a finding, where a component that the program cannot do without has no devices."""
+    missing = [name for name in names if name not in parts]
+    for name in missing:
+        what = f"the job has no {_MEMBERS[name]}, which {program} needs"
+        why = f"components on devices: {', '.join(parts) or 'none'}"
+        findings.error("RST-N048", Where(path=(name,)), what, why, KEEP)
+    return not missing
+
+
+def size_of_all(part: ComponentPlan, program: str, findings: Findings) -> int:
+    """The devices of each engine; engines of several sizes are a finding."""
+    sizes = np.unique(np.diff(part.table.offsets)).tolist()
+    if len(sizes) > 1:
+        why = f"its processes hold {', '.join(map(str, sizes))}"
+        findings.error("RST-N049", Where(path=(part.name,)), f"{program} has engines of one size", why, KEEP)
+    return int(sizes[-1])
+
 
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
 _TRAINED = {"leave_one_out": "rloo", "grpo": "grpo", "gae": "gae"}  # Roost's words for estimators that others have
@@ -33,17 +72,28 @@ class Parts:
 
     @classmethod
     def of(
-        cls, plan: Plan, program: str, findings: Findings, needs: Sequence[str] = ("actor",), splits: bool = False
+        cls,
+        plan: Plan,
+        program: str,
+        findings: Findings,
+        needs: Sequence[str] = ("actor",),
+        splits: bool = False,
+        idles: bool = True,
     ) -> Parts | None:
-        """None, with a finding, where a component lacks; `splits`: the program has engines for prefill and decode."""
+        """None, with a finding, where a component lacks.
+
+        `splits`: the program has engines for prefill and decode. `idles`: it has a reference for a KL of 0.
+        """
         by_name = {part.name: part for part in with_reference(plan) if has_devices(part)}
+        if not idles and is_kl_off(plan):
+            by_name.pop("reference", None)
         if PREFILL in by_name and DECODE in by_name:
-            if not splits:
-                where, what = Where(path=(PREFILL,)), f"{program} has no engines for prefill and decode here"
-                findings.error("RST-N048", where, what, fix=KEEP)
-                return None
             needs = [name for name in needs if name != "rollout"]
-        return cls(plan, program, findings, by_name) if refuse_without(by_name, needs, findings) else None
+            if not splits:
+                what = f"{program} has engines of one kind, and the job has others for prefill and for decode"
+                findings.error("RST-N048", Where(path=(PREFILL,)), what, fix=KEEP)
+        is_whole = refuse_without(by_name, needs, program, findings)
+        return cls(plan, program, findings, by_name) if is_whole and not findings.has_errors else None
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
@@ -128,7 +178,7 @@ class Parts:
 
     def assume(self, key: str, value: Any, why: str) -> Any:
         """Write a value that the source does not say, with a note."""
-        fix = "set it where it should be another"
+        fix = "edit it in what is printed if another is wanted"
         self.findings.note("RST-N084", Where(path=(key,)), f"not in the source; set to {value}", why, fix)
         return value
 
@@ -150,34 +200,58 @@ class Parts:
         trained = (str(setting.value) for setting in self.plan.training if setting.name == ESTIMATOR)
         return ESTIMATORS[notation].get(_TRAINED.get(next(trained, ""), ""))
 
-    def penalty(self, key: str, usual: float) -> float:
-        """The coefficient of KL: 0 without one, and the usual one where there is a reference that the job uses."""
+    def penalty(self, key: str, usual: float) -> float | None:
+        """The coefficient of KL: None without one, and the usual one where there is a reference that the job uses."""
         said = self.plan.settings.get(KL_COEF)
         if said is not None:
             return float(said)
         if "reference" not in self:
-            return 0.0
+            return None
         return float(self.assume(key, usual, f"the job has a reference, which {self.program} starts for a KL only"))
 
     @property
     def is_penalty_in_reward(self) -> bool:
         return self.plan.settings.get(KL_IN) == "reward"
 
+    @property
+    def completion(self) -> int | None:
+        """Most tokens of a completion: as said, or what a sequence has left after the longest prompt."""
+        prompt, response = (self.plan.settings.get(name) for name in (PROMPT, RESPONSE))
+        sequence = self.actor.model.sequence
+        left = sequence - int(prompt) if prompt and sequence and prompt < sequence else None
+        return int(response) if response else left
+
     def lengths(self, prompt_key: str, usual: int) -> tuple[int, int] | None:
         """Longest prompt and completion; None where the job does not say how long sequences are."""
-        sequence, said = self.actor.model.sequence, self.plan.settings.get(PROMPT)
-        response = self.plan.settings.get(RESPONSE)
+        prompt, response, sequence = known_lengths(self.plan, self.actor.model.sequence)
         if response and not sequence:
             why = f"{self.program} has two lengths, and the job says that of a completion alone"
-            return int(self.assume(prompt_key, usual, why)), int(response)
+            return int(prompt or self.assume(prompt_key, usual, why)), response
         if not sequence or sequence < 2:
             return None
-        half = min(usual, sequence // 2)
-        if said is None:
-            why = f"{self.program} has two lengths, and the job says their sum alone: {sequence}"
-            said = self.assume(prompt_key, half, why)
-        prompt = int(said) if said < sequence else half  # named where both plans are compared
-        return prompt, sequence - prompt
+        usual = sequence - response if response else min(usual, sequence // 2)
+        if prompt is None:
+            said = "their sum and that of a completion" if response else "their sum alone"
+            why = f"{self.program} has two lengths, and the job says {said}: {sequence}"
+            prompt = int(self.assume(prompt_key, usual, why))
+        prompt = prompt if prompt < sequence else usual  # named where both plans are compared
+        return prompt, response or sequence - prompt
+
+
+def is_kl_off(plan: Plan) -> bool:
+    """Return True if the coefficient of KL is written as 0, which starts a reference in some programs."""
+    return plan.settings.get(KL_COEF) == 0
+
+
+def known_lengths(plan: Plan, sequence: int | None) -> tuple[int | None, int | None, int | None]:
+    """Most tokens of a prompt, of a completion, and of both, which is at most their sum; None where it is not known."""
+    prompt, response = (int(said) if (said := plan.settings.get(name)) else None for name in (PROMPT, RESPONSE))
+    if not sequence:
+        return prompt, response, None
+    if prompt and prompt < sequence:
+        response = min(response or sequence, sequence - prompt)
+        return prompt, response, prompt + response
+    return prompt, response if response and response < sequence else None, sequence
 
 
 def estimator_word(plan: Plan, notation: Notation) -> str | None:
@@ -185,7 +259,9 @@ def estimator_word(plan: Plan, notation: Notation) -> str | None:
     said = shared_estimator(plan.settings)
     if not isinstance(said, str):
         return None
-    return ESTIMATORS[notation].get(said, said if plan.notation is notation else None)
+    words = ESTIMATORS[notation]
+    usual = words.get("grpo") if said == "gspo" else None  # the same advantages
+    return words.get(said, said if plan.notation is notation else usual)
 
 
 def above_one(**sizes: int) -> dict[str, Any]:

@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from roost.config.data import TEACHER
 from roost.config.findings import Findings
 from roost.config.frameworks.allocation import ENGINES, LEARNERS
 from roost.config.frameworks.areal import DEFAULTS
-from roost.config.model_files import OFFLOADED_PARTS
-from roost.config.notations.algorithm import WEIGHT_UPDATE
-from roost.config.teacher import TEACHER
+from roost.config.job import OFFLOADED_PARTS, Notation
+from roost.config.notations.algorithm import (
+    BASELINE,
+    ESTIMATOR,
+    LEAVES_OUT,
+    NORMALISED,
+    PROMPT,
+    STD,
+    WEIGHT_UPDATE,
+    WHITEN,
+)
+from roost.config.train_choices import RewardScope
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import Parts, given
-from roost.placement.models import learner_backend
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, learner_backend, whitens
 
+# Means that estimators subtract before they whiten all tokens.
+_WHITENED = {"reinforce_plus_plus": RewardScope.NONE, "reinforce_plus_plus_baseline": RewardScope.GROUP}
 _WITH_ACTOR = {"type": "colocation", "target": "actor"}
 
 
 def to_areal(plan: Plan, findings: Findings) -> dict[str, Any]:
-    parts = Parts.of(plan, "AReaL", findings, ("actor", "rollout"))
+    parts = Parts.of(plan, "AReaL", findings, ("actor", "rollout"), idles=False)
     if parts is None:
         return {}
     is_shared = parts.shares_actor()
@@ -44,16 +55,55 @@ def to_areal(plan: Plan, findings: Findings) -> dict[str, Any]:
     for name, role in (("critic", "critic"), ("reference", "ref")):
         if name in parts:
             section = _learner(parts[name]) | given(path=parts[name].model.path)
+            section |= {"is_critic": True} if name == "critic" else {}  # without it AReaL loads a language model
             shares = parts.share("actor", name)
             values[role] = section | ({"scheduling_strategy": dict(_WITH_ACTOR)} if shares else {})
     values["rollout"] = rollout
-    fraction = parts["rollout"].model.memory_fraction
-    word = rollout["backend"].partition(":")[0]
-    if fraction is not None:
-        values[word] = {"mem_fraction_static" if word == "sglang" else "gpu_memory_utilization": fraction}
+    actor |= _normalisation(parts)
+    values |= _lengths(parts)
+    values |= _server(rollout["backend"].partition(":")[0], parts) | given(tokenizer_path=parts.path)
     if TEACHER in parts:
         values[TEACHER] = _teacher(parts[TEACHER], parts)
     return values
+
+
+def _server(word: str, parts: Parts) -> dict[str, Any]:
+    """The section of the engine's own arguments, which names the model again."""
+    model, fraction = ("model_path", "mem_fraction_static") if word == "sglang" else ("model", "gpu_memory_utilization")
+    section = given(**{model: parts.path, fraction: parts["rollout"].model.memory_fraction})
+    return {word: section} if section else {}
+
+
+def _normalisation(parts: Parts) -> dict[str, Any]:
+    """AReaL's normalisation of rewards and advantages, which is its choice of an estimator."""
+    settings, notation = parts.plan.settings, parts.plan.notation
+    word = parts.estimator(Notation.AREAL, "actor.reward_norm")
+    said = "batch/batch" if whitens(parts.plan) else settings.get(WHITEN)
+    mean, std = (str(settings.get(name, RewardScope.NONE)) for name in (BASELINE, STD))
+    leaves_out = word == "rloo" or settings.get(LEAVES_OUT) is True
+    if word == "rloo":
+        mean = RewardScope.GROUP
+    elif word in _WHITENED and (settings.get(ESTIMATOR) != word or notation not in (Notation.AREAL, Notation.ROLL)):
+        said, mean = said or "batch/batch", _WHITENED[word]
+    else:
+        scopes = next((pair for pair, name in NORMALISED.items() if name == word), (mean, std))
+        mean, std = scopes if word != "reinforce" else (mean, std)
+    found = {"adv_norm": _levels(*str(said).split("/"))} if said else {}
+    levels = _levels(mean, std)
+    if not any(levels.values()):
+        return found
+    norm = levels | ({"mean_leave1out": True} if leaves_out else {})
+    return {"reward_norm": norm | ({"group_size": "${gconfig.n_samples}"} if "group" in norm.values() else {})} | found
+
+
+def _levels(mean: str, std: str) -> dict[str, Any]:
+    written = {"mean_level": mean, "std_level": std}
+    return {key: str(level) if level in ("group", "batch") else None for key, level in written.items()}
+
+
+def _lengths(parts: Parts) -> dict[str, Any]:
+    sampling = given(max_new_tokens=parts.completion, max_tokens=parts.actor.model.sequence)
+    return given(gconfig=sampling, train_dataset=given(max_length=parts.plan.settings.get(PROMPT)))
 
 
 def _dimensions(part: ComponentPlan, size: int) -> str:

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation
+from roost.config.job import Notation, family
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP
-from roost.placement.models import has_devices
-from roost.placement.plan import Plan
+from roost.placement.convert.parts import KEEP, refuse_without
+from roost.placement.plan import Plan, has_devices
 
 # The key of other notations that says how far rollouts are ahead.
 _AHEAD = {
@@ -33,18 +32,16 @@ def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
             f"the plan has {plan.inventory.num_nodes} nodes",
             KEEP,
         )
-    for part in plan.components:
-        if part.name not in ("actor", "rollout") and has_devices(part):
-            findings.error("RST-N048", Where(path=(part.name,)), "ml-loop has learners and servers only", fix=KEEP)
+    on_devices = {part.name: part for part in plan.components if has_devices(part)}
+    others = [name for name in on_devices if name not in ("actor", "rollout")]
+    if others:
+        what = f"ml-loop has learners and servers only, and the job has {', '.join(others)} on devices"
+        findings.error("RST-N048", Where(), what, fix=KEEP)
+    splits = any(family(name) == "rollout" for name in others)
+    refuse_without(on_devices, ("actor",) if splits else ("actor", "rollout"), "ml-loop", findings)
     names = {part.name: part for part in plan.components}
-    allocation = {}
-    for name, key in (("actor", "learning_gpus"), ("rollout", "inference_gpus")):
-        if name in names:
-            allocation[key] = names[name].table.device_ranks.tolist()
-        else:
-            findings.error(
-                "RST-N048", Where(path=(name,)), f"ml-loop needs {key}, and the plan has no {name}", fix=KEEP
-            )
+    keys = (("actor", "learning_gpus"), ("rollout", "inference_gpus"))
+    allocation = {key: names[name].table.device_ranks.tolist() for name, key in keys if name in names}
     rl: dict[str, Any] = {"gpu_allocation": allocation, "async_rollouts": _is_async(plan, findings)}
     rl |= {key: plan.settings[key] for key in MEMORY_KEYS if plan.settings.get(key) is not None}
     config: dict[str, Any] = {"rl": rl}
@@ -57,8 +54,7 @@ def to_loop(plan: Plan, findings: Findings) -> dict[str, Any]:
         config["llm"] = _model(names) | {"vllm_server": server}
         if plan.settings.get("max_gpu_mem_utilization") is not None:
             config["llm"]["max_gpu_mem_utilization"] = plan.settings["max_gpu_mem_utilization"]
-    for part in names.values():
-        _refuse_software(part, findings)
+    _refuse_software(plan, findings)
     return config
 
 
@@ -69,13 +65,13 @@ def _model(names: dict[str, ComponentPlan]) -> dict[str, Any]:
 
 
 def _is_async(plan: Plan, findings: Findings) -> bool:
-    ratio = plan.settings.get("async_generation_ratio")
+    ratio, is_verl = plan.settings.get("async_generation_ratio"), plan.notation is Notation.VERL
     if ratio not in (None, 0, 1):
         findings.error(
             "RST-N050",
             Where(plan.file, path=(_AHEAD.get(plan.notation, "async_generation_ratio"),)),
-            f"ml-loop lags by one iteration, not by {ratio}",
-            fix="write 0 or 1",
+            f"ml-loop's rollouts are one iteration ahead at most, and the job's {ratio}",
+            fix=f"write 0 or 1{' with async_training.trigger_parameter_sync_step=1' if is_verl else ''}, or {KEEP}",
         )
     return bool(ratio) or plan.settings.get("async_rollouts") is True
 
@@ -92,11 +88,11 @@ def _server_size(part: ComponentPlan, findings: Findings) -> int:
     return int(sizes[0])
 
 
-def _refuse_software(part: ComponentPlan, findings: Findings) -> None:
-    if part.env or any(part.table.inventory.group(label).software for label in part.table.labels):
-        findings.error(
-            "RST-N051",
-            Where(path=(part.name,)),
-            "ml-loop has no word for variables or interpreters of a component",
-            fix=KEEP,
-        )
+def _refuse_software(plan: Plan, findings: Findings) -> None:
+    groups = plan.inventory.group
+    named = [
+        part.name for part in plan.components if part.env or any(groups(one).software for one in part.table.labels)
+    ]
+    if named:
+        what = f"ml-loop has no variables or interpreters of components, and the job sets them for {', '.join(named)}"
+        findings.error("RST-N051", Where(), what, fix=KEEP)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from roost.config.data import TEACHER, is_teacher
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation
-from roost.config.notations.algorithm import ESTIMATOR, PROMPT
-from roost.config.teacher import TEACHER, is_teacher
+from roost.config.notations.algorithm import ESTIMATOR, PROMPT, RESPONSE
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
-from roost.placement.models import learner_backend, uses_model
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, learner_backend, uses_model, whitens
 
 USUAL_PENALTY = 0.01
 _WHY_BASE = "NeMo-RL has no defaults outside its config files"
@@ -27,7 +26,7 @@ _ENGINES = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 
 
 def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
-    parts = Parts.of(plan, "NeMo-RL", findings)
+    parts = Parts.of(plan, "NeMo-RL", findings, idles=False)
     if parts is None:
         return {}
     policy = _model(parts.actor) | given(model_name=parts.path)
@@ -41,10 +40,12 @@ def to_nemo(plan: Plan, findings: Findings) -> dict[str, Any]:
             ahead = {"enabled": True, "max_trajectory_age_steps": parts.staleness} if is_async else {"enabled": False}
             values[name] = {f"async_{name}": ahead}
             estimator = parts.estimator(Notation.NEMO, f"{name}.adv_estimator.name")
-            if estimator not in ("grpo", "gae"):
+            if estimator == "gae":
+                values[name]["adv_estimator"] = {"normalize_advantages": whitens(plan)}
+            elif estimator != "grpo":
                 values[name]["adv_estimator"] = {"name": estimator}
         key = "loss_fn.reference_policy_kl_penalty"
-        values["loss_fn"] = {"reference_policy_kl_penalty": parts.penalty(key, USUAL_PENALTY)}
+        values["loss_fn"] = {"reference_policy_kl_penalty": parts.penalty(key, USUAL_PENALTY) or 0.0}
     else:
         name = "sft"
         values[name] = {}
@@ -71,7 +72,7 @@ def _algorithm(parts: Parts) -> str:
 
 
 def _model(part: ComponentPlan) -> dict[str, Any]:
-    """The model of a component with one process per GPU, and how it is cut."""
+    """The model of a component with one process per GPU, and how it is split."""
     model, sizes = part.model, part.parallel
     is_megatron = learner_backend(part) == "megatron"
     adapter = {"enabled": True, "dim": model.lora_rank} if model.lora_rank else None
@@ -97,7 +98,7 @@ def _generation(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     if word == "sglang":
         engine = {"sglang_cfg": {"gpus_per_server": size} | given(mem_fraction_static=fraction)}
     elif word == "megatron":
-        engine = {}  # cut as the learner is
+        engine = {}  # split as the learner is
     else:
         sizes = {
             "tensor_parallel_size": part.parallel.tensor,
@@ -109,7 +110,8 @@ def _generation(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     if not parts.shares_actor():
         nodes, gpus = parts.pool(part.name)
         shared["resources"] = {"num_nodes": nodes, "gpus_per_node": gpus}
-    return {"backend": word, "colocated": shared} | engine
+    limit = given(max_new_tokens=parts.plan.settings.get(RESPONSE))
+    return {"backend": word, "colocated": shared} | limit | engine
 
 
 def _teachers(parts: Parts) -> dict[str, Any]:

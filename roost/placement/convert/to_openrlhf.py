@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.config.findings import Findings
-from roost.config.frameworks.openrlhf import DEFAULTS
-from roost.config.job import Notation, Sharding
-from roost.config.model_files import OFFLOADED_PARTS
-from roost.config.notations.algorithm import AGENT, REWARD
-from roost.placement.convert.parts import Parts
-from roost.placement.models import uses_model
-from roost.placement.plan import Plan
+from roost.config.frameworks.openrlhf import DEFAULTS, WHITENED
+from roost.config.job import OFFLOADED_PARTS, Notation, Sharding
+from roost.config.notations.algorithm import AGENT, MEAN_ALONE, REWARD, WHITEN
+from roost.placement.convert.parts import Parts, known_lengths
+from roost.placement.plan import Plan, uses_model
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
 REWARD_FUNCTION = "REWARD.py"  # to be replaced: a plan does not say what rewards are computed with
+USUAL_PROMPT = 512  # tokens, as in verl and SkyRL
 _ROLES = {"actor": "actor", "reference": "ref", "critic": "critic", "reward": "reward"}
 
 
@@ -24,7 +23,7 @@ def openrlhf_program(plan: Plan, values: Mapping[str, Any]) -> str:
 
 
 def to_openrlhf(plan: Plan, findings: Findings) -> dict[str, Any]:
-    parts = Parts.of(plan, "OpenRLHF", findings)
+    parts = Parts.of(plan, "OpenRLHF", findings, idles=False)
     if parts is None:
         return {}
     has_reward = "reward" in parts and uses_model(parts["reward"])
@@ -43,6 +42,8 @@ def to_openrlhf(plan: Plan, findings: Findings) -> dict[str, Any]:
     if coefficient and not parts.is_penalty_in_reward:
         values["--algo.kl.use_loss"] = True
     values[estimator] = "gae" if "critic" in parts else parts.estimator(Notation.OPENRLHF, estimator)
+    if plan.settings.get(WHITEN) == MEAN_ALONE and values[estimator] in WHITENED:
+        values["--algo.advantage.no_std_norm"] = True
     if AGENT in plan.settings:
         values["--train.agent_func_path"] = plan.settings[AGENT]
     if not has_reward and (REWARD in plan.settings or AGENT not in plan.settings):
@@ -81,6 +82,8 @@ def _sharing(parts: Parts, has_reward: bool) -> dict[str, Any]:
         values["--train.colocate_critic_reward"] = True
     if not is_shared and "rollout" in parts and (parts.is_async or "--train.colocate_all" in values):
         values["--train.async_enable"] = True
+        if parts.staleness > 1:
+            values["--train.async_queue_size"] = parts.staleness
     return values
 
 
@@ -93,14 +96,22 @@ def _learner(parts: Parts) -> dict[str, Any]:
         values["--ds.ring_attn_size"] = sizes.context
     if model.lora_rank:
         values["--ds.lora.rank"] = model.lora_rank
-    if model.sequence:
-        values["--data.max_len"] = model.sequence
-    if model.tokens:
-        values |= {"--train.dynamic_batch_enable": True, "--train.max_tokens_per_gpu": model.tokens}
+    prompt, response, sequence = known_lengths(parts.plan, model.sequence)
+    if response and not sequence:
+        why = "OpenRLHF limits a prompt and its completion together, and the job says that of a completion alone"
+        sequence = prompt + response if prompt else int(parts.assume("--data.max_len", response + USUAL_PROMPT, why))
+    if sequence:
+        values["--data.max_len"] = sequence
+        values |= {"--rollout.max_new_tokens": response} if response else {}
+    if tokens := (model.tokens or 0) // (sizes.tensor * sizes.context):
+        values |= {"--train.dynamic_batch_enable": True, "--train.max_tokens_per_gpu": tokens}
     if model.recomputes:
         values["--actor.gradient_checkpointing_enable"] = True
     if model.offloads == OFFLOADED_PARTS:
         values["--ds.enable_sleep"] = True
-    elif "optimizer" in model.offloads:
+    if model.optimizer_on_host or model.offloads == ("optimizer",):
         values["--ds.adam_offload"] = True
+    for name in ("actor", "critic"):
+        if name in parts and parts[name].model.optimizer == "muon":
+            values[f"--{name}.optim"] = "muon"
     return values

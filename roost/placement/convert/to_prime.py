@@ -9,8 +9,7 @@ import numpy as np
 from roost.config.findings import Findings, Where
 from roost.config.frameworks.prime import DEFAULTS
 from roost.config.notations.algorithm import JOB_NAME
-from roost.placement.convert.models import KEEP
-from roost.placement.convert.parts import DECODE, PREFILL, Parts, above_one, given
+from roost.placement.convert.parts import DECODE, KEEP, PREFILL, Parts, above_one, given
 from roost.placement.plan import Plan
 
 
@@ -30,6 +29,8 @@ def to_prime(plan: Plan, findings: Findings) -> dict[str, Any]:
         why = "prime-rl starts jobs over several nodes by Slurm only"
         values["slurm"] = {"job_name": plan.settings.get(JOB_NAME) or parts.assume("slurm.job_name", "rl", why)}
     values["orchestrator"] = {"max_off_policy_steps": parts.staleness if parts.is_async else 0}
+    if parts.completion:
+        values["orchestrator"]["train"] = {"sampling": {"max_completion_tokens": parts.completion}}
     sizes = parts.actor.parallel
     section: dict[str, Any] = above_one(cp=sizes.context, ep=sizes.expert)
     section |= {"ac": {}} if model.recomputes else {}
@@ -67,6 +68,7 @@ def _inference(parts: Parts) -> dict[str, Any]:
     if part.model.path not in (None, parts.path):
         engine["model"] = part.model.path
     engine |= given(gpu_memory_utilization=part.model.memory_fraction)
+    engine |= {"enable_expert_parallel": True} if part.parallel.expert > 1 else {}
     section: dict[str, Any] = {"vllm": engine}
     if part.name == PREFILL:
         replicas = _replicas(parts)

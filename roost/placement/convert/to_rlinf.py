@@ -12,21 +12,21 @@ from roost.cluster.inventory import Group, Inventory
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
-from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT
+from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT, RESPONSE
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode
-from roost.placement.convert.models import KEEP, precision
-from roost.placement.convert.parts import estimator_word, given
-from roost.placement.models import backend, has_devices, learner_backend, uses_model
-from roost.placement.plan import Plan
+from roost.placement.convert.parts import KEEP, estimator_word, given, precision, says_recomputing
+from roost.placement.plan import Plan, backend, has_devices, learner_backend, uses_model, whitens
 
+# Of all layers, by Megatron's names.
+_RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "huggingface"}
 PACKED = "PackedPlacementStrategy"
 MODEL_ROLES = (Role.LEARNER, Role.ENGINE, Role.SCORER)
 
 
 def to_rlinf(plan: Plan, findings: Findings, with_sizes: bool = True) -> dict[str, Any]:
-    """The config. Parallel sizes make RLinf cut ranks by them; without them every process stays where it is."""
+    """The config. Parallel sizes make RLinf split ranks by them; without them every process stays where it is."""
     inventory = plan.inventory
     sizes = sorted(set(inventory.accelerator_counts.tolist()))
     if len(sizes) > 1:
@@ -94,6 +94,8 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
         section: dict[str, Any] = {}
         if part.role in (Role.LEARNER, Role.SCORER):
             section |= _learner(part, plan, sequence)
+            if says_recomputing(part) and learner_backend(part) == "megatron":
+                model |= _RECOMPUTED if part.model.recomputes else {"recompute_granularity": None}
             if part.model.lora_rank:
                 model |= {"is_lora": True, "lora_rank": part.model.lora_rank}
         elif part.role is Role.ENGINE:
@@ -120,10 +122,15 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
 
 def _algorithm(plan: Plan) -> dict[str, Any]:
     """Advantage estimator and KL; RLinf has a KL in the rewards for REINFORCE++ only."""
-    word, coefficient = estimator_word(plan, Notation.RLINF), plan.settings.get(KL_COEF)
+    named, coefficient = estimator_word(plan, Notation.RLINF), plan.settings.get(KL_COEF)
+    word, _, also = named.partition(" with ") if named else (None, "", "")
     is_in_reward = plan.settings.get(KL_IN) == "reward" and word == "reinpp"
+    sampling = given(max_new_tokens=plan.settings.get(RESPONSE))
     key = "reinpp_kl_beta" if is_in_reward else "kl_beta"
-    return given(adv_type=word, **{key: coefficient})
+    is_switch = word == "gae" or (whitens(plan) and word != "reinpp")  # true by default for gae alone
+    switch = whitens(plan) if is_switch else None
+    own = {also: True} if also else {}
+    return given(adv_type=word, **own, normalize_advantages=switch, sampling_params=sampling, **{key: coefficient})
 
 
 def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str, Any]:
@@ -136,6 +143,9 @@ def _learner(part: ComponentPlan, plan: Plan, sequence: int | None) -> dict[str,
         section["fsdp_config"] = {"sharding_strategy": "no_shard"}
     elif part.parallel.shard is not None:
         section["fsdp_config"] = {"fsdp_size": part.parallel.shard}
+    if says_recomputing(part) and learner_backend(part) != "megatron":
+        flag = {"gradient_checkpointing": part.model.recomputes}
+        section["fsdp_config"] = section.get("fsdp_config", {}) | flag
     if part.role is Role.LEARNER:
         section |= {f"offload_{name}": True for name in part.model.offloads}
         if part.model.tokens and sequence and part.model.tokens % sequence == 0:
@@ -198,9 +208,12 @@ def _devices_text(part: ComponentPlan, findings: Findings) -> str:
         ranks = [first.get((node, group), 0) + index for node, index in placement.devices]
         is_run = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
         if not is_run or len({node for node, _ in placement.devices}) > 1:
-            what = f"RLinf gives a process a run of ranks on one node, and process {placement.rank} holds others"
-            held_words = ", ".join(f"device {index} of node {node}" for node, index in placement.devices[:8])
-            findings.error("RST-N053", Where(path=(part.name,)), what, f"it holds {held_words}", KEEP)
+            nodes = sorted({node for node, _ in placement.devices})
+            what = f"RLinf gives a process neighbouring GPUs of one node, and process {placement.rank} has others"
+            why = (
+                f"it has {len(placement.devices)} GPUs of {'node' if len(nodes) == 1 else 'nodes'} {spell_ranks(nodes)}"
+            )
+            findings.error("RST-N053", Where(path=(part.name,)), what, why, KEEP)
             return ""
         held.append((ranks[0], len(ranks)))
     return _segments(part, held, findings)

@@ -7,18 +7,27 @@ from typing import Any
 import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE
+from roost.config.data import TEACHER
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
-from roost.config.notations.algorithm import BASELINE, ESTIMATOR, KL_COEF, KL_IN, PROMPT, STD, STEPS, WHITEN
-from roost.config.notations.roll import NORMALISED
+from roost.config.notations.algorithm import (
+    BASELINE,
+    BY_TURN,
+    ESTIMATOR,
+    KL_COEF,
+    KL_IN,
+    NORMALISED,
+    NOT_WHITENED,
+    PROMPT,
+    RESPONSE,
+    STD,
+    STEPS,
+)
 from roost.config.ranks import spell_ranks
-from roost.config.teacher import TEACHER
 from roost.config.train_choices import RewardScope
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.models import KEEP, precision
-from roost.placement.convert.parts import estimator_word, given
-from roost.placement.models import backend, uses_model, whitens_gae, with_reference
-from roost.placement.plan import Plan
+from roost.placement.convert.parts import KEEP, estimator_word, given, precision, says_recomputing
+from roost.placement.plan import Plan, backend, uses_model, whitens, with_reference
 
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
 
@@ -34,11 +43,10 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
     if ratio is not None:
         config["async_generation_ratio"] = ratio
     sequence = next((part.model.sequence for part in plan.components if part.model.sequence), None)
-    if sequence is not None:
-        config["sequence_length"] = sequence
-    config |= _algorithm(plan)
+    prompt, response = (plan.settings.get(name) for name in (PROMPT, RESPONSE))
+    config |= given(sequence_length=sequence, prompt_length=prompt, response_length=response) | _algorithm(plan)
     for part in with_reference(plan):
-        role = _role(part, plan.notation, findings)
+        role = _role(part, plan, findings)
         if part.name.startswith("reward."):
             config.setdefault("rewards", {})[part.name.removeprefix("reward.")] = role
         else:
@@ -49,21 +57,22 @@ def to_roll(plan: Plan, findings: Findings) -> dict[str, Any]:
 def _estimator(plan: Plan) -> dict[str, Any]:
     """The estimator, and keys for what it normalises: a block in the agentic pipeline."""
     said = plan.settings.get(ESTIMATOR)
-    whitens = {"whiten_advantages": True} if plan.settings.get(WHITEN) is True or whitens_gae(plan) else {}
     is_agentic = any(part.name == "train_env_manager" for part in plan.components)
+    is_named = said in NOT_WHITENED and not is_agentic and plan.notation not in (Notation.ROLL, Notation.AREAL)
+    said = NOT_WHITENED[str(said)] if is_named else said  # all tokens are whitened, as other programs do
+    whitened = {"whiten_advantages": True} if is_named or whitens(plan) else {}
     if said == TEACHER:
-        return {"is_pure_opd": True, **whitens}
-    if said == "reinforce_plus_plus" and not is_agentic and plan.notation is not Notation.ROLL:
-        return {"adv_estimator": "reinforce", "whiten_advantages": True}  # tokens, as other programs do
+        return {"is_pure_opd": True, **whitened}
     mean, std = (RewardScope(plan.settings.get(name, RewardScope.NONE)) for name in (BASELINE, STD))
     name = estimator_word(plan, Notation.ROLL)
     for scopes, word in NORMALISED.items():
         if word == said:
             mean, std = scopes if word != "reinforce" else (mean, std)
-            name = "step_reinforce" if plan.settings.get(STEPS) else "reinforce"
+            own = {STEPS: "step_reinforce", BY_TURN: "agentic_reinforce"}
+            name = next((own[key] for key in own if plan.settings.get(key)), "reinforce")
     if said == "grpo" and not is_agentic:
-        return {"adv_estimator": "grpo", **whitens}
-    return given(adv_estimator=name) | _normalisation(mean, std, is_agentic) | whitens
+        return {"adv_estimator": "grpo", **whitened}
+    return given(adv_estimator=name) | _normalisation(mean, std, is_agentic) | whitened
 
 
 def _normalisation(mean: RewardScope, std: RewardScope, is_agentic: bool) -> dict[str, Any]:
@@ -85,9 +94,9 @@ def _normalisation(mean: RewardScope, std: RewardScope, is_agentic: bool) -> dic
 
 
 def _algorithm(plan: Plan) -> dict[str, Any]:
-    """Advantage estimator, longest prompt, and KL in the loss or in the rewards."""
+    """Advantage estimator, and KL in the loss or in the rewards."""
     coefficient = plan.settings.get(KL_COEF)
-    section = _estimator(plan) | given(prompt_length=plan.settings.get(PROMPT))
+    section = _estimator(plan)
     if coefficient is None:
         return section
     if plan.settings.get(KL_IN) == "reward":
@@ -95,7 +104,7 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
     return section | {"use_kl_loss": True, "kl_loss_coef": coefficient}
 
 
-def _role(part: ComponentPlan, notation: Notation, findings: Findings) -> dict[str, Any]:
+def _role(part: ComponentPlan, plan: Plan, findings: Findings) -> dict[str, Any]:
     place = Where(path=(part.name,))
     kinds = set(part.table.kinds)
     if kinds - {ACCELERATOR, NODE}:
@@ -106,30 +115,32 @@ def _role(part: ComponentPlan, notation: Notation, findings: Findings) -> dict[s
             fix=KEEP,
         )
     if ACCELERATOR in kinds:
-        role = _devices(part, notation, findings, place) | _model(part, notation)
+        role = _devices(part, plan, findings, place) | _model(part, plan)
     else:
         role = {"world_size": part.world_size}
     variables = _variables(part, findings, place)
     return role | ({"system_envs": variables} if variables else {})
 
 
-def _model(part: ComponentPlan, notation: Notation) -> dict[str, Any]:
+def _model(part: ComponentPlan, plan: Plan) -> dict[str, Any]:
     """The role's model and its batch."""
-    model = part.model
+    model, word = part.model, backend(part, plan.notation)
     if not uses_model(part):
         return {}
     arguments: dict[str, Any] = {"model_name_or_path": model.path} if model.path else {}
     arguments |= {"dtype": precision(model)} if model.weight_bytes != 2 else {}
     arguments |= {"lora_rank": model.lora_rank} if model.lora_rank else {}
-    if part.parallel.context > 1 and part.role is not Role.ENGINE and backend(part, notation) != "megatron":
+    if part.parallel.context > 1 and part.role is not Role.ENGINE and word != "megatron":
         arguments["ulysses_size"] = part.parallel.context  # of FSDP; Megatron's is in its strategy
+    if says_recomputing(part) and word != "megatron":
+        arguments["disable_gradient_checkpointing"] = not model.recomputes
     written: dict[str, Any] = {"model_args": arguments} if arguments else {}
     if part.role is Role.LEARNER and model.tokens and model.sequence and model.tokens % model.sequence == 0:
         written["training_args"] = {"per_device_train_batch_size": model.tokens // model.sequence}
     return written
 
 
-def _devices(part: ComponentPlan, notation: Notation, findings: Findings, place: Where) -> dict[str, Any]:
+def _devices(part: ComponentPlan, plan: Plan, findings: Findings, place: Where) -> dict[str, Any]:
     lengths = np.unique(np.diff(part.table.offsets)).tolist()
     if len(lengths) > 1:
         why = f"its processes hold {', '.join(map(str, lengths))}"
@@ -137,9 +148,12 @@ def _devices(part: ComponentPlan, notation: Notation, findings: Findings, place:
     devices = part.table.device_numbers.tolist()
     per_worker = lengths[-1] if lengths else 1
     role: dict[str, Any] = {"device_mapping": _expression(devices)}
-    strategy = _strategy(part, notation, per_worker)
+    strategy = _strategy(part, plan.notation, per_worker)
     if strategy is not None:
-        role["strategy_args"] = {"strategy_name": strategy, "strategy_config": _settings(part, strategy)}
+        config = _settings(part, strategy)
+        if says_recomputing(part) and strategy.startswith("megatron"):
+            config["recompute_granularity"] = "full" if part.model.recomputes else None
+        role["strategy_args"] = {"strategy_name": strategy, "strategy_config": config}
     if per_worker != 1 and strategy != "vllm":
         role["num_gpus_per_worker"] = per_worker
     return role
@@ -169,6 +183,12 @@ def _settings(part: ComponentPlan, strategy: str) -> dict[str, Any]:
             "tensor_model_parallel_size": sizes.tensor,
             "pipeline_model_parallel_size": sizes.pipeline,
             "context_parallel_size": sizes.context,
+            "expert_model_parallel_size": sizes.expert,
+        }
+    elif strategy.startswith("fsdp2"):
+        named = {
+            "tensor_model_parallel_size": sizes.tensor,
+            "pipeline_model_parallel_size": sizes.pipeline,
             "expert_model_parallel_size": sizes.expert,
         }
     else:

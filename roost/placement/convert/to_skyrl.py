@@ -9,9 +9,9 @@ from roost.config.findings import Findings
 from roost.config.frameworks.skyrl import DEFAULTS
 from roost.config.job import Notation
 from roost.config.notations.algorithm import ESTIMATOR
+from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import PREFILL, Parts, above_one, given, megatron_sizes
-from roost.placement.models import learner_backend
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, learner_backend, whitens
 
 _ROLES = {"actor": "policy", "reference": "ref", "critic": "critic"}
 
@@ -44,6 +44,9 @@ def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
         key, usual = "trainer.critic.model.path", DEFAULTS["trainer.policy.model.path"]
         path = parts["critic"].model.path or parts.path
         trainer["critic"] = {"model": {"path": path or parts.assume(key, usual, "SkyRL starts a critic by its model")}}
+        trainer["critic"] |= _sizes(parts["critic"])
+    if "reference" in parts:
+        trainer |= given(ref=_sizes(parts["reference"]))
     if parts.is_async and not is_shared:
         trainer["fully_async"] = {"enabled": True, "max_staleness_steps": parts.staleness}
     generator: dict[str, Any] = {"inference_engine": _engines(parts)}
@@ -57,13 +60,15 @@ def to_skyrl(plan: Plan, findings: Findings) -> dict[str, Any]:
 def _algorithm(parts: Parts) -> dict[str, Any]:
     """KL, and the estimator where it is not the usual one."""
     key = "trainer.algorithm.kl_loss_coef"
-    coefficient = parts.penalty(key, float(DEFAULTS[key])) if "reference" in parts else 0.0
-    section: dict[str, Any] = {"use_kl_loss": bool(coefficient) and not parts.is_penalty_in_reward}
-    if coefficient:
+    coefficient = parts.penalty(key, float(DEFAULTS[key])) if "reference" in parts else None
+    section: dict[str, Any] = {"use_kl_loss": coefficient is not None and not parts.is_penalty_in_reward}
+    if coefficient is not None:
         section |= {"use_kl_in_reward": True} if parts.is_penalty_in_reward else {}
         section["kl_loss_coef"] = coefficient
     estimator = parts.estimator(Notation.SKYRL, "trainer.algorithm.advantage_estimator")
-    return section | ({"advantage_estimator": estimator} if estimator != "grpo" else {})
+    section |= {"advantage_estimator": estimator} if estimator != "grpo" else {}
+    does_itself = estimator in ("gae", "reinforce++")
+    return section | ({"advantage_batch_normalize": True} if whitens(parts.plan) and not does_itself else {})
 
 
 def _supervised(parts: Parts) -> dict[str, Any]:
@@ -76,16 +81,20 @@ def _supervised(parts: Parts) -> dict[str, Any]:
 
 
 def _learner(parts: Parts) -> dict[str, Any]:
-    model, sizes = parts.actor.model, parts.actor.parallel
+    model = parts.actor.model
     strategy = learner_backend(parts.actor)
     word = model.strategy if parts.plan.notation is Notation.SKYRL and model.strategy else strategy  # fsdp2 among them
     policy = {"model": given(path=parts.path, lora={"rank": model.lora_rank} if model.lora_rank else None)}
-    if strategy == "megatron":
-        policy |= given(megatron_config=megatron_sizes(sizes))
-    else:
-        policy |= above_one(sequence_parallel_size=sizes.context)
+    policy |= _sizes(parts.actor)
     section = {"strategy": word, "policy": policy} | given(max_tokens_per_microbatch=model.tokens)
     return section if model.recomputes else section | {"gradient_checkpointing": False}
+
+
+def _sizes(part: ComponentPlan) -> dict[str, Any]:
+    """Parallel sizes of one model; SkyRL's are 1 where they are not written."""
+    if learner_backend(part) == "megatron":
+        return given(megatron_config=megatron_sizes(part.parallel))
+    return above_one(sequence_parallel_size=part.parallel.context)
 
 
 def _engines(parts: Parts) -> dict[str, Any]:

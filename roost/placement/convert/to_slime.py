@@ -7,13 +7,11 @@ from typing import Any
 
 from roost.config.findings import Findings
 from roost.config.frameworks.slime import DEFAULTS
-from roost.config.job import Notation
-from roost.config.model_files import OFFLOADED_PARTS
-from roost.config.notations.algorithm import PROMPT, RESPONSE
+from roost.config.job import OFFLOADED_PARTS, Notation
+from roost.config.notations.algorithm import NOT_WHITENED, PROMPT, shared_estimator
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
-from roost.placement.models import learner_backend
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, learner_backend, whitens
 
 USUAL_PENALTY = 0.001  # slime's own default is 0, with which the reference would do nothing
 
@@ -40,27 +38,26 @@ def to_slime(plan: Plan, findings: Findings) -> dict[str, Any]:
     values |= _learner(actor, "--colocate" in values)
     if parts.path:
         values["--hf-checkpoint"] = parts.path
-    values |= _lengths(plan, actor.model.sequence)
+    values |= _lengths(parts, actor.model.sequence)
     estimator = parts.estimator(Notation.SLIME, "--advantage-estimator")
     if estimator != DEFAULTS["--advantage-estimator"]:
         values["--advantage-estimator"] = estimator
+    if whitens(plan) or shared_estimator(plan.settings) in NOT_WHITENED:
+        values["--normalize-advantages"] = True
     coefficient = parts.penalty("--kl-loss-coef", USUAL_PENALTY)
     if coefficient and parts.is_penalty_in_reward:
         values["--kl-coef"] = coefficient
-    elif coefficient:
+    elif coefficient is not None and not parts.is_penalty_in_reward:
         values |= {"--use-kl-loss": True, "--kl-loss-coef": coefficient}
     return values
 
 
-def _lengths(plan: Plan, sequence: int | None) -> dict[str, Any]:
-    """Lengths of prompt and completion, or of both together where the job says no more."""
-    prompt, response = plan.settings.get(PROMPT), plan.settings.get(RESPONSE)
-    values = {"--rollout-max-prompt-len": prompt} if prompt else {}
-    if prompt and sequence and prompt < sequence:
-        return values | {"--rollout-max-response-len": sequence - prompt}
-    if sequence:
-        return values | {"--rollout-max-context-len": sequence}
-    return values | ({"--rollout-max-response-len": response} if response else {})
+def _lengths(parts: Parts, sequence: int | None) -> dict[str, Any]:
+    """Lengths of prompt and completion, and of both together where it is not their sum."""
+    prompt, response = parts.plan.settings.get(PROMPT), parts.completion
+    is_sum = prompt and response and prompt + response == sequence
+    named = {"prompt": prompt, "response": response, "context": None if is_sum else sequence}
+    return {f"--rollout-max-{name}-len": length for name, length in named.items() if length}
 
 
 def _engines(parts: Parts) -> dict[str, Any]:
@@ -88,7 +85,8 @@ def _learner(actor: ComponentPlan, is_shared: bool) -> dict[str, Any]:
     if learner_backend(actor) != "megatron":
         values["--train-backend"] = "fsdp"
     if model.tokens:
-        values["--max-tokens-per-gpu"] = model.tokens
+        of_rank = -(-model.tokens // actor.parallel.context)
+        values |= {"--use-dynamic-batch-size": True, "--max-tokens-per-gpu": of_rank}
     if model.lora_rank:
         values["--lora-rank"] = model.lora_rank
     offloads = model.offloads == OFFLOADED_PARTS

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from roost.config.findings import shown
-from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, Sharding
-from roost.config.model_files import COMPILED_SIZE
+from roost.config.job import COMPILED_SIZE, MICRO_BATCH_TOKENS, MeshSizes, ModelUse, ParallelSizes, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.shape import CONVERTED_BY_PEFT, ModelShape, UnknownShape, shape_from_config
 
 GIB = 1024**3
 
-# Bytes that training keeps for each parameter: mixed precision with Adam (Rajbhandari et al. 2020, "ZeRO", 3.1).
+# Bytes that training keeps for each parameter, unless the optimizer is Roost's: mixed precision with Adam (Rajbhandari
+# et al. 2020, "ZeRO", 3.1).
 MASTER_BYTES = 4  # 32-bit master weight, beside weights of 16 bits
 MOMENT_BYTES = 4  # of AdamW's first and second moment each, and of Muon's momentum
 MOMENT_BYTES_8BIT = 1 + 4 / 256  # a code, and a scale for each block of 256
+REDUCED_BYTES = 4  # FSDP sums gradients in 32 bits
 MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # Bytes of activations for each token and hidden unit inside one layer of Megatron without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
 MEGATRON_ACTIVATION_BYTES = 34
 EXCHANGED_VALUES = 3  # of each token, expert of it and hidden unit: sent, received and returned
-LOGIT_BYTES = 4 + 2  # 32-bit logits and their 16-bit gradient, for each token of a chunk and vocabulary entry
+# Bytes for each token of a chunk and vocabulary entry, at most: compiled, 32-bit logits and their 16-bit gradient.
+# Without torch.compile 13.5 were counted on a CPU; with a divided vocabulary, which is not compiled, 11.5, and 19.5
+# where the entropy is learnt from.
+COMPILED_LOGIT_BYTES, LOGIT_BYTES, DIVIDED_LOGIT_BYTES = 4 + 2, 14, 20
 LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
 
 RESERVED_FRACTION = 0.95  # of a device (ml-loop's rule); the rest is for the driver, NCCL and fragmentation
@@ -34,8 +36,9 @@ MIN_ENGINE_FRACTION = 0.2  # an engine refuses to start if its profiling run lea
 ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
 COMPUTE_BYTES = 2  # of weights and activations in passes, unless the job says otherwise
-SYNC_BUCKET_GIB = 1.0  # weights in flight; ROLL's model_update_buffer_size_mb default
-STREAMED_GIB = 1.0  # optimizer state on the device at the same time, if the host keeps it
+SYNC_BUCKET_GIB = 1.0  # weights in flight, at least; ROLL's model_update_buffer_size_mb default
+BUCKET_GIB = 0.5  # of weights that are sent together, unless one alone is larger
+STREAMED_WEIGHTS = 2**28 // 4  # whose optimizer state is on the device at the same time, if the host keeps it
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
 
 
@@ -47,10 +50,11 @@ class LearnerMemory:
     gradients: float
     optimizer: float
     activations: float
+    transient: float = 0.0  # at the end of a backward pass and in the optimizer's step
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return self.weights + self.gradients + self.optimizer + self.activations + self.transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ def learner_memory(
     optimizer: str = "adamw",
     compute_bytes: int = COMPUTE_BYTES,
     compiles: bool | None = None,
+    trained_bytes: int | None = None,
 ) -> LearnerMemory:
     """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
@@ -90,9 +95,9 @@ def learner_memory(
     two layers at a time are gathered, as far as tensor and expert parallelism do not divide them. Megatron with the
     distributed optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes.
     With an adapter (LoRA) only the adapter has gradients and optimizer state. The first `recomputed_layers` (None: all)
-    recompute their activations.
+    recompute their activations. Roost's optimizers change the weights themselves, whose moments have `trained_bytes`
+    as well; others (None) have 32-bit moments, and a 32-bit copy of narrower weights.
 
-    >>> from roost.placement.memory.model import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
     >>> memory = learner_memory(shape, ParallelSizes(), processes=8, tokens=4096)
@@ -102,30 +107,66 @@ def learner_memory(
     if sharding is Sharding.OPTIMIZER:
         held, gradient_bytes = held_parameters(shape, sizes), MEGATRON_GRADIENT_BYTES
     else:
-        held, gradient_bytes = shape.parameters / processes, weight_bytes
+        held, gradient_bytes = shape.parameters / processes, trained_bytes or weight_bytes
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
-    experts = shape.expert_parameters / (sizes.expert if sharding is Sharding.FULL else 1)
-    layer = (shape.dense_parameters - shape.embedding_parameters) / shape.layers
+    activations = activation_bytes(shape, sizes, tokens, sharding, recomputed_layers, compute_bytes, compiles)
+    transient = 0.0
     if sharding is Sharding.FULL and processes > 1:
-        # The embedding and the last layer stay gathered from the forward pass to the end of the backward pass.
-        dense = (2 * layer + shape.embedding_parameters) / sizes.tensor
-        gathered = (dense + 2 * experts / shape.layers) * compute_bytes
+        gathered = gathered_bytes(shape, sizes, compute_bytes)
+        transient = _reduced_bytes(shape, sizes, compute_bytes, lora_rank, activations + gathered)
     elif sharding is not Sharding.OPTIMIZER and weight_bytes > compute_bytes:
         gathered = shape.parameters * compute_bytes  # autocast keeps its copies of all weights for the backward pass
+        if processes == 1 and lora_rank is None:
+            # The last layer's gradient exists in both types before it is added to that of earlier micro-batches.
+            transient = shape.vocabulary * shape.hidden * (weight_bytes + compute_bytes)
     else:
         gathered = 0.0
-    moments = moment_bytes(shape, optimizer, lora_rank)
-    moments += MASTER_BYTES if weight_bytes < MASTER_BYTES else 0  # 32-bit weights are their own master copy
-    activations = activation_bytes(shape, sizes, tokens, sharding, recomputed_layers, compute_bytes, compiles)
+    moments = moment_bytes(shape, optimizer, lora_rank, trained_bytes or MOMENT_BYTES)
+    if lora_rank is not None:
+        moments += trained_bytes or MASTER_BYTES  # the adapter itself
+    elif trained_bytes is None and weight_bytes < MASTER_BYTES:
+        moments += MASTER_BYTES  # 32-bit weights are their own master copy
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
         gradients=held * trained / shape.parameters * gradient_bytes / GIB,
         optimizer=trained * moments / processes / GIB,
         activations=(activations + gathered) / GIB,
+        transient=transient / GIB,
     )
 
 
-def moment_bytes(shape: ModelShape, optimizer: str = "adamw", lora_rank: int | None = None) -> float:
+def gathered_bytes(shape: ModelShape, sizes: ParallelSizes, compute_bytes: int = COMPUTE_BYTES) -> float:
+    """Bytes of the weights that FSDP has gathered in a pass: two layers, and the embedding and the last layer."""
+    return (2 * _layer_parameters(shape, sizes) + shape.embedding_parameters / sizes.tensor) * compute_bytes
+
+
+def _layer_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
+    """Parameters of a layer that a rank gathers: those that tensor and expert groups leave it."""
+    dense = (shape.dense_parameters - shape.embedding_parameters) / sizes.tensor
+    return (dense + shape.expert_parameters / sizes.expert) / shape.layers
+
+
+def _reduced_bytes(
+    shape: ModelShape, sizes: ParallelSizes, compute_bytes: int, lora_rank: int | None, working: float
+) -> float:
+    """Bytes of gradients that FSDP has not reduced yet, beyond the `working` memory of passes.
+
+    In a layer's backward pass: its gradients, those of the layer before as they are summed in 32 bits, and the last
+    layer's, which is reduced with the embedding. These come at the end, when layers have freed what they worked with.
+    """
+    if lora_rank is not None:
+        of_layer = adapter_parameters(shape, lora_rank) / shape.layers / sizes.tensor
+        return of_layer * (compute_bytes + REDUCED_BYTES)
+    root = shape.embedding_parameters / sizes.tensor
+    last = shape.vocabulary * shape.hidden / sizes.tensor
+    in_layers = _layer_parameters(shape, sizes) * (compute_bytes + REDUCED_BYTES) + last * compute_bytes
+    at_end = root * (2 * compute_bytes + REDUCED_BYTES) - working
+    return max(in_layers, at_end)
+
+
+def moment_bytes(
+    shape: ModelShape, optimizer: str = "adamw", lora_rank: int | None = None, each: int = MOMENT_BYTES
+) -> float:
     """Bytes of an optimizer's moments for each trained parameter.
 
     Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two.
@@ -138,9 +179,27 @@ def moment_bytes(shape: ModelShape, optimizer: str = "adamw", lora_rank: int | N
     if optimizer == "adamw_8bit":
         return 2 * MOMENT_BYTES_8BIT
     if optimizer != "muon":
-        return 2 * MOMENT_BYTES
+        return 2 * each
     others = shape.embedding_parameters + shape.expert_parameters if lora_rank is None else 0
-    return MOMENT_BYTES * (1 + others / shape.parameters)
+    return each * (1 + others / shape.parameters)
+
+
+def largest_weight(shape: ModelShape) -> int:
+    """Parameters of the largest weight: the embedding, or the gates of a layer's experts, which are one weight."""
+    gates = shape.experts * 2 * shape.hidden * shape.expert_feed_forward if shape.expert_layers else 0
+    return max(shape.vocabulary * shape.hidden, gates)
+
+
+def in_flight_gib(component: ComponentPlan) -> float:
+    """Weights that a sync has on the device besides those of learner and engine.
+
+    The largest, which ranks gather from their shards into one more copy, in the engine's type, and a bucket.
+    """
+    shape = known_shape(component)
+    if component.role is not Role.LEARNER or shape is None:
+        return SYNC_BUCKET_GIB
+    copies = 2 if shards_of(component) > 1 else 1
+    return max(SYNC_BUCKET_GIB, copies * largest_weight(shape) * component.model.compute_bytes / GIB + BUCKET_GIB)
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
@@ -164,13 +223,14 @@ def activation_bytes(
     recomputed_layers: int | None = None,
     compute_bytes: int = COMPUTE_BYTES,
     compiles: bool | None = None,
+    learns: bool = True,
 ) -> float:
     """Estimate activations: inputs of the layers that are recomputed, what is inside the others, a chunk of logits.
 
     The first layers are recomputed (None: all), when the others have freed theirs. A pipeline keeps as many batches in
     flight as it has stages, so splitting layers over stages saves nothing. Context groups share the tokens. Tensor
     groups share what is inside a layer; Megatron's share its inputs as well. Expert groups send each token to its
-    experts and get it back.
+    experts and get it back. A pass that only scores has one layer's.
     """
     is_megatron = sharding is Sharding.OPTIMIZER
     own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
@@ -183,9 +243,22 @@ def activation_bytes(
     elif sizes.expert > 1:
         inside += own * shape.active_experts * shape.hidden * EXCHANGED_VALUES * compute_bytes
     # A recomputed layer is like one that was kept, for its backward pass; the last would be recomputed at once.
-    kept = max(layers - recomputed, 1)
-    logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK) * LOGIT_BYTES
+    recomputed, kept = (recomputed, max(layers - recomputed, 1)) if learns else (1, 1)
+    logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK)
+    logits *= COMPILED_LOGIT_BYTES if is_megatron else _logit_bytes(shape, sizes, compiles)
     return recomputed * own * shape.hidden * compute_bytes + kept * inside + logits
+
+
+def _is_compiled(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None) -> bool:
+    """Return True if the learner compiles its layers, and the log-probs of a vocabulary that is whole."""
+    is_large = shape.parameters >= COMPILED_SIZE and sizes.tensor == sizes.expert == 1
+    return is_large if compiles is None else compiles
+
+
+def _logit_bytes(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None) -> int:
+    if sizes.tensor > 1:
+        return DIVIDED_LOGIT_BYTES
+    return COMPILED_LOGIT_BYTES if _is_compiled(shape, sizes, compiles) else LOGIT_BYTES
 
 
 def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None = None) -> float:
@@ -193,8 +266,7 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
 
     Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide.
     """
-    is_large = shape.parameters >= COMPILED_SIZE and sizes.tensor == sizes.expert == 1
-    compiled = is_large if compiles is None else compiles
+    compiled = _is_compiled(shape, sizes, compiles)
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     has_norms = shape.family in ("qwen3", "qwen3_moe")  # of queries and keys
     of_heads, of_hidden, of_units = (3 if has_norms else 2, 4, 3) if compiled else (5 if has_norms else 2, 8, 4)
@@ -203,19 +275,6 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
     experts = shape.active_experts * 4 * shape.expert_feed_forward + 4 * shape.shared_feed_forward
     divided = of_heads * heads + max(dense, experts)
     return of_hidden * shape.hidden + 2 * shape.active_experts * shape.hidden + divided / sizes.tensor
-
-
-def checkpointed_layers(component: ComponentPlan, free_gib: float) -> int | None:
-    """Fewest layers of a learner to recompute, if `free_gib` more may be used than with all; None if not known."""
-    shape = known_shape(component)
-    if shape is None:
-        return None
-
-    def needed(layers: int | None) -> float:
-        return _learner(with_layers(component, layers), shape).active or 0.0
-
-    whole = needed(None)
-    return next((count for count in range(shape.layers) if needed(count) - whole <= free_gib), shape.layers)
 
 
 def recomputed_of(model: ModelUse) -> int | None:
@@ -271,159 +330,6 @@ def kv_bytes(shape: ModelShape, sizes: ParallelSizes, value_bytes: int = 2) -> f
 def kv_tokens(shape: ModelShape, sizes: ParallelSizes, kv_cache_gib: float, value_bytes: int = 2) -> int:
     """Tokens that fit into an engine's KV cache."""
     return max(0, int(kv_cache_gib * GIB / kv_bytes(shape, sizes, value_bytes)))
-
-
-DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
-FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
-# PEFT takes dense feed-forward layers of these for experts, and would read their adapter wrongly: they get none.
-CONVERTED_BY_PEFT = ("qwen3_moe",)
-LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
-MAX_LAYERS = 10_000
-MAX_SIZE = 100_000_000
-
-
-class UnknownShape(ValueError):
-    """The parameters of a model cannot be counted; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Model sizes that memory depends on."""
-
-    family: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    feed_forward: int
-    vocabulary: int
-    ties_embeddings: bool
-    expert_layers: int = 0
-    experts: int = 0
-    active_experts: int = 0
-    expert_feed_forward: int = 0
-    shared_feed_forward: int = 0
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Input embedding, and the output projection unless it is tied."""
-        return self.vocabulary * self.hidden * (1 if self.ties_embeddings else 2)
-
-    @property
-    def attention_parameters(self) -> int:
-        """Parameters per layer: four projections, and the family's biases and norms."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        projections = self.hidden * (2 * queries + 2 * keys)
-        if self.family in ("qwen2", "qwen2_moe"):
-            projections += queries + 2 * keys  # biases of the query, key and value projections
-        if self.family in ("qwen3", "qwen3_moe"):
-            projections += 2 * self.head_size  # norms of queries and keys
-        return projections + 2 * self.hidden  # the two norms of a layer
-
-    @property
-    def dense_parameters(self) -> int:
-        """Parameters other than the routed experts."""
-        dense_layers = self.layers - self.expert_layers
-        feed_forward = dense_layers * 3 * self.hidden * self.feed_forward
-        router = self.expert_layers * self.hidden * self.experts
-        shared = self.expert_layers * 3 * self.hidden * self.shared_feed_forward
-        if self.shared_feed_forward:
-            shared += self.expert_layers * self.hidden  # the gate of the shared expert
-        layers = self.layers * self.attention_parameters + feed_forward + router + shared
-        return self.embedding_parameters + layers + self.hidden  # and the last norm
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of the routed experts in all layers."""
-        return self.expert_layers * self.experts * 3 * self.hidden * self.expert_feed_forward
-
-    @property
-    def parameters(self) -> int:
-        """All parameters.
-
-        >>> shape = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
-        ...          "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}
-        >>> f"{shape_from_config(shape).parameters:,}"  # Qwen2.5-7B
-        '7,615,616,512'
-        """
-        return self.dense_parameters + self.expert_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that compute one token: of a mixture, only the experts that it is routed to."""
-        return self.dense_parameters + self.expert_parameters // max(1, self.experts) * self.active_experts
-
-    @property
-    def kv_values_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size
-
-
-def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape from a `config.json`. Raise UnknownShape for an unknown family or a missing size."""
-    inner = config.get("text_config")  # multimodal models keep the language model's sizes there
-    config = inner if isinstance(inner, Mapping) else config
-    family = str(config.get("model_type", ""))
-    if family not in FAMILIES:
-        raise UnknownShape(f"model_type {family or 'is missing'}; Roost counts {', '.join(FAMILIES)}")
-    heads = _size(config, "num_attention_heads")
-    hidden = _size(config, "hidden_size")
-    layers = _size(config, "num_hidden_layers")
-    experts = _experts(config, family, layers)
-    return ModelShape(
-        family=family,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_size=_size(config, "head_dim", hidden // heads),
-        feed_forward=_size(config, "intermediate_size"),
-        vocabulary=_size(config, "vocab_size"),
-        ties_embeddings=config.get("tie_word_embeddings") is True,
-        **experts,
-    )
-
-
-def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, int]:
-    if family not in EXPERT_FAMILIES:
-        return {}
-    if family == "mixtral":
-        return {
-            "expert_layers": layers,
-            "experts": _size(config, "num_local_experts"),
-            "active_experts": _size(config, "num_experts_per_tok"),
-            "expert_feed_forward": _size(config, "intermediate_size"),
-        }
-    step = _size(config, "decoder_sparse_step", 1)
-    listed = config.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
-        raise UnknownShape(f"mlp_only_layers is {shown(listed)}")
-    dense = set(listed)
-    sparse = sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
-    return {
-        "expert_layers": sparse,
-        # transformers 5 writes the second name.
-        "experts": _size(config, "num_experts" if config.get("num_experts") is not None else "num_local_experts"),
-        "active_experts": _size(config, "num_experts_per_tok"),
-        "expert_feed_forward": _size(config, "moe_intermediate_size"),
-        "shared_feed_forward": _size(config, "shared_expert_intermediate_size", 0) if family == "qwen2_moe" else 0,
-    }
-
-
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = default if config.get(key) is None and default is not None else config.get(key)
-    most = MAX_LAYERS if key in LAYER_KEYS else MAX_SIZE
-    is_absent = value == 0 and config.get(key) is None  # a part that the model does not have
-    if isinstance(value, int) and not isinstance(value, bool) and (0 < value <= most or is_absent):
-        if key == "head_dim" and value == 0:
-            raise UnknownShape("there are more attention heads than hidden units")
-        return value
-    raise UnknownShape(f"{key} is {shown(value)}")
-
-
-DEFAULT_TOKENS = 4_096  # per micro-batch of a learner, if the config does not set it
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,18 +405,33 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
     held = held_parameters(shape, sizes, 1 if sharding is Sharding.OPTIMIZER else parts)
     weights = held * component.model.weight_bytes / GIB
     whole = weights + CONTEXT_GIB
-    return Footprint(whole, whole, whole, whole, CONTEXT_GIB, weights)
+    working = _scoring(component, shape, parts)
+    return Footprint(whole + working, whole + working, whole, whole, CONTEXT_GIB, weights)
+
+
+def _scoring(component: ComponentPlan, shape: ModelShape, processes: int) -> float:
+    """GiB of a pass that only scores, beside the weights that a process has."""
+    model, sizes = component.model, component.parallel
+    tokens, compute = model.tokens or MICRO_BATCH_TOKENS, model.compute_bytes
+    working = activation_bytes(shape, sizes, tokens, model.sharding, None, compute, model.compiles, learns=False)
+    if model.sharding is Sharding.FULL and processes > 1:
+        working += gathered_bytes(shape, sizes, compute)
+    elif component.role is Role.LEARNER and model.sharding is not Sharding.OPTIMIZER and model.weight_bytes > compute:
+        working += shape.parameters * compute  # copies that autocast keeps of weights that are trained
+    return working / GIB
 
 
 def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     model = component.model
 
+    shards = 1 if model.sharding is Sharding.NONE else shards_of(component)
+
     def needed(recomputed_layers: int | None) -> LearnerMemory:
         return learner_memory(
             shape,
             component.parallel,
-            1 if model.sharding is Sharding.NONE else shards_of(component),
-            model.tokens or DEFAULT_TOKENS,
+            shards,
+            model.tokens or MICRO_BATCH_TOKENS,
             model.weight_bytes,
             model.sharding,
             model.lora_rank,
@@ -518,22 +439,30 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
             model.optimizer,
             model.compute_bytes,
             model.compiles,
+            model.trained_bytes,
         )
 
     memory = needed(recomputed_of(model))
-    scoring = needed(None).activations  # nothing is kept for a backward pass
+    if model.sharding is Sharding.FULL and shards < component.world_size:
+        # Copies (HSDP) keep sums of their shards in 32 bits until they are due to be summed over all copies.
+        held = shape.parameters if model.lora_rank is None else adapter_parameters(shape, model.lora_rank)
+        memory = replace(memory, transient=memory.transient + held / shards * REDUCED_BYTES / GIB)
     on_host = memory.optimizer if component.model.optimizer_on_host else 0.0
     if on_host:
-        memory = replace(memory, optimizer=0.0, activations=max(memory.activations, STREAMED_GIB))
+        trained = shape.parameters if model.lora_rank is None else adapter_parameters(shape, model.lora_rank)
+        # Whole weights at a time. Freed copies of weights leave no room for their state.
+        largest = max(STREAMED_WEIGHTS, largest_weight(shape) / shards)
+        streamed = on_host * min(1.0, largest / (trained / shards))
+        memory = replace(memory, optimizer=0.0, transient=memory.transient + streamed)
     kept, moved = _split_by_offload(memory, component.model.offloads)
     # Between phases a learner keeps what it does not offload. To score it has loaded everything, as it learns next; to
     # send it needs its weights.
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,
-        scoring=kept + moved + scoring + CONTEXT_GIB,
+        scoring=kept + moved + _scoring(component, shape, shards) + CONTEXT_GIB,
         syncing=kept + weights + CONTEXT_GIB,
-        resident=memory.total - memory.activations + CONTEXT_GIB,
+        resident=memory.total - memory.activations - memory.transient + CONTEXT_GIB,
         idle=kept + CONTEXT_GIB,
         host=moved + on_host,
         kept=on_host,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -13,21 +12,25 @@ from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role
 from roost.config.notations.loop import MEMORY_KEYS
-from roost.placement.component_plan import ComponentPlan
+from roost.placement.component_plan import IN_16_BITS, ComponentPlan
 from roost.placement.memory.model import (
     CONTEXT_GIB,
     RESERVED_FRACTION,
     SLEEPING_ENGINE_GIB,
     SYNC_BUCKET_GIB,
     Footprint,
-    checkpointed_layers,
     footprint,
+    in_flight_gib,
+    known_shape,
     needed_fraction,
     with_layers,
 )
 from roost.placement.memory.phases import Phase, State, works_in
+from roost.placement.memory.sharing import MemoryRefused, Sharing, share_device
+from roost.placement.memory.traffic import micro_batch_tokens
 
 FEW_CLASSES = 16
+LEAST_TOKENS = 1024  # of a micro-batch that a fix names; smaller ones leave a device idle
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,82 +86,6 @@ def _renumbered(keys: Ints) -> Ints:
     return (np.cumsum(is_used) - 1)[keys]
 
 
-class MemoryRefused(ValueError):
-    """Memory figures that contradict each other or the mode."""
-
-    def __init__(self, code: str, what: str, why: str, fix: str, key: str = "inference_requires_memory_gb") -> None:
-        super().__init__(what)
-        self.code, self.what, self.why, self.fix, self.key = code, what, why, fix, key
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Keep both engines and learners or not, and the fraction of the device each may use; None: no limit."""
-
-    keeps_both: bool
-    inference_fraction: float | None = None
-    learning_fraction: float | None = None
-
-
-def share_device(
-    overlap: bool,
-    inference_gb: float | None,
-    learning_gb: float | None,
-    total_gb: float,
-    is_async: bool,
-    cap: float | None,
-) -> Sharing:
-    """Keep both if they are on separate devices or fit into 95 % of one; otherwise they time-share the devices.
-
-    Together they get the whole 95 %, in proportion to their requirements; `cap` bounds the servers' fraction.
-
-    >>> share_device(True, 20, 40, 79.15, is_async=False, cap=None)
-    Sharing(keeps_both=True, inference_fraction=0.316..., learning_fraction=0.633...)
-    """
-    if (inference_gb is None) != (learning_gb is None):
-        raise MemoryRefused(
-            "RST-M007",
-            "give both memory figures or neither",
-            f"only {'learning' if inference_gb is None else 'inference'}_requires_memory_gb is written",
-            "write both, or leave both out",
-        )
-    if not overlap:
-        return Sharing(keeps_both=True)
-    if inference_gb is None or learning_gb is None:
-        if is_async:
-            raise MemoryRefused(
-                "RST-M008",
-                "overlapping GPUs with asynchronous rollouts need both memory figures",
-                "servers and learners would run at the same time on the same GPUs",
-                "write inference_requires_memory_gb and learning_requires_memory_gb, or use separate GPUs",
-                "async_rollouts",
-            )
-        return Sharing(keeps_both=False)
-    wanted = inference_gb + learning_gb
-    if cap is not None and cap * total_gb < inference_gb:
-        raise MemoryRefused(
-            "RST-M010",
-            "the cap leaves less than inference requires",
-            f"{cap} * {total_gb:g} GB = {cap * total_gb:.1f} GB, inference requires {inference_gb:g} GB",
-            f"raise max_gpu_mem_utilization to {math.ceil(inference_gb / total_gb * 100) / 100:g}",
-            "max_gpu_mem_utilization",
-        )
-    if wanted / total_gb > RESERVED_FRACTION:
-        if is_async:
-            raise MemoryRefused(
-                "RST-M009",
-                "not enough memory for both at once, so rollouts cannot be asynchronous",
-                f"{inference_gb:g} + {learning_gb:g} GB are {wanted / total_gb:.0%} of {total_gb:g} GB, "
-                f"more than {RESERVED_FRACTION:.0%}",
-                "write async_rollouts: false, or use separate GPUs",
-            )
-        return Sharing(keeps_both=False, inference_fraction=cap)
-    if wanted == 0:
-        return Sharing(keeps_both=True, inference_fraction=cap)
-    inference = inference_gb / wanted * RESERVED_FRACTION
-    return Sharing(True, inference if cap is None else min(cap, inference), learning_gb / wanted * RESERVED_FRACTION)
-
-
 IN_FLIGHT = "weights in flight"
 
 
@@ -191,6 +118,7 @@ class ClassResidency:
     reason: str
     phases: Mapping[Phase, tuple[Share, ...]]
     sharing: Sharing | None = None  # fractions of the device, where the plan chose them
+    in_flight_gib: float = SYNC_BUCKET_GIB  # of a sync between components of the class
 
     def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
         """Peak memory on each device of the class in a phase, by component.
@@ -207,7 +135,7 @@ class ClassResidency:
         ]
         working = [share for share in shares if share.state is State.RUNS]
         if phase is Phase.SYNC and len(working) > 1:
-            found.append((IN_FLIGHT, SYNC_BUCKET_GIB))
+            found.append((IN_FLIGHT, self.in_flight_gib))
         return tuple(found)
 
     def used_gib(self, phase: Phase) -> float | None:
@@ -294,7 +222,7 @@ def find_residency(
     )
     if not findings.has_errors:
         for residency in result:
-            _check_fit(residency, places, findings)
+            _check_fit(residency, by_name, places, findings)
     return Residency(result, settings.is_async)
 
 
@@ -314,6 +242,19 @@ def with_checkpoints(
             if known and len(known) == len(free):
                 chosen[index] = with_layers(part, checkpointed_layers(part, min(known)))
     return tuple(chosen)
+
+
+def checkpointed_layers(component: ComponentPlan, free_gib: float) -> int | None:
+    """Fewest layers of a learner to recompute, if `free_gib` more may be used than with all; None if not known."""
+    shape = known_shape(component)
+    if shape is None:
+        return None
+
+    def needed(layers: int | None) -> float:
+        return footprint(with_layers(component, layers), None).active or 0.0
+
+    whole = needed(None)
+    return next((count for count in range(shape.layers) if needed(count) - whole <= free_gib), shape.layers)
 
 
 def _free_to_learn(part: ComponentPlan, residency: ClassResidency) -> float | None:
@@ -383,7 +324,8 @@ def _class_residency(
         phase: tuple(_share(part, phase, decision, sizes[part.name], names, settings.is_async) for part in held)
         for phase in Phase
     }
-    return ClassResidency(device_class, decision, reason, phases, sharing)
+    in_flight = max(in_flight_gib(part) for part in held)
+    return ClassResidency(device_class, decision, reason, phases, sharing, in_flight)
 
 
 def _size(
@@ -439,11 +381,12 @@ def _decide(
     limit = RESERVED_FRACTION * (device_class.memory_gb or 0.0)
     fits = None if total is None or device_class.memory_gb is None else total <= limit
     sums = "" if fits is None else f"together they need {total:.1f} of the {limit:.1f} GiB that may be used"
-    if settings.notation is Notation.RLINF and any(part.model.offloads for part in used):
+    if settings.notation is not Notation.ROLL and any(part.model.offloads for part in used):
         note = f", though both would fit: {sums}" if fits else ""
         return turns, f"the config offloads between phases{note}", None
     if fits is not None:
-        return (Decision.KEEP if fits else turns), sums, None
+        kept = "ROLL would offload, but Roost keeps what fits: " if fits and settings.notation is Notation.ROLL else ""
+        return (Decision.KEEP if fits else turns), f"{kept}{sums}", None
     if settings.notation is Notation.ROLL:
         return turns, "ROLL offloads between phases", None
     return Decision.KEEP, "the config does not offload, and no memory figures are known", None
@@ -479,7 +422,7 @@ def _loop_sharing(
         findings.warn(
             "RST-M006",
             places.get(MEMORY_KEYS[0], Where(path=("rl", MEMORY_KEYS[0]))),
-            "cannot be held against the device, whose memory is not known",
+            "cannot be compared with the device's memory, which is not known",
             fix="give an inventory with memory_gb",
         )
         return None
@@ -504,6 +447,8 @@ def _share(
         return Share(part.name, state, 0.0, 0.0)
     if state is not State.RUNS:
         return Share(part.name, state, size.idle, size.host)
+    if decision is Decision.RESTART and part.role is Role.ENGINE and phase is Phase.SYNC:
+        return Share(part.name, state, 0.0, 0.0)  # it starts from written weights, when learners have offloaded theirs
     takes_turns = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
     between = size.idle if takes_turns and phase is not Phase.SYNC else None
     return Share(part.name, state, _working_size(part, phase, decision, size), size.kept, between)
@@ -532,7 +477,12 @@ def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collect
     return State.OFFLOADED if part.model.offloads or part.role is Role.SCORER else State.STAYS
 
 
-def _check_fit(result: ClassResidency, places: Mapping[str, Where], findings: Findings) -> None:
+def _check_fit(
+    result: ClassResidency,
+    by_name: Mapping[str, ComponentPlan],
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> None:
     """Report an over-full device in its fullest phase, with the sum."""
     memory = result.device_class.memory_gb
     used, phase = max(((result.used_gib(phase) or 0.0, phase) for phase in Phase), key=lambda each: each[0])
@@ -541,24 +491,60 @@ def _check_fit(result: ClassResidency, places: Mapping[str, Where], findings: Fi
     parts = [(name, size) for name, size in result.parts(phase) if size]
     components = [part for part in parts if part[0] in result.device_class.components]
     largest = max(components, key=lambda part: part[1])[0]
+    wide = [name for name, _ in components if by_name[name].is_float32]
+    narrower = f"{IN_16_BITS}, as {' and '.join(wide)} compute in float32, or " if wide else ""
     findings.error(
         "RST-M004",
         places.get(largest, Where(path=(largest,))),
         f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
-        " + ".join(f"{name} {size:.1f}" for name, size in parts) + f" = {used:.1f} GiB",
-        _fix(result, phase),
+        spelled_sum(parts),
+        narrower + _fix(result, phase, by_name, used - memory),
     )
 
 
-def _fix(result: ClassResidency, phase: Phase) -> str:
-    """Suggest a fix for an over-full device, depending on its components."""
-    staying = [share.component for share in result.phases[phase] if share.state is State.STAYS]
+def spelled_sum(sizes: Iterable[tuple[str, float]]) -> str:
+    """Sizes in GiB that are not 0, and their sum if there are several.
+
+    >>> spelled_sum([("actor", 30.0), ("rollout", 7.0)]), spelled_sum([("actor", 37.0)])
+    ('actor 30.0 + rollout 7.0 = 37.0 GiB', 'actor 37.0 GiB')
+    """
+    terms = [(name, size) for name, size in sizes if size]
+    total = f" = {sum(size for _, size in terms):.1f} GiB" if len(terms) > 1 else " GiB"
+    return " + ".join(f"{name} {size:.1f}" for name, size in terms) + total
+
+
+def _fix(result: ClassResidency, phase: Phase, by_name: Mapping[str, ComponentPlan], excess: float) -> str:
+    """Suggest a fix for a device that is over-full by so many GiB, depending on its components."""
+    shares = result.phases[phase]
+    learners = [by_name[share.component] for share in shares if by_name[share.component].role is Role.LEARNER]
+    if phase is Phase.LEARN and len(learners) == 1 and learners[0].model.trained_bytes is not None:
+        processes = result.device_class.processes[result.device_class.components.index(learners[0].name)]
+        if setting := _smaller(learners[0], excess / processes):
+            return setting
+    staying = [share.component for share in shares if share.state is State.STAYS]
     more = "use more devices or larger parallel sizes"
     if "actor" in staying and len(result.device_class.components) > 1:
         return f"let the actor offload (offload_weight, offload_grad, offload_optimizer), or {more}"
     if len(result.device_class.components) == 1:
         return f"{more}, or smaller batches"
-    return f"{more}, or give engines a smaller memory fraction"
+    is_engine_there = any(
+        by_name[share.component].role is Role.ENGINE and share.state in (State.RUNS, State.STAYS) for share in shares
+    )
+    return f"{more}, or give engines a smaller memory fraction" if is_engine_there else more
+
+
+def _smaller(learner: ComponentPlan, excess: float) -> str:
+    """The first setting of Roost's learner that saves so many GiB of a device while it learns; empty if none does."""
+    model, size = learner.model, footprint(learner, None).active or 0.0
+    tokens, least = micro_batch_tokens(learner), max(learner.model.sequence or 0, LEAST_TOKENS)
+    tried = [("write optimizer_cpu_offload: true in train", replace(model, optimizer_on_host=True))]
+    while tokens // 2 >= least:
+        tokens //= 2
+        tried.append((f"write micro_batch_tokens: {tokens} in train", replace(model, tokens=tokens)))
+    if model.optimizer == "adamw":
+        tried.append(("write optimizer: adamw_8bit in train", replace(model, optimizer="adamw_8bit")))
+    saved = ((fix, size - (footprint(replace(learner, model=each), None).active or 0.0)) for fix, each in tried)
+    return next((fix for fix, gib in saved if gib >= excess), "")
 
 
 def _known_sum(parts: Sequence[float | None]) -> float | None:

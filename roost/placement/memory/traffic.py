@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roost.config.job import MeshSizes, Role, Sharding
+from roost.config.job import MICRO_BATCH_TOKENS, MeshSizes, Role
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import (
     COMPUTE_BYTES,
-    DEFAULT_TOKENS,
-    ModelShape,
+    REDUCED_BYTES,
     adapter_parameters,
     known_shape,
     recomputed_of,
 )
-
-REDUCED_BYTES = 4  # gradients are summed in 32 bits
+from roost.placement.memory.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,14 @@ def learner_traffic(
     """Traffic of a step on `rounds` micro-batches of each group of ranks, of `tokens` tokens in all.
 
     FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
-    copies (HSDP) then sum their shards. Context groups exchange queries, keys, values and results of every layer.
+    copies (HSDP) sum their shards after the last, and after half of them, whose norm is measured unless experts are
+    divided. Context groups exchange queries, keys, values and results of every layer.
     Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
-    of the last layer's input. Expert groups send each token to its experts and back in every pass; FSDP then gathers a
-    rank's own experts alone. Recomputed layers (None: all) repeat what their forward pass sent, but not their last sum,
-    which no gradient needs. Only what is trained has gradients.
+    of the last layer's input. Expert groups send each token to its experts and back in every pass, as if routers chose
+    all experts equally often; FSDP then gathers a rank's own experts alone. Recomputed layers (None: all) repeat what
+    their forward pass sent, but not their last sum, which no gradient needs. Only what is trained has gradients.
 
-    >>> from roost.placement.memory.model import shape_from_config
+    >>> from roost.placement.memory.shape import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
     >>> of = lambda mesh: learner_traffic(shape, mesh, tokens=32768, rounds=4)
@@ -73,7 +72,7 @@ def learner_traffic(
     routed = own / mesh.tensor * shape.active_experts * shape.hidden * shape.expert_layers * 2 * passes * compute_bytes
     summed = own * shape.hidden * ((4 + recomputed) * shape.layers + 2) * compute_bytes
     return Traffic(
-        replicate=2 * _others(mesh.replicate) * summed_shard * rounds,
+        replicate=2 * _others(mesh.replicate) * summed_shard * (1 if mesh.expert > 1 else min(rounds, 2)),
         fsdp=_others(mesh.fsdp) * (gathered + reduced) * rounds
         + _others(mesh.expert_shards) * experts * (2 * compute_bytes + expert_bytes) * rounds,
         context=_others(mesh.context) * exchanged,
@@ -84,13 +83,13 @@ def learner_traffic(
 
 def micro_batch_tokens(component: ComponentPlan) -> int:
     """Tokens that a learner's group of ranks works on at a time."""
-    return component.model.tokens or DEFAULT_TOKENS
+    return component.model.tokens or MICRO_BATCH_TOKENS
 
 
 def micro_batch_traffic(component: ComponentPlan) -> Traffic | None:
     """Traffic of a learner's micro-batch; None if it is not known, or Roost does not divide the model."""
-    shape, mesh, model = known_shape(component), component.mesh, component.model
-    if component.role is not Role.LEARNER or model.sharding is not Sharding.FULL or shape is None or mesh is None:
+    shape, mesh, model = known_shape(component), component.sharded_mesh, component.model
+    if component.role is not Role.LEARNER or shape is None or mesh is None:
         return None
     tokens, layers = micro_batch_tokens(component), recomputed_of(model)
     return learner_traffic(shape, mesh, tokens, 1, model.compute_bytes, layers, model.lora_rank)

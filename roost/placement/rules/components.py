@@ -8,22 +8,20 @@ import numpy as np
 
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Findings, Where, remainder
-from roost.config.job import Notation, Role, Sharding
+from roost.config.job import Notation, Role, Sharding, size_place
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan
+from roost.placement.component_plan import IN_16_BITS, ComponentPlan
 from roost.placement.memory.model import (
     ENGINE_FRACTION,
     ENGINE_OVERHEAD_GIB,
-    ModelShape,
-    UnknownShape,
     cached_bytes,
     engine_memory,
     engine_sizes,
     kv_tokens,
-    shape_from_config,
 )
 from roost.placement.memory.phases import Phase, takes_policy
-from roost.placement.memory.residency import Decision, Residency, displaced_devices
+from roost.placement.memory.residency import Decision, Residency, displaced_devices, spelled_sum
+from roost.placement.memory.shape import ModelShape, UnknownShape, shape_from_config
 
 
 def check_rules(
@@ -82,7 +80,7 @@ def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
             place,
             f"process {process} spans nodes {', '.join(map(str, nodes))}",
             f"its {len(devices)} devices exchange every layer's results over the network",
-            "use a smaller tensor parallel size, or cut the model over the nodes by pipeline parallelism",
+            "use a smaller tensor parallel size, or split the model by pipeline parallelism",
         )
 
 
@@ -114,11 +112,11 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
         fix = "check its memory yourself, or ask for this family to be counted"
         findings.warn("RST-M002", place, "the memory of its model cannot be computed", str(error), fix)
         return
-    for number, noun, size in _uneven(part, shape):
+    for number, noun, name, size in _uneven(part, shape):
         findings.error(
             "RST-P033",
-            place,
-            f"a model of {number} {noun} cannot be cut {size} ways",
+            size_place(place, part.written_name, name),
+            f"{number} {noun} cannot be split over {name} parallel size {size}",
             remainder(number, size),
             f"use a parallel size that divides {number}",
         )
@@ -126,18 +124,18 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
         _check_kv_cache(part, shape, residency, place, findings)
 
 
-def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, int]]:
+def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, str, int]]:
     """Numbers of the model that the sizes must divide and do not. Beside FSDP there are no pipeline stages."""
     tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
     if part.role is Role.HELPER:
         return []
-    wanted = [(shape.heads, "attention heads", tensor)]
+    wanted = [(shape.heads, "attention heads", "tensor", tensor)]
     # An engine with more parts than key heads keeps copies of them; Megatron does not.
     if part.role is not Role.ENGINE or tensor < shape.kv_heads:
-        wanted.append((shape.kv_heads, "key heads", tensor))
+        wanted.append((shape.kv_heads, "key heads", "tensor", tensor))
     if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:
-        wanted.append((shape.layers, "layers", pipeline))
-    return [(number, noun, size) for number, noun, size in wanted if number % size]
+        wanted.append((shape.layers, "layers", "pipeline", pipeline))
+    return [each for each in wanted if each[0] % each[-1]]
 
 
 def _check_kv_cache(
@@ -148,17 +146,19 @@ def _check_kv_cache(
         return
     shared = [held.sharing.inference_fraction for held in residency.of(part.name) if held.sharing is not None]
     fraction = next((one for one in shared if one is not None), part.model.memory_fraction) or ENGINE_FRACTION
-    cut = engine_sizes(part)
-    memory = engine_memory(shape, cut, min(sizes), fraction, part.model.weight_bytes)
-    room = kv_tokens(shape, cut, memory.kv_cache, cached_bytes(part))
+    sizes_of_engine = engine_sizes(part)
+    memory = engine_memory(shape, sizes_of_engine, min(sizes), fraction, part.model.weight_bytes)
+    room = kv_tokens(shape, sizes_of_engine, memory.kv_cache, cached_bytes(part))
     needed = part.model.sequence or 1
     if room < needed:
+        kind, narrower = (" in float32", f"{IN_16_BITS}, or ") if part.is_float32 else ("", "")
+        weights = f"weights {memory.weights:.1f}{kind}"
         findings.error(
             "RST-M003",
             place,
             f"leaves room for {room:,} tokens of KV cache, and one sequence may have {needed:,}",
-            f"{fraction:g} of {min(sizes):g} GiB, less weights {memory.weights:.1f} and engine {ENGINE_OVERHEAD_GIB:g}",
-            "raise the engine's memory fraction or its tensor parallel size",
+            f"{fraction:g} of {min(sizes):g} GiB, less {weights} and engine {ENGINE_OVERHEAD_GIB:g}",
+            narrower + "raise the engine's memory fraction or its tensor parallel size",
         )
 
 
@@ -192,7 +192,7 @@ def _check_sizes(
 ) -> None:
     """RLinf sends Megatron shards to engine shards as they are: of the two tensor sizes one must divide the other.
 
-    Other learners, and ROLL's, put whole weights together first, so that engines cut them as they like.
+    Other learners, and ROLL's, put whole weights together first, so that engines split them as they like.
     """
     by_name = {part.name: part for part in components}
     actor, rollout = by_name.get("actor"), by_name.get("rollout")
@@ -202,7 +202,7 @@ def _check_sizes(
     if max(one, two) % min(one, two):
         findings.error(
             "RST-P031",
-            places.get("rollout", Where(path=("rollout",))),
+            size_place(places.get("rollout", Where(path=("rollout",))), rollout.written_name, "tensor"),
             f"tensor sizes {one} (actor) and {two} (rollout) cannot be synchronised",
             f"{max(one, two)} % {min(one, two)} = {max(one, two) % min(one, two)}",
             "choose sizes of which one divides the other",
@@ -229,12 +229,11 @@ def _check_host_memory(residency: Residency, inventory: Inventory, findings: Fin
         over = np.flatnonzero(needed > limits)
         if len(over):
             node = int(over[0])
-            parts = [f"{name} {size[node]:.1f}" for name, size in shares if size[node]]
             findings.error(
                 "RST-M005",
                 Where(path=(f"node {node}",)),
                 f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GiB",
-                " + ".join(parts) + f" = {needed[node]:.1f} GiB",
+                spelled_sum([(name, size[node]) for name, size in shares]),
                 "offload less, or use more nodes",
             )
             return

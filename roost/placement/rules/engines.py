@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.config.engine_options import FORMS
+from roost.config.engine_options import FORMS, is_count
 from roost.config.findings import Findings, Where, did_you_mean, shown
-from roost.config.job import COMMAND_LINE, Component
-from roost.config.model_files import (
+from roost.config.job import (
+    COMMAND_LINE,
+    Component,
     ModelLocation,
     is_in_hub_cache,
     model_location,
@@ -41,13 +42,14 @@ def check_engines(
         findings.error(
             "RST-E001",
             at("engine"),
-            "is torch, which runs on one device, but rollout is cut over several",
+            "is torch, which runs on one device, but rollout is split over several",
             f"{rollout.parallel.model} devices for each engine",
             "write engine: vllm or sglang, or give each engine one device",
         )
     _check_options(settings.engine_options, at("engine_options"), findings)
     own = rollout.model.path if rollout is not None else None
     _check_context(settings, own or settings.learner.model, at("engine_options"), findings)
+    _check_room(settings, at("engine_options"), findings)
     for where, model in models_of(settings, components, at):
         _check_model(model, where, findings)
         if trains and model_location(model) is ModelLocation.HUB and not is_in_hub_cache(model):
@@ -107,6 +109,24 @@ def _check_context(settings: TrainSettings, model: str, options: Where, findings
         )
 
 
+def _check_room(settings: TrainSettings, options: Where, findings: Findings) -> None:
+    """Warn of a context without room for a prompt before the longest completion."""
+    context, longest = settings.engine_options.get("max_context"), settings.sampling.max_new_tokens
+    if not is_count(context) or context > longest:
+        return
+    prompt = settings.data.get("max_prompt_tokens")
+    raised = (
+        f"max_context: {longest + prompt}" if is_count(prompt) else "a max_context that holds the longest prompt too"
+    )
+    findings.warn(
+        "RST-E012",
+        options.under("max_context"),
+        f"is {context}, but max_new_tokens is {longest}",
+        "it counts the prompt and the completion, so that no completion can have that many tokens",
+        f"write {raised}, or lower max_new_tokens",
+    )
+
+
 def _factor(scaling: Any) -> float:
     factor = scaling.get("factor", 1) if isinstance(scaling, Mapping) else 1
     return factor if isinstance(factor, int | float) else 1
@@ -121,7 +141,8 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
             where,
             f"{shown(model)} does not exist on this machine",
             "it is a path, not a name on the Hugging Face hub",
-            "correct the path, or ignore this if the machines that run the job have it",
+            script_for_model(where, model)
+            or "correct the path, or ignore this if the machines that run the job have it",
         )
     elif place is ModelLocation.FOLDER and not (Path(resolve_model(model)) / "config.json").exists():
         findings.error("RST-E004", where, f"{shown(model)} has no config.json", fix="name a folder with a checkpoint")
@@ -129,7 +150,7 @@ def _check_model(model: str, where: Where, findings: Findings) -> None:
 
 def _report_not_here(model: str, where: Where, findings: Findings) -> None:
     """Report a model that only the hub can have: a warning if it looks like a path."""
-    around, script = Path(model).parent, script_for_model(where)
+    around, script = Path(model).parent, script_for_model(where, model)
     if script or around == Path() or around.is_dir():
         here = f"{shown(model)} does not exist on this machine"
         why = "without a folder it is taken for a name on the Hugging Face hub, and the hub's cache does not have it"
@@ -141,9 +162,12 @@ def _report_not_here(model: str, where: Where, findings: Findings) -> None:
         findings.note("RST-E009", where, what, why, "correct it if it is a path, or leave it if the hub has the model")
 
 
-def script_for_model(where: Where) -> str:
-    """A fix that names the script next to the config that makes the model; empty if there is none."""
+def script_for_model(where: Where, model: str) -> str:
+    """A fix that names what makes the model: the script beside the config, and the warm start whose policy it is."""
     if not where.file or where.file == COMMAND_LINE:
         return ""
-    script = Path(where.file).parent / "make_model.py"
-    return f"make it first: python {script}" if script.is_file() else ""
+    script, warm_start = (Path(where.file).parent / name for name in ("make_model.py", "sft.yaml"))
+    if not script.is_file():
+        return ""
+    is_policy = Path(model).name == "policy" and warm_start.is_file()
+    return f"make it first: python {script}" + (f", then roost sft {warm_start}" if is_policy else "")

@@ -1,4 +1,4 @@
-"""Settings of the loss, of advantages and of the optimizer that another setting leaves without effect."""
+"""Settings of the loss, of advantages and of the optimizer that another leaves without effect."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from roost.config.train import (
     OptimizerType,
     PolicyLoss,
     TrainSettings,
+    Whitening,
 )
 
 CLIPS = ("clip_range", "clip_range_high", "dual_clip")
-OF_GIGPO = ("episode_reward_weight", "step_reward_weight", "state_normalization")
+OF_GIGPO = ("episode_reward_weight", "step_reward_weight", "state_normalization", "state_scope")
 REMOVE = "remove it"
 
 
@@ -89,10 +90,22 @@ IDLE = (
         "write advantage_estimator: gigpo, or remove it",
     ),
     Idle(
-        ("kl_penalty_target", "kl_penalty_horizon"),
+        ("kl_estimator",),
+        lambda settings: not settings.uses_reference,
+        "kl_coef and kl_penalty_coef are 0: there is no reference",
+        "write kl_coef, or remove it",
+    ),
+    Idle(
+        ("kl_penalty_estimator", "kl_penalty_target", "kl_penalty_horizon"),
         lambda settings: settings.advantage.kl_penalty_coef == 0,
         "kl_penalty_coef is 0: there is no KL penalty",
         "write kl_penalty_coef, or remove it",
+    ),
+    Idle(
+        ("reference_sync_steps",),
+        lambda settings: settings.moves_reference and 0 < (settings.max_steps or 0) <= settings.reference_sync_steps,
+        "the run has no step after it: max_steps is not larger",
+        "write a smaller number, or remove it",
     ),
     Idle(
         ("muon_momentum",),
@@ -107,7 +120,20 @@ IDLE = (
         "write lr_scheduler_type: wsd, or remove it",
     ),
     Idle(
-        ("value_huber_delta",),
+        ("discount_level",),
+        lambda settings: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
+        "advantage_estimator is gae: a critic's values are by token",
+    ),
+    Idle(
+        ("whiten_by_tag",),
+        lambda settings: (
+            settings.advantage.whiten_advantages is Whitening.NONE and not settings.advantage.whiten_rewards
+        ),
+        "nothing is whitened",
+        "write whiten_advantages: tokens, or remove it",
+    ),
+    Idle(
+        ("gae_lambda", "value_clip", "value_huber_delta", "critic_learning_rate"),
         _is_not(AdvantageEstimator.GAE),
         "there is no critic",
         "write advantage_estimator: gae, or remove it",

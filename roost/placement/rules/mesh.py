@@ -1,13 +1,21 @@
-"""Rules about a learner's device mesh: parallel sizes that ranks, heads or layers cannot be divided by."""
+"""Checks of a learner's mesh, of mixtures of experts and of models that read images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import Findings, Where, remainder
-from roost.config.job import ParallelSizes, Role, heads_divide
+from roost.config.job import ParallelSizes, Role, heads_divide, size_place
+from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
-from roost.placement.memory.model import EXPERT_FAMILIES, ModelShape, known_shape
+from roost.placement.memory.model import known_shape
+from roost.placement.memory.shape import EXPERT_FAMILIES, ModelShape
+
+MANY = 64  # no context group has more ranks
+
+At = Callable[[str], Where]  # the key of a parallel size
 
 
 def data_groups(learner: ComponentPlan) -> int:
@@ -22,12 +30,14 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
         return
     ranks = part.world_size if ranks is None else ranks
     shape = known_shape(part)
-    _check_pipeline(part.parallel, shape is not None and shape.family in EXPERT_FAMILIES, place, findings)
-    _check_ranks(part.parallel, ranks, place, findings)
+    at = partial(size_place, place, part.written_name)
+    reads_images = "vision_config" in (part.model.config or {})
+    _check_pipeline(part.parallel, shape is not None and shape.family in EXPERT_FAMILIES, reads_images, at, findings)
+    _check_ranks(part.parallel, ranks, at, findings)
     if shape is not None:
-        _check_context(shape, part.parallel, place, findings)
-        _check_tensor(shape, part.parallel, place, findings)
-        _check_experts(shape, part.parallel, ranks, place, findings)
+        _check_context(shape, part.parallel, ranks, at, findings)
+        _check_tensor(shape, part.parallel, at, findings)
+        _check_experts(shape, part.parallel, ranks, at, findings)
 
 
 def has_mesh(part: ComponentPlan, ranks: int) -> bool:
@@ -49,30 +59,32 @@ def most_ranks(part: ComponentPlan, ranks: int) -> int:
     return next((count for count in range(most, 0, -size) if has_mesh(part, count)), 0)
 
 
-def _check_pipeline(sizes: ParallelSizes, is_mixture: bool, place: Where, findings: Findings) -> None:
+def _check_pipeline(sizes: ParallelSizes, is_mixture: bool, reads_images: bool, at: At, findings: Findings) -> None:
     if sizes.pipeline > 1:
         instead = f"tensor size {sizes.tensor * sizes.pipeline} divides layers over as many ranks"
         if is_mixture:  # a tensor size would need a multiple of it as expert size
             instead = "an expert size divides the experts of a mixture, a context size its tokens"
+        if reads_images:
+            instead = "FSDP alone shards a model that reads images"
         findings.error(
             "RST-T034",
-            place,
+            at("pipeline"),
             f"pipeline size {sizes.pipeline}, but Roost's learner has no pipeline stages",
             "it shards all layers over its ranks (FSDP), which needs no more memory than stages do",
             f"write pipeline size 1; {instead}",
         )
 
 
-def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findings) -> None:
+def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     if ranks % sizes.context:
-        fix = "write a context_parallel_size that divides it"
+        fix = f"write {_any_of(size for size in range(1, min(ranks, MANY) + 1) if ranks % size == 0)}"
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
-        findings.error("RST-T120", place, what, fix=fix)
+        findings.error("RST-T120", at("context"), what, fix=fix)
         return
     if ranks % (sizes.tensor * sizes.context):
         findings.error(
             "RST-T121",
-            place,
+            at("tensor"),
             f"{ranks} ranks cannot be divided into tensor groups of {sizes.tensor}",
             f"{ranks} % (tensor {sizes.tensor} * context {sizes.context}) = {ranks % (sizes.tensor * sizes.context)}",
             "write sizes whose product divides the ranks",
@@ -82,7 +94,7 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findi
     if shard < ranks and (shard % sizes.context or ranks % (shard * sizes.tensor)):
         findings.error(
             "RST-T121",
-            place,
+            at("shard"),
             f"{ranks} ranks cannot be divided into FSDP groups of {shard}",
             f"tensor {sizes.tensor}, context {sizes.context}; context groups lie within FSDP groups",
             f"write a multiple of {sizes.context} that divides {largest}, or leave it out: {largest}",
@@ -92,32 +104,43 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, place: Where, findings: Findi
     if copy % sizes.expert:
         findings.error(
             "RST-T123",
-            place,
+            at("expert"),
             f"copies of {copy} ranks cannot be divided into expert groups of {sizes.expert}",
             remainder(copy, sizes.expert),
             f"write an expert size that divides {copy}",
         )
 
 
-def _check_context(shape: ModelShape, sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+def _any_of(sizes: Iterable[int]) -> str:
+    """Numbers as a choice, for a fix.
+
+    >>> _any_of([1, 2, 4]), _any_of([1])
+    ('1, 2 or 4', '1')
+    """
+    *others, last = map(str, sizes)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _check_context(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     """Check that context groups can exchange tokens for the heads that a tensor-parallel rank has."""
     heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
     if key_heads and not heads_divide(sizes.context, heads, key_heads):
+        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads)]
         findings.error(
             "RST-T120",
-            place,
+            at("context"),
             f"{heads} heads and {key_heads} key heads cannot be divided over {sizes.context} ranks",
             "context parallelism exchanges tokens for heads in attention",
-            "write a context_parallel_size that divides it",
+            f"write {_any_of(fitting)}, as far as it divides the {ranks // sizes.tensor} ranks",
         )
 
 
-def _check_tensor(shape: ModelShape, sizes: ParallelSizes, place: Where, findings: Findings) -> None:
+def _check_tensor(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Findings) -> None:
     tensor = sizes.tensor
     if shape.family in EXPERT_FAMILIES and sizes.expert % tensor:
         findings.error(
             "RST-T122",
-            place,
+            at("tensor"),
             f"experts of {shape.family} cannot be divided by tensor size {tensor}",
             "ranks of a tensor group have whole experts",
             f"write an expert size that is a multiple of {tensor}, or tensor size 1",
@@ -126,14 +149,14 @@ def _check_tensor(shape: ModelShape, sizes: ParallelSizes, place: Where, finding
     for name, size in _uneven(shape, tensor):
         findings.error(
             "RST-T122",
-            place,
+            at("tensor"),
             f"tensor size {tensor} does not divide the model's {size} {name}",
             remainder(size, tensor),
             f"write a tensor size that divides {size}",
         )
 
 
-def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, place: Where, findings: Findings) -> None:
+def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     """Check that expert groups have whole experts, and that FSDP can shard those that a rank has."""
     size, mesh = sizes.expert, mesh_of(sizes, ranks)
     if size == 1 or mesh is None:
@@ -141,14 +164,14 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, place: W
     if not shape.experts:
         findings.error(
             "RST-T123",
-            place,
+            at("expert"),
             f"expert size {size}, but a model of type {shape.family} has no experts",
             fix="write expert size 1",
         )
     elif shape.experts % size:
         findings.error(
             "RST-T123",
-            place,
+            at("expert"),
             f"expert size {size} does not divide the model's {shape.experts} experts",
             remainder(shape.experts, size),
             f"write an expert size that divides {shape.experts}",
@@ -157,7 +180,7 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, place: W
         if shape.experts and rows % mesh.expert_shards:
             findings.error(
                 "RST-T123",
-                place,
+                at("expert"),
                 f"FSDP over {mesh.expert_shards} ranks does not divide the {rows} rows of each expert",
                 f"copies of {mesh.fsdp * mesh.tensor} ranks / expert size {size} = {mesh.expert_shards}",
                 "write a larger expert size",
@@ -168,3 +191,92 @@ def _uneven(shape: ModelShape, tensor: int) -> Iterable[tuple[str, int]]:
     """Numbers that Roost's learner divides beside heads, which are checked for every learner."""
     sizes = {"feed-forward units": shape.feed_forward, "vocabulary entries": shape.vocabulary}
     return [(name, size) for name, size in sizes.items() if size % tensor]
+
+
+MIXTURE = f"a mixture of experts that Roost knows ({', '.join(EXPERT_FAMILIES)})"
+
+
+def check_experts(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    actor = parts.get("actor")
+    family = None if actor is None or actor.model.config is None else str(actor.model.config.get("model_type", ""))
+    is_other = family is not None and family not in EXPERT_FAMILIES
+    why = f"the model is of the family {family or 'without a name'}"
+    asked = {
+        "router_replay": settings.sampling.router_replay,
+        "router_aux_loss_coef": settings.learner.router_aux_loss_coef > 0,
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked and is_other):
+        findings.error("RST-T112", at(key), f"needs {MIXTURE}", why, "remove it")
+    if settings.sampling.router_replay and settings.engine == "sglang":
+        fix = "write engine: torch or vllm, or router_replay: false"
+        what = "needs an engine whose routed experts Roost reads"
+        findings.error("RST-T111", at("router_replay"), what, "engine is sglang", fix)
+    rollout = parts.get("rollout")
+    if settings.sampling.router_replay and settings.engine == "vllm" and rollout is not None and _is_on_cpus(rollout):
+        what = "needs routed experts, which vLLM's build for CPUs does not return"
+        why = "its Model Runner V2, which returns them, needs Triton; accelerators are simulated here"
+        findings.error("RST-T111", at("router_replay"), what, why, "write engine: torch, or router_replay: false")
+
+
+def _is_on_cpus(part: ComponentPlan) -> bool:
+    """Return True if the accelerators of a component are simulated, so that its models run on CPUs."""
+    nodes = part.table.inventory.nodes
+    return any(nodes[node].accelerator_type == AcceleratorType.SIMULATED for node in part.table.nodes)
+
+
+FAMILIES = "qwen2_vl or qwen2_5_vl"
+
+
+def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    actor = parts.get("actor")
+    config = None if actor is None else actor.model.config
+    has_images = bool((settings.data or {}).get("images"))
+    if has_images and settings.engine == "sglang":
+        what = "has images, which Roost sends to its built-in engine and to vLLM"
+        findings.error("RST-T160", at("data"), what, "engine is sglang", "write engine: torch or vllm in train")
+    _check_critic(settings, parts, has_images, at, findings)
+    check_undivided(parts, at, findings)
+    if config is None:
+        return
+    family = f"its model_type is {config.get('model_type')}"
+    if has_images and "vision_config" not in config:
+        fix = f"train a model of {FAMILIES}, or remove the columns of images"
+        findings.error("RST-T160", at("data"), "has images, but the model reads text alone", family, fix)
+    if "vision_config" in config and settings.learner.adapter is not None:
+        what = "is not supported for a model that reads images"
+        findings.error("RST-T160", at("lora_rank"), what, family, "leave it out, and train the whole model")
+
+
+def check_no_images(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """Check that data of supervised training has no columns of images."""
+    if images := (settings.data or {}).get("images"):
+        what = "has images, which supervised training does not read"
+        fix = "remove the columns of images, or train with a reward (roost train)"
+        findings.error("RST-T160", at("data"), what, f"images is {images}", fix)
+
+
+def _check_critic(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], has_images: bool, at: At, findings: Findings
+) -> None:
+    critic = parts.get("critic")
+    if critic is None or settings.advantage.advantage_estimator is not AdvantageEstimator.GAE:
+        return
+    config = critic.model.config or {}
+    if has_images or "vision_config" in config:
+        why = "data has images" if has_images else f"model_type of the critic is {config.get('model_type')}"
+        fix = "write an estimator without a critic, such as advantage_estimator: grpo, and remove critic"
+        what = "is gae, but a critic reads text alone"
+        findings.error("RST-T160", at("advantage_estimator"), what, why, fix)
+
+
+def check_undivided(parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Check that no learner or scorer divides a model that reads images."""
+    for name, part in parts.items():
+        sizes, config = part.parallel, part.model.config or {}
+        is_divided = sizes.tensor * sizes.context * sizes.expert > 1
+        if part.role in (Role.LEARNER, Role.SCORER) and is_divided and "vision_config" in config:
+            given = {"tensor": sizes.tensor, "context": sizes.context, "expert": sizes.expert}
+            written = " and ".join(f"{name} size {size}" for name, size in given.items() if size > 1)
+            what = f"{written} would divide a model that reads images"
+            why, fix = f"its model_type is {config.get('model_type')}", "write tensor, context and expert sizes of 1"
+            findings.error("RST-T160", at(name), what, f"{why}; FSDP shards it", fix)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roost.config.findings import Findings, Where
-from roost.config.job import ModelUse
-from roost.config.teacher import is_teacher
+from roost.config.data import is_teacher
+from roost.config.findings import Findings
+from roost.config.job import Notation
+from roost.config.learning import DIFFERENCE, RATIO
 from roost.config.train import (
     HIGHEST_RATE,
     AdvantageEstimator,
@@ -25,10 +26,16 @@ from roost.config.train import (
     unlike_usual,
 )
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.memory.model import UnknownShape, shape_from_config
-from roost.placement.rules.experts import check_experts
-from roost.placement.rules.images import check_images, check_no_images, check_undivided
-from roost.placement.rules.mesh import check_mesh, data_groups
+from roost.placement.memory.shape import UnknownShape, shape_from_config
+from roost.placement.rules.mesh import (
+    check_experts,
+    check_images,
+    check_mesh,
+    check_no_images,
+    check_undivided,
+    data_groups,
+)
+from roost.placement.rules.placing import SUPERVISED, At, Placing, check_components, check_teachers
 from roost.placement.rules.rewards import check_rewards
 
 COMPARING = (
@@ -36,17 +43,18 @@ COMPARING = (
     AdvantageEstimator.REINFORCE_BASELINE,
 )
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
-SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
-At = Callable[[str], Where]  # a setting's place, or a component's
 
 
-def check_training(settings: TrainSettings, components: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
+def check_training(
+    settings: TrainSettings, components: Sequence[ComponentPlan], notation: Notation, at: At, findings: Findings
+) -> None:
     """Check all rules."""
     by_name = {part.name: part for part in components}
+    placing = Placing(notation, by_name)
     if settings.objective is Objective.SFT:
-        _check_supervised(settings, by_name, at, findings)
+        _check_supervised(settings, by_name, placing, at, findings)
         return
-    _check_components(settings, by_name, at, findings)
+    check_components(settings, by_name, placing, at, findings)
     _check_batches(settings, by_name, at, findings)
     _check_shaping(settings, at, findings)
     _check_sampling(settings, at, findings)
@@ -59,10 +67,12 @@ def check_training(settings: TrainSettings, components: Sequence[ComponentPlan],
     check_rewards(settings.rewards, by_name, at("rewards"), findings)
 
 
-def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+def _check_supervised(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], placing: Placing, at: At, findings: Findings
+) -> None:
     learner = next((parts[name] for name in SUPERVISED if name in parts), None)
     if learner is None:
-        findings.error("RST-T023", at("task"), "needs actor, a learner, which is not placed", fix="place actor")
+        findings.error("RST-T023", at("task"), "needs actor, a learner, which is not placed", fix=placing.fix("actor"))
     elif settings.minibatch_size < (groups := data_groups(learner)):
         findings.error(
             "RST-T026",
@@ -70,7 +80,7 @@ def _check_supervised(settings: TrainSettings, parts: Mapping[str, ComponentPlan
             f"a minibatch of {settings.minibatch_size} rows cannot be spread over {groups} learners",
             fix="use larger minibatches, or fewer learners",
         )
-    check_teachers(settings, parts, at, findings)
+    check_teachers(settings, parts, placing, at, findings)
     _check_distillation(settings, [*parts.values()], at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, parts, at, findings)
@@ -104,103 +114,6 @@ def _vocabulary(config: Mapping[str, Any] | None) -> int:
         return 0
 
 
-def _check_components(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    for name, role in (("actor", "a learner"), ("rollout", "an engine")):
-        if name not in parts:
-            findings.error("RST-T023", at("task"), f"needs {name}, {role}, which is not placed", fix=f"place {name}")
-    if settings.advantage.advantage_estimator is AdvantageEstimator.GAE and "critic" not in parts:
-        findings.error(
-            "RST-T024",
-            at("advantage_estimator"),
-            "is gae, but there is no critic",
-            "values come from a model of their own",
-            "place critic",
-        )
-    if settings.uses_reference and settings.learner.adapter is None and "reference" not in parts:
-        key = "kl_coef" if settings.learner.loss.kl_coef else "kl_penalty_coef"
-        findings.error(
-            "RST-T025",
-            at(key),
-            "needs a reference, which is not placed",
-            "without an adapter the policy cannot be its own reference",
-            f"place reference, or write {key}: 0",
-        )
-    if settings.reference_sync_steps and not settings.uses_reference:
-        why, fix = "kl_coef and kl_penalty_coef are 0: there is no reference", "write kl_coef, or remove it"
-        findings.warn("RST-T094", at("reference_sync_steps"), "has no effect", why, fix)
-    elif settings.reference_sync_steps and "reference" not in parts and settings.learner.adapter is not None:
-        why = "the reference is the policy without its adapter, which stays as it is"
-        fix = "place reference, or remove it"
-        findings.error("RST-T110", at("reference_sync_steps"), "needs a reference of its own", why, fix)
-    elif settings.moves_reference and "actor" in parts and "reference" in parts:
-        _check_moved(parts["actor"].model, parts["reference"].model, at, findings)
-    check_teachers(settings, parts, at, findings)
-    _check_scorers(settings, parts, at, findings)
-
-
-def _check_moved(policy: ModelUse, reference: ModelUse, at: At, findings: Findings) -> None:
-    """Check that the policy's weights fit into the reference, if the config.json of both is on this machine."""
-    try:
-        shapes = [shape_from_config(model.config or {}) for model in (policy, reference)]
-    except UnknownShape:
-        return
-    if shapes[0] != shapes[1]:
-        findings.error(
-            "RST-T110",
-            at("reference_sync_steps"),
-            "needs a reference of the policy's shape",
-            f"the policy is {policy.path}, the reference {reference.path}",
-            "give both the same model, or remove it",
-        )
-
-
-def check_teachers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    """Check that every teacher is placed and has a model, and that there is one where it alone is learnt from."""
-    teachers = settings.teachers
-    for teacher in teachers:
-        component = parts.get(teacher.name)
-        if component is None:
-            what = f"needs {teacher.name}, which is not placed"
-            learnt = "is learnt" if settings.objective is Objective.SFT else "the policy generates"
-            findings.error("RST-T072", at("teacher"), what, f"it scores what {learnt}", f"place {teacher.name}")
-        elif component.model.path is None:
-            what, fix = f"{teacher.name} has no model", "write model: the folder or hub name of the teacher"
-            findings.error("RST-T073", at("teacher"), what, fix=fix)
-    if settings.advantage.advantage_estimator is AdvantageEstimator.TEACHER and not any(each.coef for each in teachers):
-        findings.error(
-            "RST-T074",
-            at("advantage_estimator"),
-            "is teacher, but there is none" if not teachers else "is teacher, but its coef is 0",
-            "no token would have an advantage",
-            "write teacher: {model: MODEL, coef: 1}, or another advantage_estimator",
-        )
-
-
-def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    """Warn about placed models that the settings do not use."""
-    estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
-    idle = {
-        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
-        "reference": ("kl_coef", "kl_coef is 0", "0.001", not settings.uses_reference),
-        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
-    }
-    taught = {teacher.name for teacher in settings.teachers}
-    idle |= {
-        name: ("teacher", "there is no teacher in train", "{coef: 1}", name not in taught)
-        for name in parts
-        if is_teacher(name)
-    }
-    for name, (key, why, instead, is_idle) in idle.items():
-        if is_idle and name in parts:
-            findings.warn(
-                "RST-P025",
-                at(key),
-                f"{name} is placed, but has nothing to do",
-                why,
-                f"write {key}: {instead}, or remove {name}",
-            )
-
-
 def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     rollout, advantage = settings.rollout, settings.advantage
     estimator = advantage.advantage_estimator
@@ -210,7 +123,7 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             "RST-T026",
             at("minibatch_size"),
             f"a minibatch of {samples} samples cannot be spread over {groups} learners",
-            f"{rollout.prompts_per_step} groups of {rollout.num_generations}, cut into {settings.minibatches}",
+            f"{rollout.prompts_per_step} groups of {rollout.num_generations}, split into {settings.minibatches}",
             "use larger minibatches, or fewer learners",
         )
     if advantage.normalize_by_std and estimator not in BY_GROUP:
@@ -281,25 +194,33 @@ def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
     if not advantage.overlong_buffer_tokens and advantage.overlong_penalty != default_of("overlong_penalty"):
         why, fix = "overlong_buffer_tokens is 0", "write overlong_buffer_tokens, or remove it"
         findings.warn("RST-T094", at("overlong_penalty"), "has no effect", why, fix)
-    has_critic = advantage.advantage_estimator is AdvantageEstimator.GAE
-    if settings.critic_warmup_steps and not has_critic:
+    if advantage.overlong_buffer_tokens and not advantage.overlong_penalty:
+        why, fix = "overlong_penalty is 0", "write overlong_penalty: 1, or remove it"
+        findings.warn("RST-T094", at("overlong_buffer_tokens"), "has no effect", why, fix)
+    if settings.critic_warmup_steps and advantage.advantage_estimator is not AdvantageEstimator.GAE:
         why, fix = "there is no critic", "write advantage_estimator: gae, or remove it"
         findings.warn("RST-T094", at("critic_warmup_steps"), "has no effect", why, fix)
+    elif settings.max_steps and settings.critic_warmup_steps >= settings.max_steps:
+        what = f"is {settings.critic_warmup_steps}, but the run has {settings.max_steps} steps"
+        why, fix = "the critic alone learns in them, the policy never", "write a smaller number, or more steps"
+        findings.warn("RST-T085", at("critic_warmup_steps"), what, why, fix)
+    if advantage.kl_penalty_coef and advantage.kl_penalty_target == 0:
+        what, why = "is 0; it must be above 0", "the coefficient follows the KL over the target"
+        findings.error("RST-T095", at("kl_penalty_target"), what, why, "write 0.1, or leave it out")
 
 
 def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None:
     sampling = settings.sampling
-    if sampling.temperature == 0:
-        findings.error(
-            "RST-T030", at("temperature"), "is 0, so that all samples of a prompt are alike", fix="write 1.0"
-        )
+    for key, value, fix in (("temperature", 0, "write 1.0"), ("min_p", 1, "write 0.05")):
+        if getattr(sampling, key) == value:
+            findings.error("RST-T030", at(key), f"is {value}, so that all samples of a prompt are alike", fix=fix)
     if sampling.min_new_tokens > sampling.max_new_tokens:
         what = f"is {sampling.min_new_tokens}, but max_new_tokens is {sampling.max_new_tokens}"
         findings.error("RST-T140", at("min_new_tokens"), what, fix=f"write at most {sampling.max_new_tokens}")
-    if sampling.repetition_penalty <= 0:
-        what = f"is {sampling.repetition_penalty:g}; it must be above 0"
-        findings.error("RST-T140", at("repetition_penalty"), what, fix="write 1.1, or leave it out")
-    elif sampling.repetition_penalty != 1 and settings.engine == "sglang":
+    for key, fix in (("top_p", "write 0.95"), ("repetition_penalty", "write 1.1")):
+        if (value := getattr(sampling, key)) <= 0:
+            findings.error("RST-T140", at(key), f"is {value:g}; it must be above 0", fix=f"{fix}, or leave it out")
+    if sampling.repetition_penalty > 0 and sampling.repetition_penalty != 1 and settings.engine == "sglang":
         findings.warn(
             "RST-T141",
             at("repetition_penalty"),
@@ -310,7 +231,7 @@ def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None
     cuts = sampling.truncated_by
     if sampling.sampling_mask_replay:
         _check_replay(settings, at, findings)
-    elif cuts and settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT:
+    elif cuts:
         findings.warn(
             "RST-T031",
             at(cuts[0]),
@@ -360,6 +281,14 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             "before the first optimizer step all ratios are 1",
             "write dual_clip: 3.0, or leave it out",
         )
+    if 0 < loss.max_mean_ratio <= 1:
+        findings.error(
+            "RST-T033",
+            at("max_mean_ratio"),
+            f"is {loss.max_mean_ratio:g}; it must be above 1",
+            "before the first optimizer step all ratios are 1",
+            "write max_mean_ratio: 5, or leave it out",
+        )
     _check_kind_of_loss(loss, at, findings)
     _check_correction(loss, at, findings)
 
@@ -408,6 +337,25 @@ def _check_correction(loss: LossSettings, at: At, findings: Findings) -> None:
             "old_logprobs is rollout: they are not computed",
             "write old_logprobs: recompute",
         )
+    cap, is_normalised = loss.importance_weight_cap or 1.0, loss.rollout_is_batch_normalize
+    if has_weights and cap < 1 and not is_normalised:
+        findings.warn(
+            "RST-T033",
+            at("importance_weight_cap"),
+            f"is {cap:g}, which scales down the loss of every token",
+            "also of tokens on which engine and learner agree, whose weight is 1",
+            "write importance_weight_cap: 2, or another number above 1",
+        )
+    for rule in loss.rejections:
+        name, equal = (DIFFERENCE, 0.0) if rule.of_difference else (RATIO, 1.0)
+        if not rule.low <= equal <= rule.high:
+            findings.error(
+                "RST-T095",
+                at("rollout_rejection"),
+                f"rejects every {rule.level.value} with a {name} of {equal:g}",
+                f"that is where engine and learner agree; its bounds are {rule.low:g} and {rule.high:g}",
+                f"write bounds with {equal:g} between them",
+            )
     has_ratio = loss.importance_sampling_level is not ImportanceSamplingLevel.NONE
     if has_weights and has_ratio and is_against_engine:
         findings.warn(

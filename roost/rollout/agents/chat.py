@@ -11,9 +11,8 @@ from typing import Any
 from roost.engines.protocol import Finish
 from roost.rollout.agents.agent import Message, Reply
 from roost.rollout.agents.chat_format import ChatFormat, Ids, Parser, ToolCall, Tools, parse_reply, tool_call
-from roost.rollout.episode import Transcript, TurnForm
-from roost.vision.image import Image
-from roost.vision.messages import files_of, has_images, placed, places, read_text
+from roost.rollout.episode import Transcript, TurnOptions
+from roost.vision.image import Image, count_placeholders, files_of, fill_images, has_images, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ def for_template(message: Message) -> dict[str, Any]:
     read = {key: value for key, value in message.items() if value is not None}
     content = message.get("content")
     if has_images(content):
-        if places([message]):
-            raise ValueError("a message has a part for an image without an image; send it as a data URL")
-        read["content"] = placed([message], ())[0]["content"]
+        if count_placeholders([message]):
+            raise ValueError("a message has an image part without an image; send it as a data URL")
+        read["content"] = fill_images([message], ())[0]["content"]
     else:
         read["content"] = text_of(content)
     if "tool_calls" in read:
@@ -138,13 +137,13 @@ class RecordedReply(Reply):
 
 
 async def recorded_turn(
-    chat_format: ChatFormat, transcript: Transcript, max_tokens: int | None, form: TurnForm | None = None
+    chat_format: ChatFormat, transcript: Transcript, max_tokens: int | None, options: TurnOptions | None = None
 ) -> RecordedReply:
     """Sample the policy's next turn."""
     start = len(transcript.token_ids)
-    token_ids = await transcript.take(max_tokens, form)
+    token_ids = await transcript.take(max_tokens, options)
     has_ended = transcript.finish is Finish.STOP
-    text, stop = cut_at_stop(chat_format.text(token_ids), () if form is None else form.stop)
+    text, stop = cut_at_stop(chat_format.text(token_ids), () if options is None else options.stop)
     ending = token_ids[-1] if has_ended and token_ids and stop is None else None
     if ending is not None:
         text = chat_format.text(token_ids[:-1])
@@ -253,7 +252,7 @@ class ChatPolicy:
         max_tokens: int | None = None,
         tools: Tools = None,
         count: int = 1,
-        form: TurnForm | None = None,
+        options: TurnOptions | None = None,
     ) -> list[RecordedReply]:
         """Sample the next turn `count` times, each in its own sequence; the conversation may continue with any."""
         if not messages:
@@ -268,7 +267,7 @@ class ChatPolicy:
             for _ in range(count):
                 shown.append(self._shown(read, *key, tools, shown))
             replies = await all_or_none(
-                [recorded_turn(self.format, each.transcript, max_tokens, form) for each in shown]
+                [recorded_turn(self.format, each.transcript, max_tokens, options) for each in shown]
             )
         finally:
             self._under_way.remove(key)

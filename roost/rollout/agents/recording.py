@@ -28,7 +28,7 @@ from roost.rollout.agents.endpoint.completions import ChatBody, TextBody
 from roost.rollout.agents.endpoint.messages import TOO_LONG, MessagesBody, error_body
 from roost.rollout.agents.endpoint.responses import ResponsesBody
 from roost.rollout.agents.endpoint.turns import Answer, Json, RequestRules, Turn, TurnRequest, read_turn
-from roost.rollout.episode import Transcript, TurnForm
+from roost.rollout.episode import Transcript, TurnOptions
 
 LOOKED_BACK = 40  # characters of context needed to tokenize a continuation
 
@@ -58,7 +58,7 @@ class TextPolicy:
         prompt: str | Sequence[int],
         max_tokens: int | None = None,
         count: int = 1,
-        form: TurnForm | None = None,
+        options: TurnOptions | None = None,
     ) -> list[RecordedReply]:
         """Complete a prompt `count` times, each in its own sequence."""
         if not prompt:
@@ -66,7 +66,7 @@ class TextPolicy:
         shown = [self._shown(prompt) for _ in range(count)]
         before = prompt if isinstance(prompt, str) else self._format.text(prompt)
         try:
-            replies = await all_or_none([recorded_turn(self._format, each, max_tokens, form) for each in shown])
+            replies = await all_or_none([recorded_turn(self._format, each, max_tokens, options) for each in shown])
         except BaseException:
             self._written += [_Written(each, before, None) for each in shown]  # the turn may be retried
             raise
@@ -151,7 +151,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
     ) -> list[Turn]:
         policy, requested = episode.policy, turn_request(body, episode)
         work = policy.samples(
-            requested.messages, requested.max_tokens, requested.tools, requested.count, requested.form
+            requested.messages, requested.max_tokens, requested.tools, requested.count, requested.options
         )
         replies = await _unless_gone(episode.take(work, requested.count), request)
         return [read_turn(reply, policy.format, requested.tools) for reply in replies]
@@ -194,7 +194,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
     async def completions(key: str, body: TextBody, request: Request) -> Response:
         episode = episode_of(key)
         body.check(rules)
-        work = episode.texts.samples(body.only_prompt, body.max_tokens, body.count, TurnForm(body.stops))
+        work = episode.texts.samples(body.only_prompt, body.max_tokens, body.count, TurnOptions(body.stops))
         replies = await _unless_gone(episode.take(work, body.count), request)
         turns = [read_turn(reply, episode.policy.format, None) for reply in replies]
         return _response(body.stream, body.answer(recorder.model, turns))
@@ -220,7 +220,7 @@ def _is_anthropic(request: Request) -> bool:
 
 
 def _in_dialect(handler: Any) -> Any:
-    """Handle an error likewise, but answer it in the form that the route's clients know."""
+    """Handle an error likewise, but answer it in the format that the route's clients know."""
 
     async def handled(request: Request, error: Exception) -> JSONResponse:
         response: JSONResponse = await handler(request, error)

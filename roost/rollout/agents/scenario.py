@@ -19,8 +19,7 @@ from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.agents.engine_parsers import parser_of
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Part, located, own_keys
-from roost.rollout.environments.blocking import make_environments
-from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.environments.environment import Environment, Environments, Observation, make_environments
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import Order, order_of
 

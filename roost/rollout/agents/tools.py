@@ -13,7 +13,7 @@ from roost.rollout.agents.chat import ChatPolicy, RecordedReply
 from roost.rollout.agents.chat_format import BLOCK
 from roost.rollout.agents.recording import TextPolicy
 from roost.rollout.environments.environment import Environment, Observation
-from roost.rollout.episode import Task, TurnForm
+from roost.rollout.episode import Task, TurnOptions
 
 SEARCH = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 SEARCH_END = "</search>"
@@ -104,7 +104,7 @@ class ToolAgent:
         self._most, self._limit, self._kept = max_parallel_calls, max_answer_characters, Kept(kept)
         usual = FOUND if parser == "search" else RESPONSE
         self._template, self._continues = usual if answer_template is None else answer_template, continues_at_failure
-        self._form = TurnForm(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
+        self._options = TurnOptions(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
         self._prompt_tokens = max_prompt_tokens
         self.answer = ""  # the policy's turns, without the tools' answers
 
@@ -119,7 +119,7 @@ class ToolAgent:
         else:
             talk = _Chat(policy, self._task, first)
         for turn in range(1, max_turns + 1):
-            reply = await talk.turn(self._form)
+            reply = await talk.turn(self._options)
             generated = policy.format.text(reply.token_ids)  # with the stop string that ended it
             self.answer += generated
             calls = self._calls_in(generated)[: self._most]
@@ -144,8 +144,8 @@ class _Chat:
         self._policy, self._tools = policy, first.info.get("tools")
         self._messages: list[Message] = list(task.data.get("messages") or [{"role": "user", "content": task.name}])
 
-    async def turn(self, form: TurnForm) -> RecordedReply:
-        return (await self._policy.samples(self._messages, tools=self._tools, form=form))[0]
+    async def turn(self, options: TurnOptions) -> RecordedReply:
+        return (await self._policy.samples(self._messages, tools=self._tools, options=options))[0]
 
     def show(self, reply: RecordedReply, generated: str, answers: Sequence[str]) -> None:
         self._messages.append({"role": "assistant", "content": reply.text})
@@ -160,9 +160,9 @@ class _Text:
         self._first, self._written = prompt, policy.format.text(prompt)
         self._added = ""
 
-    async def turn(self, form: TurnForm) -> RecordedReply:
+    async def turn(self, options: TurnOptions) -> RecordedReply:
         prompt = self._written + self._added if self._added else self._first
-        return (await self._texts.samples(prompt, form=form))[0]
+        return (await self._texts.samples(prompt, options=options))[0]
 
     def show(self, reply: RecordedReply, generated: str, answers: Sequence[str]) -> None:
         # Not str.format: answers and templates may contain braces.

@@ -16,8 +16,7 @@ from roost.config.findings import did_you_mean, shown
 from roost.rollout.agents.chat import for_template
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.data.tables import DataError, Row
-from roost.vision.image import Image, ImageError, from_cell
-from roost.vision.messages import files_of, placed, places, read_text
+from roost.vision.image import Image, ImageError, count_placeholders, files_of, fill_images, from_cell, read_text
 from roost.vision.processor import Processor, model_processor
 
 CHATML = (
@@ -197,13 +196,13 @@ def _with_images(messages: Messages, row: Row, source: DataSource, is_rendered: 
     """Messages with the images of the row in their places. Raise DataError if they do not fit."""
     try:
         columns = source.images
-        if not columns and places(messages, folder):
+        if not columns and count_placeholders(messages, folder):
             columns = tuple(column for column in IMAGES if column in row)[:1]
         given = [row[column] for column in columns if row.get(column) is not None]
         cells = [cell for one in given for cell in (one if isinstance(one, list | tuple) else [one])]
         if not cells and not any(isinstance(one.get("content"), list | tuple) for one in messages):
             return messages  # a marker in a text without images is text
-        found = placed(messages, [from_cell(cell, folder) for cell in cells], folder)
+        found = fill_images(messages, [from_cell(cell, folder) for cell in cells], folder)
     except ImageError as error:
         fix = "correct the row, or name the columns of images in data.images"
         raise DataError("RST-T065", "a prompt and its images do not fit", str(error), fix) from None

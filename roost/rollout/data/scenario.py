@@ -25,8 +25,7 @@ from roost.rollout.data.prompts import (
 from roost.rollout.data.tables import DataError, ManyRows, Row, first_of, first_rows, open_rows
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import MixedOrder, Order, TaskOrder
-from roost.vision.image import Image
-from roost.vision.messages import files_of
+from roost.vision.image import Image, files_of
 
 CHUNK = 1024  # rows scanned at a time
 CHECKED_ROWS = 1000  # rows that are checked before a run, where no setting needs all
@@ -393,11 +392,11 @@ def _check_first(path: str, source: DataSource, settings: DataSettings) -> bool:
     if found is None or not found.rows:
         return found is None
     check_columns(source, found.columns)
-    form, column = PromptFormat(None, settings), prompt_column(source, found.columns)
+    prompt_format, column = PromptFormat(None, settings), prompt_column(source, found.columns)
     for number, row in enumerate(found.rows):
         if has_values(row, settings.only):
             try:
-                form.prompt(row, source, column, _raw_tag(row, source), Path(found.label).parent)
+                prompt_format.prompt(row, source, column, _raw_tag(row, source), Path(found.label).parent)
             except DataError as error:
                 raise error.of(f"row {number} of {found.label}") from None
     return True

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roost.rollout.check_target import ENVIRONMENT, Part
-from roost.rollout.environments.blocking import make_environments
-from roost.rollout.environments.environment import Environment, Environments, Observation
+from roost.rollout.environments.environment import Environment, Environments, Observation, make_environments
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
 END = "<end>"

@@ -147,8 +147,6 @@ class GymnasiumEnvironments:
         """Convert an observation for agents."""
         if not self._as_text:
             return shown
-        from roost.rollout.environments.gymnasium_envs import text_of
-
         return replace(shown, content=text_of(shown.content))
 
     def _made_vector(self) -> VectorSlots:
@@ -159,8 +157,6 @@ class GymnasiumEnvironments:
         return VectorSlots(self._id, self._slots, self._vectorization, self._make_kwargs)
 
     def _fitted(self, action: Any) -> Any:
-        from roost.rollout.environments.gymnasium_envs import fitted
-
         return action if self._vector is None else fitted(self._vector.action_space, action)
 
     async def _drop_vector(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from roost.config.findings import shown
 from roost.rollout.episode import Task
-from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, datum
+from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, task_value
 from roost.sandbox.execution import Execution, Fault
 from roost.sandbox.limits import Limits
 from roost.sandbox.sandbox import Sandbox, run_once
@@ -379,7 +379,7 @@ class CodeTests:
 
     def _cases_of(self, task: Task) -> list[Case]:
         tests, setup, entry_point = self._keys
-        written = datum(task, tests)
+        written = task_value(task, tests)
         cases = [written] if isinstance(written, str | Mapping) else written
         if not isinstance(cases, list | tuple) or not cases:
             raise RewardFailed(f"the tests of task {task.name[:60]!r} are {shown(written)}; a list of tests is needed")
@@ -466,7 +466,7 @@ class RollCode(CodeTests):
         return self._on_error if any(verdict.fault is not None for verdict in failed) else 0.0
 
     def _cases_of(self, task: Task) -> list[Case]:
-        written, kind = datum(task, "test_cases"), str(task.data.get("case_type") or "")
+        written, kind = task_value(task, "test_cases"), str(task.data.get("case_type") or "")
         try:
             cases = json.loads(written) if isinstance(written, str) else written
         except ValueError as error:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from roost.rollout.rewards.reward import TRUTH, Answer, Reads, RewardFailed, Scored, any_value, datum
+from roost.rollout.rewards.reward import TRUTH, Answer, Reads, RewardFailed, Scored, any_value, task_value
 from roost.rollout.rewards.rules import after_thinking, repetition_penalty
 
 TAG = "ifeval"
@@ -151,7 +151,7 @@ class InstructionFollowing:
 
     async def score(self, answer: Answer) -> Scored:
         text = after_thinking(answer.text).strip()
-        instruction = _instruction(datum(answer.task, self._key), answer)
+        instruction = _instruction(task_value(answer.task, self._key), answer)
         correct = float(answer.task.tag == TAG and follows(text, instruction))
         repetition = repetition_penalty(answer.text)
         return Scored(correct + repetition, {"correct": correct, "repetition": repetition})

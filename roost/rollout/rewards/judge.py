@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import EngineError, EngineLost, EngineRefused
-from roost.rollout.rewards.judge_server import check_served
-from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, datum
+from roost.rollout.rewards.judge_server import OwnServer, Served, ServedByOthers, check_served
+from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, task_value
 
 if TYPE_CHECKING:
     from roost.engines.http_calls import HttpCalls
-    from roost.rollout.rewards.judge_server import Served
 
 TEMPLATE = """\
 You judge how well an answer does what a task asks for.
@@ -244,9 +243,9 @@ class Judge:
     def _texts(self, answer: Answer) -> dict[str, str]:
         task = answer.task
         return {
-            "task": answer.question if self._question is None else str(datum(task, self._question)),
+            "task": answer.question if self._question is None else str(task_value(task, self._question)),
             "answer": answer.text,
-            "reference": NO_REFERENCE if self._reference is None else str(datum(task, self._reference)),
+            "reference": NO_REFERENCE if self._reference is None else str(task_value(task, self._reference)),
             "lowest": f"{self._reading.lowest:g}",
             "highest": f"{self._reading.highest:g}",
         }
@@ -354,8 +353,6 @@ class CompletionJudge(Judge):
 
 
 def _served(base_url: str | None, api_key_env: str | None, engine: Mapping[str, Any] | None, model: str) -> Served:
-    from roost.rollout.rewards.judge_server import OwnServer, ServedByOthers
-
     if engine is not None:
         return OwnServer(engine, model)
     return ServedByOthers(str(base_url), _api_key(api_key_env))

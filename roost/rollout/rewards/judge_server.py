@@ -15,12 +15,12 @@ from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.http_calls import HttpCalls
 from roost.engines.members import RestartLimit
-from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineError
+from roost.engines.server_process import LocalOwner
 from roost.placement.rules.rewards import engine_sizes
 from roost.procs.files import ScratchFolder
 from roost.rollout.rewards.reward import RewardFailed
-from roost.transport import current
+from roost.transport.context import worker_setup
 
 # What the judge's other keys and its place decide, and what only a model that is trained has a use for.
 DECIDED = ("model", "name", "served_name", "device", "host", "api_key", "sleeps", "lora_rank", "weight_transfer")
@@ -157,7 +157,7 @@ class OwnServer:
     def __init__(
         self, engine: Mapping[str, Any], model: str, limit: RestartLimit | None = None, api: str = "/v1"
     ) -> None:
-        setup = current.worker_setup()
+        setup = worker_setup()
         name = "judge" if setup is None else f"{setup.address.group}-{setup.address.rank}"
         self._spec = server_of(engine, model, name, 0 if setup is None else len(setup.physical_ids))
         self._logs = None if setup is None else Path(setup.log_path).parent

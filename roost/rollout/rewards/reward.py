@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ class RewardFailed(RuntimeError):
     """An answer could not be scored. It gets no reward at all: its episode counts as failed."""
 
 
-def finite(value: Any, giver: str) -> float:
+def finite(value: Any, reward_name: str) -> float:
     """Return a reward as a float. Raise RewardFailed if it is not finite; one-element arrays count as numbers.
 
     >>> finite(True, "is_right")
@@ -27,20 +28,23 @@ def finite(value: Any, giver: str) -> float:
         ...
     roost.rollout.rewards.reward.RewardFailed: is_right gives '0.5'; a score is a finite number
     """
-    number = value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else value
+    number = value
+    if callable(getattr(value, "item", None)):
+        with contextlib.suppress(ValueError, RuntimeError):  # NumPy's and torch's of several elements
+            number = value.item()
     try:
         is_finite = isinstance(number, Real) and math.isfinite(number)
     except OverflowError:  # an integer beyond the range of floats
         is_finite = False
     if not is_finite:
-        raise RewardFailed(f"{giver} gives {shown(value)}; a score is a finite number")
+        raise RewardFailed(f"{reward_name} gives {shown(value)}; a score is a finite number")
     return float(number)
 
 
-def datum(task: Task, key: str) -> Any:
+def task_value(task: Task, key: str) -> Any:
     """Return a value of a task's data. Raise RewardFailed if the key is missing.
 
-    >>> datum(Task("1+1", {"anwser": 2}), "answer")
+    >>> task_value(Task("1+1", {"anwser": 2}), "answer")
     Traceback (most recent call last):
         ...
     roost.rollout.rewards.reward.RewardFailed: the data of task '1+1' has no 'answer'; did you mean anwser?
@@ -58,7 +62,7 @@ def right_answers(task: Task, key: str) -> list[str]:
     >>> right_answers(Task("1+1", {"answer": 2}), "answer"), right_answers(Task("e", {"is": ["e", "2.718"]}), "is")
     (['2'], ['e', '2.718'])
     """
-    found = datum(task, key)
+    found = task_value(task, key)
     answers = [str(one) for one in (found if isinstance(found, list | tuple) else [found]) if one is not None]
     if not answers:
         raise RewardFailed(f"the data of task {task.name[:60]!r} has no right answer under {key!r}: it is {found!r}")
@@ -130,7 +134,7 @@ class Scored:
     turn_rewards: tuple[float, ...] = ()  # one for each turn, or none
 
 
-def as_scored(value: Any, giver: str, turns: int = 1) -> Scored:
+def as_scored(value: Any, reward_name: str, turns: int = 1) -> Scored:
     """A reward's return value as `Scored`: from a number, a mapping of parts, or a list with a number per turn.
 
     Parts and turns are added up.
@@ -144,18 +148,32 @@ def as_scored(value: Any, giver: str, turns: int = 1) -> Scored:
         case Scored():
             found = value
         case Mapping():
-            found = Scored(math.fsum(finite(part, giver) for part in value.values()), value)
+            if not value:
+                raise RewardFailed(
+                    f"{reward_name} gives a mapping without parts; return a number, or one for each part"
+                )
+            found = Scored(_total(value.values(), reward_name), value)
         case list() | tuple():
-            found = Scored(math.fsum(finite(reward, giver) for reward in value), turn_rewards=tuple(value))
+            found = Scored(_total(value, reward_name), turn_rewards=tuple(value))
         case _:
-            return Scored(finite(value, giver))
-    if found.turn_rewards and len(found.turn_rewards) != turns:
-        raise RewardFailed(f"{giver} gives {len(found.turn_rewards)} rewards of turns, but the policy had {turns}")
+            return Scored(finite(value, reward_name))
+    if (found.turn_rewards or isinstance(value, list | tuple)) and len(found.turn_rewards) != turns:
+        raise RewardFailed(
+            f"{reward_name} gives {len(found.turn_rewards)} rewards of turns, but the policy had {turns}"
+        )
     return Scored(
-        finite(found.reward, giver),
-        {str(name): finite(part, giver) for name, part in found.parts.items()},
-        tuple(finite(reward, giver) for reward in found.turn_rewards),
+        finite(found.reward, reward_name),
+        {str(name): finite(part, reward_name) for name, part in found.parts.items()},
+        tuple(finite(reward, reward_name) for reward in found.turn_rewards),
     )
+
+
+def _total(values: Iterable[Any], reward_name: str) -> float:
+    numbers = [finite(value, reward_name) for value in values]
+    try:
+        return math.fsum(numbers)
+    except OverflowError:
+        raise RewardFailed(f"{reward_name} gives {shown(numbers)}; their sum is beyond the range of floats") from None
 
 
 class Reward(Protocol):

@@ -10,7 +10,7 @@ from roost.config.findings import Findings, Where
 from roost.engines.protocol import EngineError
 from roost.rollout.rewards.judge_server import OwnServer, ServedByOthers, check_served
 from roost.rollout.rewards.reward import Answer, RewardFailed
-from roost.transport import current
+from roost.transport.context import worker_setup
 
 POOLING = "/pooling"  # of vLLM
 
@@ -93,7 +93,7 @@ class RewardModel:
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         model.config.pad_token_id = self._tokenizer.pad_token_id
-        setup = current.worker_setup()
+        setup = worker_setup()
         self._model = model.to("cuda" if setup is not None and setup.physical_ids else "cpu").eval()
 
     def _text(self, answer: Answer) -> str:

@@ -19,8 +19,8 @@ from roost.rollout.rewards.reward import (
     RewardFailed,
     Scored,
     any_value,
-    datum,
     right_answers,
+    task_value,
     wrong_answer,
 )
 
@@ -80,7 +80,7 @@ class SearchAnswer(_Rule):
         self._key, self._max_tags = answer, max_tags
 
     async def score(self, answer: Answer) -> float:
-        right = _target(datum(answer.task, self._key))
+        right = _target(task_value(answer.task, self._key))
         if wrong := wrong_answer(right):
             raise RewardFailed(f"{self._key!r} of task {answer.task.name[:60]!r} {wrong}")
         wanted = [str(one) for one in (right if isinstance(right, list | tuple) else [right])]
@@ -108,7 +108,7 @@ class VqaAnswer(_Rule):
         self._weights, self._key = dict(weights), answer
 
     async def score(self, answer: Answer) -> Scored:
-        text, letter_and_content = answer.text, _choice(datum(answer.task, self._key), answer)
+        text, letter_and_content = answer.text, _choice(task_value(answer.task, self._key), answer)
         found = CHOICE.search(text)
         is_thinking = text.startswith("<think>") and text.count("<think>") == 1 and "</think>" in text
         parts = {

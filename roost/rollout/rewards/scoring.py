@@ -10,21 +10,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from roost.procs.user_code import called, within
-from roost.rollout.conversation import Decode, LazyMessages, token_numbers
-from roost.rollout.episode import Episode, Split
-from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, release_slot, whole_traceback
-from roost.rollout.rewards.config import Route, Routing, domain_of
-from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored, finite, prepare_reward
-from roost.transport.failure import Failure, FailureKind, WaitedTooLong, WorkerFailed
-
-if TYPE_CHECKING:
-    from roost.runtime.worker import WorkerGroup
 from roost.rollout.env_worker import import_from
-from roost.rollout.rewards.config import make_reward
-from roost.runtime.worker import Worker
+from roost.rollout.episode import Decode, Episode, LazyMessages, Split, token_numbers
+from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, release_slot, whole_traceback
+from roost.rollout.rewards.config import Route, Routing, domain_of, make_reward
+from roost.rollout.rewards.reward import Answer, Reward, RewardFailed, Scored, as_scored, finite, prepare_reward
+from roost.runtime.worker import Worker, WorkerGroup
+from roost.transport.context import Failure, FailureKind, WaitedTooLong, WorkerFailed
 
 GATHER_S = 0.005  # batching delay: the episodes of a group often end together
 LARGEST = 64  # answers per call

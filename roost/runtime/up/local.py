@@ -18,8 +18,7 @@ from roost.cluster.allocation import NODES, RANK, Allocation
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.hardware.registry import installed_registry
 from roost.procs import reaper
-from roost.procs.child import start_supervised
-from roost.procs.logs import last_lines
+from roost.procs.child import last_lines, start_supervised
 from roost.procs.server_keeper import Link
 from roost.runtime.ray_connection import STARTS, Reaper, private_folder
 from roost.runtime.up.ray_node import RayOrder

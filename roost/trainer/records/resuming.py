@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from roost.config.job import Job
-from roost.config.train import TrainSettings
+from roost.config.findings import Findings, Where
+from roost.config.job import Job, resolve_model
+from roost.config.train import LearnerSettings, TrainSettings
+from roost.config.train_read import setting_location
 from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
-from roost.trainer.records.checkpoints import ANEW, Checkpoints, TrainerState, saved_beside
-from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.running import RunState
+from roost.trainer.records.checkpoints import (
+    ANEW,
+    CRITIC,
+    LEARNER,
+    Checkpoints,
+    TrainerState,
+    saved_beside,
+)
+from roost.trainer.records.run_folder import RunFolder, RunState
 
 Say = Callable[[str], None]
 
@@ -91,6 +100,94 @@ def resumed_state(
     if changed:
         say(f"the config is not the one that the run began with; changed: {', '.join(changed)}")
     return state
+
+
+def check_fits(run: RunFolder, job: Job, settings: TrainSettings, state: TrainerState) -> None:
+    """Raise ConfigError if the learners cannot go on from a checkpoint: they have another optimizer, model or adapter.
+
+    Its mesh does not matter: checkpoints are restored on any.
+    """
+    from roost.learner.checkpoint import INDEX, saved_optimizer, saved_shapes, written_weights
+    from roost.learner.forward import Head
+    from roost.learner.model import bare_model
+
+    if not state.step:
+        return
+    checkpoint, findings = checkpoints_of(run, settings).at(state.step), Findings()
+    if not (checkpoint.learner / INDEX).is_file():
+        return  # damaged; the learner that loads it says so
+    there = f"the checkpoint of step {state.step}"
+    found, own = saved_optimizer(checkpoint.learner), settings.learner.optimizer.optimizer.value
+    if found != own:
+        key = setting_location("optimizer", job)
+        what = f"is {own}, but {there} has the state of {found}"
+        why, fix = "an optimizer cannot go on from another's state", f"write {key.key_path}: {found}, or {ANEW}"
+        findings.error("RST-L003", key, what, why, fix)
+    for name in (LEARNER, *checkpoint.others):
+        place, learner = _learner_of(name, job, settings.learner)
+        model = bare_model(learner, Head.VALUE if name == CRITIC else Head.POLICY)
+        shapes = {each: tuple(weight.shape) for each, weight in written_weights(model).items()}
+        saved = saved_shapes(checkpoint.folder / name)
+        if not _check_adapter(_adapter_of(saved), _adapter_of(shapes), there, job, findings):
+            _check_shapes(saved, shapes, place, learner.model, there, run, findings)
+    findings.raise_errors()
+
+
+def _learner_of(name: str, job: Job, policy: LearnerSettings) -> tuple[Where, LearnerSettings]:
+    """Settings of the learner that a part of a checkpoint is of, and the place that names its model."""
+    component = next((part for part in job.components if part.name == name), None)
+    own = None if component is None else component.model.path
+    model = resolve_model(policy.model if own is None else own)
+    place = setting_location("model" if own is None else name, job)
+    return place, replace(policy, model=model) if name == LEARNER else replace(policy, model=model, adapter=None)
+
+
+Adapter = tuple[int, frozenset[str]]  # its rank, and the layers that have it
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _adapter_of(shapes: Shapes) -> Adapter | None:
+    """The adapter whose weights these are; None for those of a whole model."""
+    ranks = {name.partition(".lora_A.")[0]: shape[0] for name, shape in shapes.items() if ".lora_A." in name}
+    return (next(iter(ranks.values())), frozenset(ranks)) if ranks else None
+
+
+def _check_adapter(saved: Adapter | None, own: Adapter | None, there: str, job: Job, findings: Findings) -> bool:
+    """Return True if the adapters differ, which is a finding."""
+    if saved == own:
+        return False
+    (before, old), (rank, new) = saved or (0, frozenset()), own or (0, frozenset())
+    key = setting_location("lora_rank" if before != rank else "lora_target_modules", job)
+    if before != rank:
+        has = f"an adapter of rank {before}" if before else "no adapter"
+        what = f"is {rank or 'not written'}, but {there} has {has}"
+        fix = f"write {key.key_path}: {before}" if before else f"remove {key.key_path}"
+    else:
+        what = f"gives {_layer_names(new)} an adapter, but {there} has one of {_layer_names(old)}"
+        fix = f"write {key.key_path}: [{_layer_names(old)}]"
+    findings.error("RST-L004", key, what, "weights of another adapter cannot be restored", f"{fix}, or {ANEW}")
+    return True
+
+
+def _layer_names(paths: frozenset[str]) -> str:
+    return ", ".join(sorted({path.rpartition(".")[2] for path in paths}))
+
+
+def _check_shapes(
+    saved: Shapes, own: Shapes, place: Where, model: str, there: str, run: RunFolder, findings: Findings
+) -> None:
+    """Check that a model has the weights of a checkpoint."""
+    unlike = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    if not unlike:
+        return
+    first, more = unlike[0], f", and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+    sizes = [" x ".join(map(str, shapes[first])) if first in shapes else "missing" for shapes in (saved, own)]
+    why = f"{first} is {sizes[0]} there and {sizes[1]} here{more}"
+    before: Any = yaml.safe_load(run.config_file.read_text()) if run.config_file.exists() else None
+    for key in place.path:
+        before = before.get(key) if isinstance(before, Mapping) else None
+    former = f"{place.key_path}: {before}" if isinstance(before, str) and before != model else "the model it is of"
+    findings.error("RST-L004", place, f"is {model}, but {there} is of another model", why, f"write {former}, or {ANEW}")
 
 
 def resumes_by_itself(run: RunFolder, is_wanted: bool, environ: Mapping[str, str], say: Say) -> bool:

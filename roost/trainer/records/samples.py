@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roost.rollout.conversation import Decode, Message, messages_of
-from roost.rollout.episode import Episode, Group
+from roost.rollout.episode import Decode, Episode, Group, Message, messages_of
 from roost.trainer.metrics import TokenRatio
 from roost.vision.image import thumbnail
 
@@ -68,7 +67,7 @@ def thumbnails(episode: Episode) -> list[str]:
 
 
 def token_record(token: TokenRatio, decode: Decode) -> dict[str, Any]:
-    """Record of a token about which engine and learner differ, with its text and the text before it."""
+    """Record of a token whose engine and learner log-probs differ, with its text and the text before it."""
     return {
         "token": decode([token.token_id], True),
         "before": decode(token.before, True),
@@ -93,9 +92,9 @@ def _bounded(messages: list[Message]) -> list[Message]:
         half = MOST_MESSAGES // 2
         note: Message = {"role": "note", "content": f"[{left_out:,} messages omitted]", "generated": False}
         messages = [*messages[:half], note, *messages[-half:]]
-    most = min(MOST_CHARACTERS, max(200, MOST_OF_SAMPLE // max(1, len(messages))))
-    total = sum(len(message["content"]) for message in messages)
-    limit = MOST_CHARACTERS if total <= MOST_OF_SAMPLE else most
+    limit = MOST_CHARACTERS
+    if sum(len(message["content"]) for message in messages) > MOST_OF_SAMPLE:
+        limit = min(limit, max(200, MOST_OF_SAMPLE // len(messages)))
     return [{**message, "content": shortened(message["content"], limit)} for message in messages]
 
 

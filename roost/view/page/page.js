@@ -29,6 +29,7 @@ function start() {
   drawHeader(plan);
   drawPhases(plan);
   drawRoutes(plan);
+  drawTraffic(plan);
   drawFindings(plan);
   const details = makeDetails(plan);
   const fold = (run) => {

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from roost.app_world.evaluate import evaluate
 from roost.app_world.proxy import Apis
-from roost.app_world.serving.replies import report_reply, task_reply
+from roost.app_world.serving.server import report_reply, task_reply
 from roost.app_world.tasks.task_set import make_task
 
 

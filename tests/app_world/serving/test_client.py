@@ -14,7 +14,7 @@ import pytest
 
 from roost.app_world.evaluate import evaluate
 from roost.app_world.proxy import Apis
-from roost.app_world.serving.client import AppWorldEnvironments
+from roost.app_world.serving.client import AppWorldEnvironments, SupervisedProcess
 from roost.app_world.serving.command_line import ServingLimits
 from roost.app_world.serving.connection import ServerLost, ServerRefused
 from roost.app_world.serving.runner import OracleAgent, RandomAgent
@@ -237,17 +237,27 @@ def test_a_killed_server_fails_its_episodes_and_is_started_again(own_folder):
             one, other = [await environments.open() for _ in range(2)]
             await one.reset(TASK)
             sandbox = int((await one.step("import os; print(os.getpid())")).content)
-            first = server.host.pid
+            first = server.backend.pid
             os.kill(first, signal.SIGKILL)
             for environment in (one, other):
                 with pytest.raises(ServerLost, match=r"did not answer .*; the episode's world is lost"):
                     await environment.reset(TASK)
                 await environment.close()
             assert await asyncio.gather(*(played(environments, TASK) for _ in range(3))) == [1.0] * 3
-            assert server.host.pid != first
-            second = server.host.pid
+            assert server.backend.pid != first
+            second = server.backend.pid
         assert not any(map(psutil.pid_exists, (first, second, sandbox)))
         assert not list(own_folder.iterdir())
+
+    ran(run())
+
+
+def test_a_process_may_be_stopped_again(tmp_path):
+    async def run():
+        process = await SupervisedProcess.start("sleeper", ["sleep", "600"], dict(os.environ), tmp_path / "log")
+        await process.stop()
+        await process.stop()
+        assert not process.is_alive and not psutil.pid_exists(process.pid)
 
     ran(run())
 
@@ -257,8 +267,8 @@ def test_a_server_that_dies_between_episodes_is_started_again():
         async with opened(servers=1) as environments:
             (server,) = environments._pool._servers
             await (await environments.open()).close()
-            os.kill(server.host.pid, signal.SIGKILL)
-            while server.host.is_running:
+            os.kill(server.backend.pid, signal.SIGKILL)
+            while server.backend.is_running:
                 await asyncio.sleep(0.01)
             return await played(environments, TASK)
 
@@ -288,7 +298,7 @@ async def main():
     environments = AppWorldEnvironments()
     await (await environments.open()).reset(TASK)
     (server,) = environments._pool._servers
-    print(server.host.pid, flush=True)
+    print(server.backend.pid, flush=True)
 
 asyncio.run(main())
 """

@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from roost.app_world.serving.command_line import ServingLimits
-from roost.app_world.serving.replies import Refused
-from roost.app_world.serving.server import Worlds
+from roost.app_world.serving.server import Refused, Worlds
 from roost.sandbox.limits import Limits
 from tests.app_world.serving.session import NOTE, solution
 from tests.rollout.script import ran

@@ -13,6 +13,8 @@ import roost
 from roost.config.findings import ConfigError, Findings
 from roost.config.frameworks.allocation import AllocationError, parse_allocations, parse_backend
 from roost.config.frameworks.toml import read_toml
+from roost.config.job import Notation
+from roost.placement.convert.convert_plan import convert_plan
 from tests.config.frameworks.test_jobs import processes_of
 from tests.grid import grid
 
@@ -177,6 +179,71 @@ def test_a_script_with_a_config_and_overrides(recipe, monkeypatch):
     assert processes_of(roost.plan(script)) == {"actor": "16 x 1 on 0-15", "rollout": "8 x 1 on 16-23"}
     monkeypatch.setenv("NODES", "2")
     assert processes_of(roost.plan(script)) == {"actor": "8 x 1 on 0-7", "rollout": "8 x 1 on 8-15"}
+
+
+NEMO_JOB = """policy:
+  model_name: q
+  generation: {backend: vllm, vllm_cfg: {tensor_parallel_size: 1}}
+  dtensor_cfg: {enabled: true}
+cluster: {num_nodes: NODES, gpus_per_node: 8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "nodes", "found"),
+    [
+        ("export N=4", "${oc.decode:${oc.env:N,1}}", 4),
+        ("N=4", "${oc.decode:${oc.env:N,2}}", 2),
+        ("export N=4; unset N", "${oc.decode:${oc.env:N, '2'}}", 2),
+        ("export N=3", "${mul:${oc.env:N},2}", 6),
+        ("export N=$(nproc)", "${oc.decode:${oc.env:N}}", "output of a command"),
+        ("N=4", "${oc.decode:${oc.env:N}}", "N is not exported"),
+    ],
+)
+def test_a_config_takes_what_its_script_exports(script, nodes, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("N", raising=False)
+    (tmp_path / "job.yaml").write_text(NEMO_JOB.replace("NODES", f'"{nodes}"'))
+    file = tmp_path / "run.sh"
+    file.write_text(f"#!/bin/bash\n{script}\nuv run run_grpo.py --config job.yaml\n")
+    check_nodes(file, found)
+
+
+def check_nodes(file, found):
+    if isinstance(found, int):
+        assert processes_of(roost.plan(file))["actor"].startswith(f"{found * 8} x 1 on ")
+    else:
+        assert found in findings_of(file)["RST-C022"].why
+
+
+@pytest.mark.parametrize(("given", "found"), [("N=2", 2), ("N=$(nproc)", "output of a command")])
+def test_a_config_that_the_script_writes(given, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = NEMO_JOB.replace("NODES", "$N")
+    file = tmp_path / "run.sh"
+    start = "uv run run_grpo.py --config sub/job.yaml"
+    file.write_text(f"#!/bin/bash\n{given}\ncat > sub/job.yaml <<EOF\n{text}EOF\n{start}\n")
+    check_nodes(file, found)
+
+
+@pytest.mark.parametrize(("given", "found"), [("N=2", 2), ("N=$(nproc)", "output of a command")])
+def test_a_toml_file_that_the_script_writes(given, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sections = "[slurm]\njob_name = 'q'\n[inference]\n[deployment]\ntype = 'multi_node'\n"
+    toml = f"{sections}num_infer_nodes = 1\nnum_train_nodes = $N"
+    file = tmp_path / "run.sh"
+    file.write_text(f"#!/bin/bash\n{given}\ncat <<EOF > rl.toml\n{toml}\nEOF\nuv run rl @ rl.toml\n")
+    check_nodes(file, found)
+
+
+def test_the_engine_groups_of_slime_that_the_script_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = "{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 2}"
+    groups = f"sglang:\n  - name: default\n    server_groups: [{group}]"
+    flags = "--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --sglang-config groups.yaml"
+    file = tmp_path / "run.sh"
+    file.write_text(f"#!/bin/bash\ncat > groups.yaml <<EOF\n{groups}\nEOF\npython3 train.py {flags}\n")
+    assert processes_of(roost.plan(file))["rollout"] == "2 x 2 on 4-7"
 
 
 @pytest.mark.parametrize(
@@ -460,6 +527,77 @@ def beside(target):
 def test_findings_about_an_areal_job(changes, code, path):
     assert code not in findings_of(areal())
     assert findings_of(areal(changes))[code].where.path[-1] == path
+
+
+@pytest.mark.parametrize(("scheduler", "word"), [(None, "two roles"), ("ray", "Ray waits"), ("slurm", "Slurm gives")])
+def test_roles_without_room_fare_as_the_scheduler_has_it(scheduler, word):
+    found = findings_of(areal({"rollout.backend": "sglang:d8", "scheduler.type": scheduler}))["RST-N074"]
+    assert word in found.why
+
+
+def norm(mean, std, **others):
+    return {"mean_level": mean, "std_level": std} | others
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"advantage_estimator": "reinforce"}),
+        ({"actor.reward_norm": norm("group", "group")}, {"advantage_estimator": "grpo"}),
+        ({"actor.reward_norm": norm("group", None)}, {"advantage_estimator": "dr_grpo"}),
+        ({"actor.reward_norm": norm("group", None, mean_leave1out=True)}, {"advantage_estimator": "rloo"}),
+        ({"actor.reward_norm": {"eps": 1e-5}}, {"advantage_estimator": "reinforce_plus_plus"}),
+        ({"actor.reward_norm": {}}, {"advantage_estimator": "reinforce_plus_plus"}),
+        ({"actor.reward_norm": None}, {"advantage_estimator": "reinforce"}),
+        ({"actor.adv_norm": {}}, {"whiten_advantages": True}),
+        ({"actor.reward_norm": norm("group", "batch")}, {"reward_baseline": "group", "reward_std": "batch"}),
+        ({"actor.adv_norm": norm("batch", "batch")}, {"whiten_advantages": True}),
+        ({"actor.adv_norm": norm("group", None)}, {"whiten_advantages": "group/none"}),
+        ({"critic.backend": "fsdp:d2"}, {"advantage_estimator": "gae"}),
+        ({"gconfig.max_new_tokens": 99}, {"max_new_tokens": 99}),
+        ({"train_dataset.max_length": 50}, {"max_prompt_length": 50}),
+    ],
+)
+def test_the_algorithm_of_an_areal_job(changes, expected):
+    plan = roost.plan(areal(changes))
+    assert {name: plan.settings.get(name) for name in expected} == expected
+    again = roost.plan(convert_plan(plan, Notation.AREAL, Findings()).values)
+    assert {name: again.settings.get(name) for name in expected} == expected
+
+
+def test_lengths_of_an_areal_job_go_over_to_others():
+    lengths = {"gconfig.max_new_tokens": 30, "gconfig.max_tokens": 80, "train_dataset.max_length": 50}
+    plan = roost.plan(areal(lengths))
+    assert "max_new_tokens" not in plan.settings  # what the longest prompt leaves
+    assert plan["actor"].model.sequence == 80
+    written = convert_plan(plan, Notation.VERL, Findings())
+    assert written.values["data"] == {"max_prompt_length": 50, "max_response_length": 30}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target", "keys", "values"),
+    [
+        (1024, "verl", ("data",), {"max_prompt_length": 1024, "max_response_length": 512}),
+        (None, "verl", ("data",), {"max_prompt_length": 3584, "max_response_length": 512}),
+        (1024, "roll", ("sequence_length", "prompt_length", "response_length"), (4096, 1024, 512)),
+        (None, "roll", ("sequence_length", "response_length"), (4096, 512)),
+        (1024, "openrlhf", ("--data.max_len", "--rollout.max_new_tokens"), (1536, 512)),
+        (None, "openrlhf", ("--data.max_len", "--rollout.max_new_tokens"), (4096, 512)),
+        (1024, "slime", [f"--rollout-max-{name}-len" for name in ("prompt", "response", "context")], (1024, 512, 4096)),
+        (None, "slime", [f"--rollout-max-{name}-len" for name in ("response", "context")], (512, 4096)),
+    ],
+)
+def test_a_completion_shorter_than_what_the_prompt_leaves_goes_over(prompt, target, keys, values):
+    lengths = {"gconfig.max_new_tokens": 512, "gconfig.max_tokens": 4096, "train_dataset.max_length": prompt}
+    findings = Findings()
+    written = convert_plan(roost.plan(areal(lengths)), Notation(target), findings).values
+    assert (written[keys[0]] if len(keys) == 1 else tuple(written[key] for key in keys)) == values
+    assert not any("response" in finding.what for finding in findings.warnings)
+
+
+def test_a_level_that_areal_lacks_is_refused():
+    changes = {"actor.adv_norm": norm("token", "batch")}
+    assert findings_of(areal(changes))["RST-N075"].where.path == ("actor", "adv_norm", "mean_level")
 
 
 def test_the_reference_of_areal_is_started_for_a_kl():

@@ -1,5 +1,6 @@
 """Jobs that the frameworks ship become the processes that their own layout gives."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import roost
 from roost.config.findings import ConfigError
 from roost.config.frameworks.registry import ENTRIES
 from roost.config.ranks import spell_ranks
+from tests.cli.terminal import run
 from tests.grid import grid
 
 JOBS = yaml.safe_load((Path(__file__).parent / "jobs.yaml").read_text())
@@ -55,11 +57,94 @@ def test_a_shipped_job(framework, job, tmp_path):
     assert processes_of(plan) == job["processes"]
 
 
+def script_with(folder, command):
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    return folder / "run.sh"
+
+
 def plan_of(folder, command, **files):
     for name, text in files.items():
         (folder / name.replace("_", ".")).write_text(text)
-    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
-    return roost.plan(folder / "run.sh")
+    return roost.plan(script_with(folder, command))
+
+
+_VERL = "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8 data.max_prompt_length=2048 "
+_VERL += "data.max_response_length=4096 critic.ppo_micro_batch_size_per_gpu=2 "
+_ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+_SKYRL = "python3 -m skyrl.train.entrypoints.main_base trainer.placement.policy_num_gpus_per_node=8 "
+_SKYRL += "trainer.algorithm.use_kl_loss=false generator.inference_engine.num_engines=8 "
+_OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 8"
+
+
+@grid(
+    ("command", "tokens"),
+    [
+        pytest.param(f"{_VERL} actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", 8 * 6144, id="verl"),
+        pytest.param(
+            f"{_VERL} actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 {_ULYSSES}", 8 * 6144, id="verl-ulysses"
+        ),
+        pytest.param(
+            f"{_VERL} actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 {_ULYSSES} "
+            "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000",
+            2 * 9000,
+            id="verl-dynamic",
+        ),
+        pytest.param(f"{_VERL} actor_rollout_ref.actor.use_dynamic_bsz=True", 16384, id="verl-dynamic-default"),
+        pytest.param(f"{_VERL} actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000", 9000, id="verl-tokens-only"),
+        pytest.param(f"{_SKYRL} trainer.micro_train_batch_size_per_gpu=4", 4 * 1536, id="skyrl"),
+        pytest.param(f"{_SKYRL} trainer.max_tokens_per_microbatch=-1", 1536, id="skyrl-default"),
+        pytest.param(f"{_SKYRL} trainer.max_tokens_per_microbatch=5000", 5000, id="skyrl-tokens"),
+        pytest.param(f"{_OPENRLHF} --train.micro_batch_size 8 --data.max_len 4096", 8 * 4096, id="openrlhf"),
+        pytest.param(
+            f"{_OPENRLHF} --train.dynamic_batch_enable --ds.ring_attn_size 2", 2 * 16192, id="openrlhf-dynamic"
+        ),
+        pytest.param(
+            "python3 -m openrlhf.cli.train_ppo_ray --vllm_num_engines 8 --max_len 1000", 4 * 1000, id="openrlhf-flat"
+        ),
+    ],
+)
+def test_tokens_of_a_micro_batch(command, tokens, tmp_path):
+    assert plan_of(tmp_path, command)["actor"].model.tokens == tokens
+
+
+def test_a_critic_of_verl_has_its_own_micro_batch(tmp_path):
+    assert plan_of(tmp_path, f"{_VERL} critic.enable=True")["critic"].model.tokens == 2 * 6144
+
+
+def test_an_actor_that_offloads_beside_a_reference(tmp_path):
+    keys = "rollout.nnodes=1 actor_rollout_ref.actor.use_kl_loss=True algorithm.adv_estimator=grpo "
+    keys += "actor_rollout_ref.actor.fsdp_config.param_offload=True"
+    plan = plan_of(tmp_path, f"python3 -m verl.experimental.fully_async_policy.fully_async_main {keys}")
+    (held,) = plan.residency.of("actor")
+    assert (held.decision.value, held.reason) == ("sleep", "the config offloads between phases")
+
+
+@grid(
+    ("command", "code", "fix"),
+    [
+        pytest.param("python3 -m verl.trainer.main_ppo", "RST-H009", "write trainer.n_gpus_per_node=4, or", id="verl"),
+        pytest.param(
+            "python3 -m verl.trainer.main_ppo trainer.nnodes=2", "RST-H007", "write trainer.nnodes=1, or", id="nodes"
+        ),
+        pytest.param(
+            "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate",
+            "RST-H009",
+            "write --num-gpus-per-node 4, or",
+            id="slime",
+        ),
+    ],
+)
+def test_a_fix_for_an_inventory_names_the_jobs_own_key(command, code, fix, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        roost.plan(script_with(tmp_path, command), {"nodes": [{"accelerators": 4}]})
+    (found,) = [finding for finding in caught.value.findings if finding.code == code]
+    assert found.fix.startswith(fix)
+
+
+def test_an_engine_over_many_nodes_is_one_line(tmp_path):
+    command = "python3 train.py --actor-num-nodes 4 --actor-num-gpus-per-node 8 --colocate "
+    text = run("plan", script_with(tmp_path, f"{command} --rollout-num-gpus-per-engine 32"), width=200).output
+    assert "0-7 of each of 4 nodes" in text and "of the next node" not in text
 
 
 def codes(folder, command):
@@ -89,7 +174,45 @@ def check_layout(folder, command, layout, refusals):
 
 
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 SLIME = "python3 train.py --actor-num-nodes 1"
+
+
+OF_SLIME = [json.loads(line) for line in (Path(__file__).parent / "golden" / "slime.jsonl").read_text().splitlines()]
+
+
+def layout_of_slime(plan):
+    """GPUs of learners, and those of each engine, of all components that serve alike."""
+    found = {}
+    for part in plan.components:
+        devices = [int(device) for device in part.table.device_numbers]
+        if part.name in ("actor", "critic"):
+            found[part.name] = len(devices)
+            continue
+        kind = next((kind for kind in ("prefill", "decode") if kind in part.name), None)
+        size = len(devices) // part.world_size
+        engines = [spell_ranks(devices[first : first + size]) for first in range(0, len(devices), size)]
+        found.setdefault(f"rollout.{kind}" if kind else "rollout", []).extend(engines)
+    return found
+
+
+@grid("case", [pytest.param(case, id=f"golden-{index}") for index, case in enumerate(OF_SLIME)])
+def test_a_layout_by_slimes_own_code(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = " --sglang-config engines.yaml" if "sglang" in case else ""
+    files = {"engines_yaml": json.dumps({"sglang": case["sglang"]})} if config else {}
+    command, layout = f"python3 train.py {case['args']}{config}", case["layout"]
+    if layout is None or case.get("empty"):
+        with pytest.raises(ConfigError) as caught:
+            plan_of(tmp_path, command, **files)
+        # Where no engine fits into its GPUs, slime starts none and waits for it.
+        causes = {"RST-N062", "RST-N063"} if layout is None else {"RST-N057"}
+        assert causes & {finding.code for finding in caught.value.findings}
+        return
+    found = layout_of_slime(plan_of(tmp_path, command, **files))
+    assert {name: sorted(part) if isinstance(part, list) else part for name, part in found.items()} == {
+        name: sorted(part) if isinstance(part, list) else part for name, part in layout.items()
+    }
 
 
 def test_groups_of_engines_with_a_placeholder(tmp_path, monkeypatch):
@@ -201,6 +324,43 @@ def test_pools_that_fill_their_nodes_assume_nothing(tmp_path):
     assert "RST-N065" not in codes(tmp_path, pools((2, 8), (1, 8), 8))
 
 
+def test_engines_of_a_pool_are_each_on_one_node(tmp_path):
+    plan = plan_of(tmp_path, pools((1, 5), (2, 5), 4))
+    assert processes_of(plan)["rollout"] == "2 x 4 on 5-8,10-13"
+    assert "2 GPUs without an engine" in codes(tmp_path, pools((1, 5), (2, 5), 4))["RST-N055"].what
+    found = codes(tmp_path, pools((1, 6), (2, 6), 4))["RST-N057"]
+    assert (found.where.path[-1], "starts 3" in found.what) == ("n_gpus_per_node", True)
+
+
+SEPARATE = f"{VERL} trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1"
+ACTOR = "actor_rollout_ref.actor"
+
+
+@grid(
+    ("command", "path"),
+    [
+        pytest.param(f"{VERL} data.train_batch_size=12", "train_batch_size", id="batch"),
+        pytest.param(f"{VERL} data.train_batch_size=12 actor_rollout_ref.rollout.n=2", "", id="samples"),
+        pytest.param(f"{VERL} data.train_batch_size=12 {ACTOR}.use_dynamic_bsz=True", "", id="dynamic"),
+        pytest.param(
+            f"{VERL} data.train_batch_size=12 model_engine=megatron {ACTOR}.megatron.tensor_model_parallel_size=2",
+            "",
+            id="megatron",
+        ),
+        pytest.param(f"{SEPARATE} data.train_batch_size=1024", "", id="steps"),
+        pytest.param(f"{SEPARATE} data.train_batch_size=512", "train_batch_size", id="other-steps"),
+        pytest.param(
+            f"{SEPARATE} data.train_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2", "", id="sync-step"
+        ),
+        pytest.param(f"{SEPARATE} actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend", id="naive"),
+        pytest.param(f"{SEPARATE} reward.reward_model.enable=True", "enable", id="reward"),
+    ],
+)
+def test_what_verl_asserts(command, path, tmp_path):
+    found = codes(tmp_path, command).get("RST-N068")
+    assert (found.where.path[-1] if found is not None else "") == path
+
+
 def test_replicas_of_teachers_beyond_their_pool(tmp_path):
     teacher = "distillation.teacher_models.math"
     one = f"+{teacher}.num_replicas=4 +{teacher}.inference.tensor_model_parallel_size=2"
@@ -221,6 +381,149 @@ def test_replicas_of_teachers_beyond_their_pool(tmp_path):
 )
 def test_a_reference_exists_where_a_divergence_is_used(extra, has_reference, tmp_path):
     assert ("reference" in processes_of(plan_of(tmp_path, f"{VERL} {extra}"))) == has_reference
+
+
+A = "actor_rollout_ref."
+MEGATRON = f"model_engine=megatron {A}actor.megatron.tensor_model_parallel_size=2"
+PPO = f"python3 -m verl.trainer.main_ppo {A}model.path=a {A}actor.use_kl_loss=true"
+SKYRL_PPO = (
+    "python3 -m skyrl.train.entrypoints.main_base generator.inference_engine.num_engines=8 trainer.critic.model.path=a "
+    + " ".join(f"trainer.placement.{role}_num_gpus_per_node=8" for role in ("policy", "ref", "critic"))
+)
+SIZES = [
+    ("the-actors", f"{PPO} {MEGATRON}", (2, 1, 1), (2, 1, 1), (1, 1, 1)),
+    ("critic", f"{PPO} {MEGATRON} critic.megatron.{{tensor,pipeline}}_model_parallel_size=2", (2,), (2,), (2, 2)),
+    ("reference", f"{PPO} {MEGATRON} {A}ref.megatron.tensor_model_parallel_size=4", (2,), (4,), (1,)),
+    ("ulysses", f"{PPO} {A}actor.ulysses_sequence_parallel_size=4", (1, 1, 4), (1, 1, 4), (1, 1, 1)),
+    (
+        "own-ulysses",
+        f"{PPO} {A}{{actor,ref}}.ulysses_sequence_parallel_size=2 critic.ulysses_sequence_parallel_size=4",
+        *((1, 1, 2), (1, 1, 2), (1, 1, 4)),
+    ),
+    ("engine-section", f"{PPO} critic.fsdp.ulysses_sequence_parallel_size=8", (1,), (1,), (1, 1, 8)),
+    (
+        "skyrl",
+        f"{SKYRL_PPO} trainer.policy.sequence_parallel_size=4 trainer.critic.sequence_parallel_size=2",
+        *((1, 1, 4), (1, 1, 1), (1, 1, 2)),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "actor", "reference", "critic"), [one[1:] for one in SIZES], ids=[one[0] for one in SIZES]
+)
+def test_each_model_has_the_sizes_of_its_own_keys(command, actor, reference, critic, tmp_path):
+    parts = {part.name: part.parallel for part in plan_of(tmp_path, command).components}
+    sizes = {name: (part.tensor, part.pipeline, part.context) for name, part in parts.items() if name != "rollout"}
+    expected = {"actor": actor, "reference": reference, "critic": critic}
+    assert sizes == {name: (*given, 1, 1)[:3] for name, given in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (
+            f"{PPO} {MEGATRON} critic.megatron.tensor_model_parallel_size=3",
+            "critic.megatron.tensor_model_parallel_size",
+        ),
+        (f"{PPO} {A}ref.ulysses_sequence_parallel_size=3", f"{A}ref.ulysses_sequence_parallel_size"),
+        (f"{SKYRL_PPO} trainer.critic.sequence_parallel_size=3", "trainer.placement.critic_num_gpus_per_node"),
+    ],
+    ids=["critic", "reference", "skyrl"],
+)
+def test_sizes_of_each_model_divide_its_devices(command, key, tmp_path):
+    assert codes(tmp_path, command)["RST-N056"].where.key_path == key
+
+
+COLOCATED = "python3 train.py --colocate --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine"
+APART = "python3 train.py --actor-num-nodes 1 --rollout-num-gpus-per-engine"
+
+
+@grid(
+    ("command", "is_cut"),
+    [
+        (f"{COLOCATED} 12 --actor-num-nodes 3", True),
+        (f"{COLOCATED} 6 --actor-num-nodes 2", True),
+        (f"{COLOCATED} 6 --actor-num-nodes 1", False),
+        (f"{COLOCATED} 16 --actor-num-nodes 2", False),
+        (f"{APART} 16 --actor-num-gpus-per-node 4 --rollout-num-gpus 16", True),
+        (f"{APART} 16 --actor-num-gpus-per-node 8 --rollout-num-gpus 16", False),
+        (f"{APART} 2 --actor-num-gpus-per-node 4 --rollout-num-gpus 8", False),
+        (f"{VERL} trainer.nnodes=3 {TENSOR}=6", True),
+        (f"{VERL} trainer.nnodes=1 {TENSOR}=6", False),
+        (f"{VERL} trainer.nnodes=4 {TENSOR}=16", False),
+        (f"{VERL} trainer.nnodes=3 {TENSOR}=12", True),
+    ],
+)
+def test_engines_that_a_nodes_end_cuts_are_named(command, is_cut, tmp_path):
+    assert ("RST-N056" in codes(tmp_path, command)) == is_cut
+
+
+def test_tokens_of_slime_count_beside_dynamic_batches_only(tmp_path):
+    command = "python3 train.py --colocate --actor-num-nodes 1 --max-tokens-per-gpu 4096"
+    assert plan_of(tmp_path, f"{command} --use-dynamic-batch-size")["actor"].model.tokens == 4096
+    assert plan_of(tmp_path, command)["actor"].model.tokens is None
+    of_context = f"{command} --use-dynamic-batch-size --context-parallel-size 2"
+    assert plan_of(tmp_path, of_context)["actor"].model.tokens == 2 * 4096
+    assert codes(tmp_path, command)["RST-N068"].where.key_path == "--max-tokens-per-gpu"
+
+
+@grid(
+    ("text", "code", "words"),
+    [
+        (f"exit 3\n{VERL}", "RST-C038", "it ends in line 2, by its own exit"),
+        (f"show it\nexit 3\n{VERL}", "RST-C038", "it starts 1 command: show it; it ends in line 3, by its own exit"),
+        (f"{SLIME} --rollout-num-gpus --rollout-num-gpus-per-engine 4", "RST-C024", "has no value; it must be"),
+        (f"export CUDA_VISIBLE_DEVICES=4,5\n{SLIME} --colocate", "RST-N082", "shows 2 GPUs to 8 processes"),
+    ],
+)
+def test_a_mistake_in_a_script_is_said_as_it_is(text, code, words, tmp_path):
+    finding = codes(tmp_path, text)[code]
+    assert words in f"{finding.what} {finding.why}"
+
+
+def test_arguments_of_a_script_that_is_not_closed_may_be_read(tmp_path):
+    file = script_with(tmp_path, f'if [ "$1" = x ]; then\n{VERL}')
+    with pytest.raises(ConfigError) as caught:
+        roost.plan(file, overrides=["x"])
+    assert {finding.code for finding in caught.value.findings} == {"RST-C037"}
+
+
+def test_a_script_of_python_is_no_config(tmp_path):
+    (tmp_path / "train.py").write_text("args = {a: b: c}\n")
+    with pytest.raises(ConfigError) as caught:
+        roost.plan(tmp_path / "train.py")
+    (error,) = caught.value.findings
+    assert "is a Python script" in error.what and "the shell script that starts it" in error.fix
+
+
+def test_a_finding_about_engines_names_a_flag_that_is_there(tmp_path):
+    found = codes(tmp_path, "python3 train.py --colocate --actor-num-nodes 2 --rollout-num-gpus-per-engine 16")
+    assert found["RST-P032"].where.key_path == "--rollout-num-gpus-per-engine"
+
+
+def test_keys_of_megatron_need_verls_config_of_it(tmp_path):
+    """As verl's Hydra, which knows no key megatron in its usual config, whatever actor.strategy says."""
+    key = f"{A}actor.megatron.tensor_model_parallel_size"
+    sizes = f"{A}actor.strategy=megatron {key}=2"
+    assert codes(tmp_path, f"{PPO} {sizes}")["RST-N068"].where.key_path == key
+    assert codes(tmp_path, f"{PPO} critic.megatron.param_offload=True")["RST-N068"].where.key_path.startswith("critic")
+    accepted = (
+        "model_engine=megatron",
+        "--config-name=ppo_megatron_trainer",
+        "actor@actor_rollout_ref.actor=m",
+        "$(cat more)",
+    )
+    for extra in accepted:
+        assert "RST-N068" not in codes(tmp_path, f"{PPO} {sizes} {extra}"), extra
+
+
+def test_memory_of_the_critic_follows_its_own_keys(tmp_path):
+    keys = f"{A}model.lora_rank=32 {A}actor.fsdp_config.fsdp_size=2 {A}actor.fsdp_config.param_offload=true"
+    own = "critic.model.lora_rank=8 critic.fsdp.fsdp_size=4 critic.fsdp.param_offload=false"
+    for extra, rank, shard, offloads in (("", None, None, ("weight",)), (own, 8, 4, ())):
+        critic = next(part for part in plan_of(tmp_path, f"{PPO} {keys} {extra}").components if part.name == "critic")
+        assert (critic.model.lora_rank, critic.parallel.shard, critic.model.offloads) == (rank, shard, offloads)
 
 
 def test_verl_config_file_of_the_user(tmp_path):
@@ -271,7 +574,6 @@ def test_what_is_not_needed_may_be_unknown(tmp_path):
         "cp verl/trainer/main_ppo.py /tmp/x",
         "git commit -m main_ppo",
         "sudo pkill -f verl.trainer.main_ppo",
-        'ssh node "python -m verl.trainer.main_ppo"',
         "python3 tools/warm_up.py verl/trainer/main_ppo.py",
         "python3 -m verl.trainer.main_ppo",
     ],
@@ -383,3 +685,124 @@ def test_the_fix_of_engines_by_verls_default_size_is_an_override_that_works(tmp_
     assert override == "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
     assert processes_of(plan_of(tmp_path, f"{command} {override}"))["rollout"] == "1 x 1 on 0"
     assert "default" not in codes(tmp_path, f"{command} {override.replace('=1', '=4')}")["RST-N057"].why
+
+
+STRAY = ("trainer.nnodes= 2", "trainer.nnodes = 2", "trainer.nnodes: 2", "--trainer.nnodes=2", "trainer.nnodes 2")
+
+
+@pytest.mark.parametrize("words", STRAY)
+def test_words_that_are_no_overrides(words, tmp_path):
+    found = codes(tmp_path, f"{VERL} \\\n  {words}")["RST-C051"]
+    assert (found.where.line, found.severity.value) == (3, "error")
+    assert found.what.removesuffix(" is no override").strip("'\"") in words
+
+
+@pytest.mark.parametrize("command", [VERL, f"{SLIME} --colocate", f"{SLIME} --colocate --lr 1"])
+def test_a_second_file_is_no_argument_of_the_job(command, tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(f'{command} "$@"\n')
+    with pytest.raises(ConfigError, match=r"grpo\.yaml"):
+        roost.plan(file, overrides=["grpo.yaml"])
+
+
+def test_a_flag_of_the_command_line_may_have_several_values(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(f'{SLIME} --colocate "$@"\n')
+    roost.plan(file, overrides=["--eval-prompt-data", "aime", "aime.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("words", "is_empty"),
+    [
+        ("trainer.nnodes=", True),
+        ("trainer.nnodes=$EMPTY", True),
+        ("trainer.nnodes= trainer.nnodes=2", False),
+        ("trainer.experiment_name=", False),
+        ("trainer.nnodes=null", False),
+    ],
+)
+def test_a_key_of_the_placement_without_a_value(words, is_empty, tmp_path):
+    assert ("RST-C052" in codes(tmp_path, f"EMPTY=\n{VERL} {words}")) == is_empty
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "why"),
+    [
+        (f"{VERL} \\ \n  trainer.nnodes=2", "error", "a blank stands after the \\ in line 2"),
+        (f"{VERL}\n  trainer.nnodes=2", "error", "a comment"),
+        (f"{VERL}\n  trainer.test_freq=2", "warning", "a comment"),
+    ],
+    ids=["blank", "placing", "training"],
+)
+def test_arguments_after_the_end_of_the_command(text, severity, why, tmp_path):
+    found = codes(tmp_path, text)
+    assert found["RST-C045"].severity.value == severity
+    assert found["RST-C045"].why.startswith(why)
+    assert "RST-C051" not in found
+
+
+@pytest.mark.parametrize(
+    ("before", "extra", "is_short"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=0,1; ", "", True),
+        ("CUDA_VISIBLE_DEVICES=0,1 ", "trainer.n_gpus_per_node=2", False),
+        ("CUDA_VISIBLE_DEVICES=0,1 ray job submit -- ", "", False),
+        ("CUDA_VISIBLE_DEVICES=0,1 ", "trainer.nnodes=2", False),
+    ],
+)
+def test_visible_devices_of_a_verl_job_are_enough(before, extra, is_short, tmp_path):
+    assert ("RST-N082" in codes(tmp_path, f"{before}{VERL} {extra}")) == is_short
+
+
+@pytest.mark.parametrize(
+    ("flags", "processes", "offloads", "sleeps"),
+    [
+        ("--rollout-num-gpus 4 --load-debug-rollout-data x.pt", {"actor": "8 x 1 on 0-7"}, (), None),
+        ("--colocate --debug-rollout-only", {"rollout": "8 x 1 on 0-7"}, None, False),
+        (
+            "--colocate --advantage-estimator ppo --no-offload-train",
+            {"actor": "8 x 1 on 0-7", "critic": "8 x 1 on 0-7", "rollout": "8 x 1 on 0-7"},
+            *(("weight", "grad", "optimizer"), True),
+        ),
+    ],
+    ids=["saved-rollouts", "rollouts-only", "critic"],
+)
+def test_flags_of_slime_that_follow_from_others(flags, processes, offloads, sleeps, tmp_path):
+    plan = plan_of(tmp_path, f"{SLIME} {flags}")
+    actor = next((part.model.offloads for part in plan.components if part.name == "actor"), None)
+    assert (processes_of(plan), actor, plan.settings.get("engines_sleep")) == (processes, offloads, sleeps)
+
+
+INNER = VERL + " trainer.nnodes=2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'sbatch -N 2 --wrap="{INNER}"',
+        f"sbatch <<EOT\n#!/bin/bash\n#SBATCH -N 2\n{INNER}\nEOT",
+        f'ssh -p 22 node1 "cd /w && {INNER}"',
+        f"ssh node1 <<'EOF'\n{INNER}\nEOF",
+        f'tmux new-session -d -s x "{INNER}"',
+        f'script -q -c "{INNER}" log.txt',
+        f"cat > inner.sh <<'EOT'\n{INNER}\nEOT\nsbatch inner.sh",
+        f"cat <<'EOT' > inner.sh\n{INNER}\nEOT\nchmod +x inner.sh; ./inner.sh",
+    ],
+    ids=["wrap", "sbatch", "ssh", "ssh-input", "tmux", "script", "file", "program"],
+)
+def test_a_job_inside_another_command(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert processes_of(plan_of(tmp_path, text))["actor"] == "16 x 1 on 0-15"
+
+
+def test_a_number_of_too_many_digits_has_its_maximum(tmp_path):
+    found = codes(tmp_path, f"{VERL} trainer.nnodes=12345678901234567890")["RST-C025"]
+    assert "more than the 1,048,576" in found.what
+
+
+SLIME_JOB = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4"
+
+
+def test_keys_outside_sections_are_no_flags(tmp_path):
+    assert "(top level 1)" in codes(tmp_path, f"{VERL} '~critic'")["RST-T042"].what
+    assert "(flags 1)" in codes(tmp_path, f"{SLIME_JOB} --lr 1e-6")["RST-T042"].what

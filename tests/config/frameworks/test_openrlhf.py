@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from roost.config.findings import Findings
+from roost.config.job import Notation
+from roost.placement.convert.convert_plan import convert_plan
+from roost.placement.planner import try_plan
 from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
 from tests.grid import grid
 
@@ -97,3 +101,77 @@ def test_engines_are_not_cut_by_the_end_of_a_machine(tmp_path):
     engines = "--vllm.num_engines 1 --vllm.tensor_parallel_size 8 --algo.kl.init_coef 0"
     plan = plan_of(tmp_path, f"python3 -m openrlhf.cli.train_ppo_ray {roles} {engines}")
     assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "1 x 8 on 8-15", "critic": "4 x 1 on 4-7"}
+
+
+@pytest.mark.parametrize(
+    "flags", ["--algo.advantage.no_std_norm --ds.adam_offload", "--no_advantage_std_norm --adam_offload"]
+)
+def test_the_optimizer_and_whitening_in_both_spellings(flags, tmp_path):
+    plan = plan_of(tmp_path, f"{PPO} {flags}")
+    assert plan["actor"].model.optimizer_on_host and plan["critic"].model.optimizer_on_host
+    assert plan.settings["whiten_advantages"] == "batch/none"
+    findings = Findings()
+    written = convert_plan(plan, Notation.OPENRLHF, findings).values
+    assert written["--algo.advantage.no_std_norm"] and written["--ds.adam_offload"]
+    assert not findings.warnings
+
+
+def test_muon_keeps_its_state_on_the_gpu(tmp_path):
+    plan = plan_of(tmp_path, f"{PPO} --actor.optim muon --ds.adam_offload")
+    models = [plan[name].model for name in ("actor", "critic")]
+    assert [(model.optimizer, model.optimizer_on_host) for model in models] == [("muon", False), ("adamw", True)]
+    assert "RST-N068" not in codes(tmp_path, f"{PPO} --actor.optim muon --ds.adam_offload")  # the critic's is moved
+
+
+@pytest.mark.parametrize("flags", [f"{PPO} --critic.optim muon", JOB], ids=["both", "no-critic"])
+def test_nothing_is_offloaded_where_all_learners_have_muon(flags, tmp_path):
+    found = codes(tmp_path, f"{flags} --actor.optim muon --ds.adam_offload")
+    assert "Muon keeps its state" in found["RST-N068"].why
+
+
+def test_an_optimizer_that_openrlhf_lacks_is_refused(tmp_path):
+    found = codes(tmp_path, f"{JOB} --actor.optim sgd")["RST-N068"]
+    assert (found.where.path, found.what) == (("--actor.optim",), "is 'sgd'; it is adam or muon")
+
+
+def test_new_tokens_leave_the_rest_to_the_prompt(tmp_path):
+    plan = plan_of(tmp_path, f"{PPO} --data.max_len 100 --rollout.max_new_tokens 60")
+    assert plan.settings["max_prompt_length"] == 40
+    written = convert_plan(plan, Notation.OPENRLHF, Findings()).values
+    assert (written["--data.max_len"], written["--rollout.max_new_tokens"]) == (100, 60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lengths"),
+    [
+        ("--prompt_max_len 1024 --rollout.max_new_tokens 512 --data.max_len 4096", (1024, 512)),
+        ("--prompt_max_len 1024 --rollout.max_new_tokens 3072 --data.max_len 4096", (1024, None)),
+        ("--prompt_max_len 1024 --generate_max_len 512 --max_len 4096", (1024, 512)),
+        ("--prompt_max_len 1024 --generate_max_len 512", (1024, None)),
+    ],
+)
+def test_a_completion_is_said_where_the_other_lengths_do_not_say_it(flags, lengths, tmp_path):
+    settings = plan_of(tmp_path, f"{PPO} {flags}").settings
+    assert (settings["max_prompt_length"], settings.get("max_new_tokens")) == lengths
+
+
+@pytest.mark.parametrize(
+    ("inventory", "per_node", "is_planned"),
+    [
+        ({"nodes": [{"accelerators": 4}] * 2}, None, True),
+        ({"nodes": [{"accelerators": 2}] * 4}, None, True),
+        (None, 4, True),
+        ({"nodes": [{"accelerators": 4}]}, None, False),
+    ],
+    ids=["two-of-four", "four-of-two", "given-width", "too-few"],
+)
+def test_machines_that_are_known_replace_the_assumed_ones(inventory, per_node, is_planned, tmp_path):
+    file = tmp_path / "run.sh"
+    roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("actor", "ref"))
+    file.write_text(f"{JOB} {roles} --vllm.num_engines 4\n")
+    findings = Findings()
+    plan = try_plan(file, findings, inventory, accelerators_per_node=per_node)
+    assert (plan is not None) == is_planned
+    if plan is not None:
+        assert processes_of(plan)["rollout"] == "4 x 1 on 2-5"
+    assert "RST-H009" not in {finding.code for finding in findings.found}

@@ -79,7 +79,15 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("declare -A M=([a]=1 [b]=2); if x; then M[b]=3; fi; show ${M[b]}", "condition in line 1"),
         ("set -- $(cat x); while getopts n: opt; do N=$OPTARG; done; show $N", "condition in line 1"),
         (f"X={'c' * 5000}; show ${{X%%*c*d}}", "too long"),
+        ("shopt -s extglob; X=foo123; show ${X%%+([0-9])}", "pattern is not known"),
         ("read N; show $N", "read while the script runs"),
+        ("GPUS=(/dev/nvidia[0-9]*); show ${#GPUS[@]}", "which files there are"),
+        ("for f in /etc/*.x; do N=1; done; show $N", "condition in line 1"),
+        ("false | true; show ${PIPESTATUS[0]}", "only where the script runs"),
+        ('show "${FUNCNAME[@]}"', "only where the script runs"),
+        ("X=$(cat x); [[ a1 =~ [0-9] ]]; [[ $X =~ ([0-9]+)n ]]; show ${BASH_REMATCH[1]}", "only where the script runs"),
+        ("git diff --quiet && N=3; show $N", "condition in line 1"),
+        (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
     ],
 )
@@ -97,6 +105,68 @@ def test_the_caller_may_give_what_a_command_would_print(tmp_path):
     assert shown(read(tmp_path, text, NODES="4")) == [["4"]]
     unknown = next(iter(read(tmp_path, text).commands.values()))
     assert next(one for one in unknown.words if one.unknown).unknown.variable == "NODES"
+
+
+@pytest.mark.parametrize("word", ["${ARGS[@]}", '"${ARGS[@]}"', "${BASE}/model"])
+def test_a_part_that_is_not_set_leaves_a_word_unknown(word, tmp_path):
+    reading = read(tmp_path, f"ARGS=(${{BASE}}/model)\nshow {word}\n")
+    (command,) = reading.commands.values()
+    assert [one.shown for one in command.words] == ["show", "${BASE}/model"]
+
+
+@pytest.mark.parametrize(("begin", "words"), [("a", "a part of $ARGS"), ("", "$ARGS")])
+def test_an_array_says_whether_a_part_of_it_is_known(begin, words, tmp_path):
+    text = f'ARGS=({begin})\ncase "$(hostname)" in a*) ARGS+=(b) ;; esac\nshow "${{ARGS[@]}}"\n'
+    (command,) = (one for one in read(tmp_path, text).commands.values() if one.words[0].known == "show")
+    assert command.words[-1].shown == words
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("sudo NNODES=4 bash inner.sh", "4"),
+        ("sudo -E -u me NNODES=4 ./inner.sh", "4"),
+        ("srun --export=ALL,NNODES=4 bash inner.sh", "4"),
+        ("srun -N 2 --export NNODES=4 bash inner.sh", "4"),
+        ("export NNODES=3; srun --export=OTHER=1 bash inner.sh", "1"),
+        ("export NNODES=3; srun --export=NONE ./inner.sh", "1"),
+        ("sbatch -N 2 --export=ALL,NNODES=4 -J name inner.sh", "4"),
+        ("sbatch --parsable inner.sh", "1"),
+        ("NNODES=4 sbatch inner.sh", "4"),
+        ("docker run -it --rm -e A=1 -e NNODES=4 --gpus all img bash inner.sh", "4"),
+        ("docker exec -eNNODES=4 c bash -c 'bash inner.sh'", "4"),
+        ("export NNODES=3; docker run img bash inner.sh", "1"),
+        ("export NNODES=3; docker run -e NNODES=$NNODES img bash inner.sh", "3"),
+        ("apptainer exec --nv --env A=1,NNODES=4 img.sif bash inner.sh", "4"),
+        ("mpirun -np 4 -x NNODES=4 ./inner.sh", "4"),
+        ("""ray job submit --runtime-env-json='{"env_vars":{"NNODES":"4"}}' -- bash inner.sh""", "4"),
+        (
+            """N=4; ray job submit --runtime-env-json "{\\"env_vars\\":{\\"NNODES\\":\\"$N\\"}}" -- bash inner.sh""",
+            "4",
+        ),
+        ("""ray job submit --runtime-env-json='{"env_vars":{"NNODES":"'$(nproc)'"}}' -- bash inner.sh""", None),
+        ("""ray job submit --runtime-env-json='{"env_vars":{"NNODES":'$(nproc)'}}' -- bash inner.sh""", None),
+        ("cluster-run --vars NNODES=4 bash inner.sh", None),
+        ("srun --export=ALL,NNODES=$(nproc) bash inner.sh", None),
+        ("env NNODES=$(nproc) bash inner.sh", None),
+        ("python3 other.py NNODES=4; bash inner.sh", "1"),
+    ],
+)
+def test_a_child_has_the_variables_that_its_command_is_given(text, nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text("show ${NNODES:-1}\n")
+    assert shown(read(tmp_path, text)) == [[nodes]]
+
+
+def test_a_program_that_is_no_shell_script_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tool").write_text("#!/usr/bin/env python3\nshow no\n")
+    (tmp_path / "job").write_text("#!/usr/bin/env bash\nshow yes\n")
+    assert shown(read(tmp_path, "./tool; sbatch tool; ./job")) == [["yes"]]
+
+
+def test_a_backslash_at_the_end_of_a_script_is_no_word(tmp_path):
+    assert shown(read(tmp_path, "show a \\")) == [["a"]]
 
 
 def test_a_command_that_prepares_something_is_taken_to_succeed(tmp_path):
@@ -143,6 +213,14 @@ def test_sourced_files_are_read_where_they_are(tmp_path):
     assert [path.rpartition("/")[2] for path, _ in reading.missing] == ["b.sh"]
 
 
+def test_files_that_source_each_other_are_named(tmp_path):
+    (tmp_path / "a.sh").write_text(f"source {tmp_path}/b.sh\n")
+    (tmp_path / "b.sh").write_text(f"N=2; source {tmp_path}/a.sh\n")
+    reading = read(tmp_path, f"source {tmp_path}/a.sh; show $N")
+    assert ([why for _, _, why in reading.nested], reading.missing) == (["sources itself"], [])
+    assert shown(reading) == [["2"]]
+
+
 @pytest.mark.parametrize(
     "text",
     ["if true; then", "show 'a", 'show "a', "A=(1 2", "show $(a", "case x in", "{ a", "show ${A", "fi", "a )", "for"],
@@ -172,9 +250,13 @@ def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
         "show $((" + "-" * 3000 + "1))",
         "X=" + "c" * 90_000 + "; show ${X%%*c*d}",
         "x=$((1+1))\n" * 5_000,
+        "A+=(x)\n" * 15_000,
+        "X+=aaaa\n" * 20_000,
+        "".join(f"A[{at}]=1\n" for at in range(9_000)),
+        f"X={'a' * 190}\nfor i in {{1..200}}; do [[ $X =~ a*a*a*b ]]; done",
         "".join(f"if a; then V{at}=1; fi\n" for at in range(1_500)),
     ],
-    ids=range(17),
+    ids=range(21),
 )
 def test_reading_ends(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -201,3 +283,28 @@ def test_an_odd_expression_is_unknown_without_a_warning(tmp_path):
 def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
     (tmp_path / name).write_text(f"{first}\nx\n")
     assert is_script(tmp_path / name) == is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("set -u; show $RAY_DATA_HOME/x", ["RAY_DATA_HOME"]),
+        ("set -euo pipefail\nF=$RAY_DATA_HOME/x; show $F $F", ["RAY_DATA_HOME"]),
+        ("set -o nounset; A=($MISSING); show $MISSING $OTHER", ["MISSING", "OTHER"]),
+        ("show $MISSING", []),
+        ("set -u; show ${MISSING:-1} ${MISSING+x} $HOME $SLURM_JOB_ID $1 ${A[@]}", []),
+        ("set -u; set +u; show $MISSING", []),
+        ("set -u; if grep -q x y; then show $MISSING; fi", []),
+        ("set -u; source no_such_file.sh; show $MISSING", []),
+    ],
+)
+def test_a_script_with_set_u_stops_at_what_is_not_set(text, names, tmp_path):
+    assert [name for _, stopped in read(tmp_path, text).stops for name in stopped] == names
+
+
+def test_windows_line_endings_are_named_by_their_first_line(tmp_path):
+    file, findings = tmp_path / "run.sh", Findings()
+    file.write_bytes(b"N=2\nshow $N\r\nshow 3\r\n")
+    reading = read_script(file, (), findings, {})
+    assert [(one.code, one.where.line) for one in findings.warnings] == [("RST-C053", 2)]
+    assert shown(reading) == [["2"], ["3"]]

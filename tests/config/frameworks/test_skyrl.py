@@ -89,3 +89,12 @@ def test_an_engine_over_nodes_needs_ray(backend, is_wrong, tmp_path):
     size = "generator.inference_engine.tensor_parallel_size=16 trainer.algorithm.use_kl_loss=false"
     found = codes(tmp_path, f"python3 -m skyrl.train.entrypoints.main_base {nodes} {size} {key}")
     assert ("RST-N068" in found) == is_wrong
+
+
+@pytest.mark.parametrize(("gpus", "tensor", "is_over"), [(6, 4, True), (6, 3, False), (4, 8, True), (8, 4, False)])
+def test_an_engine_of_one_node_that_would_be_on_two(gpus, tensor, is_over, tmp_path):
+    sizes = f"trainer.placement.policy_num_nodes=2 trainer.placement.policy_num_gpus_per_node={gpus}"
+    sizes += f" trainer.algorithm.use_kl_loss=false generator.inference_engine.num_engines={2 * gpus // tensor}"
+    engine = "generator.inference_engine.distributed_executor_backend=mp"
+    tensors = f"generator.inference_engine.tensor_parallel_size={tensor}"
+    assert ("RST-N068" in codes(tmp_path, f"{JOB} {sizes} {engine} {tensors}")) == is_over

@@ -57,6 +57,31 @@ def test_a_script_of_python_says_the_mode(tmp_path, monkeypatch):
     }
 
 
+def test_a_number_of_processes_that_is_not_known_is_the_one_finding(tmp_path):
+    found = codes(tmp_path, "accelerate launch train_grpo.py --use_vllm --vllm_tensor_parallel_size 4")
+    assert "RST-N081" in found and "RST-N056" not in found
+
+
+def test_flags_of_a_script_that_reads_none_have_no_effect(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = "GRPOConfig(use_vllm=True, vllm_tensor_parallel_size=4)\n"
+    command = f"{LAUNCH} 8 train.py --beta 0.1 --vllm_tensor_parallel_size 2"
+    plan = plan_of(tmp_path, command, train_py=call)
+    assert processes_of(plan) == {"actor": "8 x 1 on 0-7", "rollout": "2 x 4 on 0-7"}
+    (warning,) = (finding for finding in plan.warnings if finding.code == "RST-N068")
+    assert warning.where.key_path == "--beta"
+    parses = f"from trl import TrlParser\n{call}"
+    assert processes_of(plan_of(tmp_path, command, train_py=parses))["rollout"] == "4 x 2 on 0-7"
+
+
+@pytest.mark.parametrize(("other", "is_known"), [("", True), ("TP = 4\n", False), ("def f():\n    TP = 1\n", False)])
+def test_a_constant_of_a_script_is_its_value(other, is_known, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = f"TP = 2\n{other}GRPOConfig(use_vllm=True, vllm_tensor_parallel_size=TP)\n"
+    (tmp_path / "train.py").write_text(script)
+    assert ("RST-C022" not in codes(tmp_path, f"{LAUNCH} 8 train.py")) == is_known
+
+
 def test_a_value_that_python_computes_is_not_guessed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("GRPOConfig(\n  use_vllm=True,\n  vllm_tensor_parallel_size=size())\n")

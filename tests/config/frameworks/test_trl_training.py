@@ -9,6 +9,7 @@ from roost.config.train import value_of
 from tests.cli.terminal import run
 from tests.grid import grid
 
+WSD = "--lr_scheduler_type warmup_stable_decay --learning_rate 1e-5 --lr_scheduler_kwargs"
 SMALL = "--model_name_or_path /models/small --dataset_name train.jsonl --reward_funcs accuracy_reward"
 
 
@@ -26,6 +27,13 @@ def job_of(file):
     return job, findings
 
 
+def test_arguments_of_a_schedule_that_roost_lacks_are_named(tmp_path):
+    arguments = '{"num_decay_steps": 9, "num_stable_steps": 3, "warmup_type": "linear"}'
+    _, findings = job_of(script(tmp_path, f"{WSD} '{arguments}'"))
+    named = [finding for finding in findings.warnings if "lr_scheduler" in finding.where.key_path]
+    assert [(finding.what, finding.where.line) for finding in named] == [("num_stable_steps is not followed", 8)]
+
+
 @grid(
     ("arguments", "name", "value"),
     [
@@ -41,6 +49,18 @@ def job_of(file):
         ("", "kl_coef", 0.0),
         ("", "engine", "torch"),
         ("", "lr_scheduler_type", "linear"),
+        (f"{WSD} '{{}}'", "lr_scheduler_type", "wsd"),
+        (f"{WSD} '{{}}'", "wsd_decay_style", "cosine"),  # the default of transformers
+        (f"""{WSD} '{{"num_decay_steps": 9, "decay_type": "1-sqrt"}}'""", "wsd_decay_steps", 9),
+        (f"""{WSD} '{{"num_decay_steps": 9, "decay_type": "1-sqrt"}}'""", "wsd_decay_style", "minus_sqrt"),
+        (f"""{WSD} '{{"min_lr_ratio": 0.5}}'""", "min_learning_rate", 5e-6),
+        (
+            """--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{"min_lr": 1e-7}'""",
+            "min_learning_rate",
+            1e-7,
+        ),
+        (f"""{WSD} '{{"num_decay_steps": 9, "min_lr_rate": 0.5}}'""", "min_learning_rate", 0.0),  # not of wsd
+        ("""--lr_scheduler_type cosine --lr_scheduler_kwargs '{"num_decay_steps": 9}'""", "wsd_decay_steps", None),
         ("--use_vllm", "engine", "vllm"),
         ("--num_generations 4", "prompts_per_step", 2),
         ("--per_device_train_batch_size 4 --gradient_accumulation_steps 8", "prompts_per_step", 4),
@@ -73,6 +93,7 @@ def job_of(file):
         ("--loss_type luspo --importance_sampling_level sequence", "loss_aggregation", "seq-mean-token-sum"),
         ("", "max_new_tokens", 512),
         ("--importance_sampling_level sequence", "importance_sampling_level", "sequence"),
+        ("--importance_sampling_level sequence_token", "importance_sampling_level", "sequence"),
         ("--mask_truncated_completions", "mask_truncated", True),
         ("--gradient_checkpointing False", "activation_checkpointing", False),
         ("--num_iterations 2", "ppo_epochs", 2),
@@ -213,7 +234,7 @@ def test_an_asynchronous_job_has_defaults_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
     found = []
     for words in ("", "max_staleness=2"):
-        (tmp_path / "train.py").write_text(f"args = AsyncGRPOConfig({words})\n")
+        (tmp_path / "train.py").write_text(f"from trl import TrlParser\nargs = AsyncGRPOConfig({words})\n")
         found.append(job_of(tmp_path / "run.sh")[0].training)
     assert [each.max_staleness for each in found] == [4, 2]
     assert found[0].sampling.max_new_tokens == 2048
@@ -226,7 +247,7 @@ def test_a_yaml_and_a_script_of_python_give_the_same_settings(tmp_path, monkeypa
     given = {"model_name_or_path": "/models/small", "dataset_name": "train.jsonl", **keys}
     (tmp_path / "grpo.yaml").write_text(json.dumps({**given, "num_processes": 1}))
     words = ", ".join(f"{key}={value!r}" for key, value in keys.items())
-    (tmp_path / "train_grpo.py").write_text(f"args = GRPOConfig({words})\n")
+    (tmp_path / "train_grpo.py").write_text(f"from trl import TrlParser\nargs = GRPOConfig({words})\n")
     command = "python train_grpo.py --model_name_or_path /models/small --dataset_name train.jsonl"
     (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
     found = [job_of(tmp_path / name)[0].training for name in ("grpo.yaml", "run.sh")]
@@ -255,3 +276,12 @@ def test_check_says_that_a_script_can_train(tmp_path):
     result = run("check", "--train", script(tmp_path), width=300)
     assert result.exit_code == 0, result.output
     assert "can train" in result.stdout
+
+
+def test_a_job_without_data_names_the_flag_for_it(tmp_path):
+    (tmp_path / "run.sh").write_text("#!/bin/bash\ntrl grpo --model_name_or_path /models/small\n")
+    findings = Findings()
+    read_job(load(tmp_path / "run.sh", (), findings), findings, trains=True)
+    (error,) = (finding for finding in findings.errors if finding.code == "RST-T001")
+    assert error.where.key_path == "--dataset_name"
+    assert error.fix == "write --dataset_name data/train.jsonl, the prompts to train on"

@@ -15,6 +15,7 @@ from roost.config.train import value_of
 from tests.cli.terminal import run
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 SMALL = (
     "algorithm.adv_estimator=grpo data.train_files=train.jsonl actor_rollout_ref.model.path=/models/small "
     f"{ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.name=hf trainer.n_gpus_per_node=1"
@@ -36,7 +37,7 @@ def job_of(folder, arguments=""):
 
 
 def rejection(rules, thresholds):
-    key = "algorithm.rollout_correction.rollout_rs"
+    key = f"{CORRECTION}.rollout_rs"
     return f"{key}=\\'{rules}\\' {key}_threshold=\\'{thresholds}\\'"
 
 
@@ -47,10 +48,58 @@ def setting(folder, arguments, name):
 
 def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
     job, findings = job_of(tmp_path, rejection("token_k1,seq_max_k2", "0.6_1.6,2.5"))
-    assert value_of(job.training, "rollout_rejection") == {"token": [0.6, 1.6]}
+    assert value_of(job.training, "rollout_rejection") == {"token": [1 / 1.6, 1 / 0.6]}  # k1 is of engine to learner
     assert [finding.why for finding in findings.warnings if "rollout_rs" in finding.where.key_path] == [
         "seq_max_k2 with the threshold 2.5 is none of Roost's bounds, which are of ratios by level"
     ]
+
+
+@pytest.mark.parametrize(("lower", "code"), [("0", "RST-T093"), ("-1", "RST-C026")])
+def test_a_lower_bound_of_ratios_is_above_zero(lower, code, tmp_path):
+    findings = Findings()
+    words = f"{rejection('token_k1', '2.0')} +{CORRECTION}.rollout_rs_threshold_lower={lower}"
+    read_job(load(script(tmp_path, words), (), findings), findings, trains=True)
+    assert [(finding.code, finding.where.path[-1]) for finding in findings.errors] == [
+        (code, "rollout_rs_threshold_lower")
+    ]
+
+
+def test_two_bounds_of_weights_reject_what_is_outside(tmp_path):
+    words = f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0.5_5.0"
+    job, findings = job_of(tmp_path, words)
+    named = ("rollout_is", "importance_weight_cap", "rollout_rejection")
+    assert [value_of(job.training, name) for name in named] == ["trajectory", 0.0, {"trajectory": [0.5, 5.0]}]
+    assert [str(finding.what) for finding in findings.notes if "threshold" in finding.where.key_path] == [
+        "leaves tokens with weights outside 0.5 to 5 out of the loss"
+    ]
+    both, _ = job_of(tmp_path, f"{words} {rejection('seq_sum_k1', '0.25_1.0')}")
+    assert value_of(both.training, "rollout_rejection") == {"trajectory": [1.0, 4.0]}
+
+
+BYPASS = f"{CORRECTION}.bypass_mode=True {CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=0.5_5.0"
+
+
+def test_weights_do_nothing_beside_a_ratio_against_the_engine(tmp_path):
+    """As in verl, which passes none to ppo_clip; its loss reinforce alone is another one."""
+    job, findings = job_of(tmp_path, f"{BYPASS} {CORRECTION}.loss_type=ppo_clip")
+    assert value_of(job.training, "old_logprobs") == "rollout"
+    assert value_of(job.training, "rollout_is") is None and not value_of(job.training, "rollout_rejection")
+    assert [finding.code for finding in findings.found if "rollout_correction" in finding.where.key_path] == [
+        "RST-N068"
+    ]
+    _, findings = job_of(tmp_path, f"{BYPASS} {CORRECTION}.loss_type=reinforce")
+    assert [finding.where.path[-1] for finding in findings.warnings if finding.code == "RST-T014"] == ["loss_type"]
+
+
+@pytest.mark.parametrize(("extra", "word"), [("", "rollout"), (f"{CORRECTION}.bypass_mode=False", "decoupled")])
+def test_the_fully_asynchronous_trainer_compares_with_the_engine(extra, word, tmp_path):
+    file = script(tmp_path, f"rollout.nnodes=1 rollout.n_gpus_per_node=1 {CORRECTION}.rollout_is=token {extra}")
+    program = "verl.experimental.fully_async_policy.fully_async_main"
+    file.write_text(file.read_text().replace("verl.trainer.main_ppo", program))
+    findings = Findings()
+    job = read_job(load(file, (), findings), findings, trains=True)
+    assert value_of(job.training, "old_logprobs") == word
+    assert value_of(job.training, "rollout_is") == (None if word == "rollout" else "token")
 
 
 @pytest.mark.parametrize(
@@ -98,15 +147,16 @@ def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
         ("algorithm.rollout_correction.bypass_mode=True", "old_logprobs", "rollout"),
         (rejection("token_k1", "0.5_2.0"), "rollout_rejection", {"token": [0.5, 2.0]}),
         (rejection("seq_sum_k1", "4.0"), "rollout_rejection", {"trajectory": [0.25, 4.0]}),
-        (rejection("seq_mean_k1", "0.99_1.01"), "rollout_rejection", {"sequence": [0.99, 1.01]}),
+        (rejection("seq_mean_k1", "0.99_1.02"), "rollout_rejection", {"sequence": [1 / 1.02, 1 / 0.99]}),
+        (rejection("geometric", "0.99_1.02"), "rollout_rejection", {"sequence": [0.99, 1.02]}),
         (rejection("geometric", "1.25"), "rollout_rejection", {"sequence": [0.8, 1.25]}),
         (rejection("token_k2", "0.5"), "rollout_rejection", {"token": [math.exp(-1), math.exp(1)]}),
         (
             rejection("token_k1,seq_mean_k1", "0.6_1.6,0.9_1.1"),
             "rollout_rejection",
-            {"token": [0.6, 1.6], "sequence": [0.9, 1.1]},
+            {"token": [1 / 1.6, 1 / 0.6], "sequence": [1 / 1.1, 1 / 0.9]},
         ),
-        (rejection("token_k1,token_k2", "0.1_2.0,0.5"), "rollout_rejection", {"token": [math.exp(-1), 2.0]}),
+        (rejection("token_k1,token_k2", "0.5_10.0,0.5"), "rollout_rejection", {"token": [math.exp(-1), 2.0]}),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "importance_sampling_level", "sequence"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "loss_aggregation", "seq-mean-token-mean"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "dual_clip", None),
@@ -197,6 +247,29 @@ def test_a_discount_is_followed_where_verl_uses_it(estimator, gamma, unfollowed,
     assert setting(tmp_path, given, "gamma") == gamma
     _, findings = job_of(tmp_path, given)
     assert {one.where.key_path for one in findings.warnings if one.code == "RST-T014"} == unfollowed
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("reinforce_plus_plus", ("reward", "tokens")),
+        ("reinforce_plus_plus_baseline", ("reinforce++_baseline", "tokens")),
+        ("grpo", ("grpo", "none")),
+    ],
+)
+def test_returns_are_whitened_over_tokens_as_in_verl(estimator, expected, tmp_path):
+    given = f"algorithm.adv_estimator={estimator}"
+    assert tuple(setting(tmp_path, given, name) for name in ("advantage_estimator", "whiten_advantages")) == expected
+
+
+@pytest.mark.parametrize(
+    ("estimator", "is_named"), [("gae", False), ("reinforce_plus_plus", False), ("grpo", True), ("rloo", True)]
+)
+def test_a_kl_in_rewards_that_groups_compare_in_verl_is_named(estimator, is_named, tmp_path):
+    given = f"algorithm.adv_estimator={estimator} algorithm.use_kl_in_reward=True"
+    _, findings = job_of(tmp_path, given)
+    named = {one.where.key_path for one in findings.warnings if one.code == "RST-T048"}
+    assert ("algorithm.use_kl_in_reward" in named) == is_named
 
 
 @pytest.mark.parametrize(
@@ -313,3 +386,11 @@ def test_check_does_not_point_at_itself(tmp_path):
     assert "roost check --train" not in run("check", "--train", "--json", file).output
     _, findings = job_of(tmp_path, "trainer.logger=console")
     assert any(found.fix.startswith("roost check --train") for found in findings.notes), "as roost train prints it"
+
+
+def test_staleness_is_from_the_keys_of_the_asynchronous_trainer(tmp_path):
+    file = script(tmp_path, "rollout.nnodes=1 rollout.n_gpus_per_node=1 async_training.staleness_threshold=5")
+    program = "verl.experimental.fully_async_policy.fully_async_main"
+    file.write_text(file.read_text().replace("verl.trainer.main_ppo", program))
+    shown = run("explain", file, "train.max_staleness")
+    assert "async_training.staleness_threshold" in shown.output, shown.output

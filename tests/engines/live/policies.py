@@ -6,8 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from roost.engines.protocol import Sampling
-from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.carriers import SharedMemoryCarrier, write_checkpoint
 from roost.engines.weights.probe import make_probe
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import LocalSender, WeightRoute, WeightUpdate

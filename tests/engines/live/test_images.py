@@ -10,22 +10,20 @@ import torch
 from roost.config.train import OptimizerSettings
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineRefused, Sampling
-from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.server_process import LocalOwner
+from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.probe import Probe, probe_tokens, probe_with_image
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import WeightUpdate
 from roost.learner.learner import Learner
 from roost.learner.sample import Sample
-from roost.rollout.colours import TEXT_SIZES, square, write_colour_model
+from roost.rollout.colours import square, write_colour_model
 from roost.vision.processor import FAMILIES
 from tests.engines.live.conftest import spec_of
 from tests.learner.random_samples import CPU, settings_of, totals_of
-from tests.vision.shown import IMAGE, sample, samples
+from tests.vision.shown import IMAGE, WIDE, completed, sample, samples
 
-# vLLM's attention on CPUs takes heads of 32 numbers and more.
-WIDE = {"hidden_size": 128, "rope_parameters": {**TEXT_SIZES["rope_parameters"], "mrope_section": [4, 6, 6]}}
 FAST = OptimizerSettings(learning_rate=1e-2, adam_epsilon=1e-4, max_grad_norm=0.0)
 TOLERANCE = 2e-3  # of log-probs in float32
 
@@ -38,18 +36,13 @@ def prompts_of(processor):
     return [*samples(processor)[:3], red, blue, resized]
 
 
-def whole(prompt, made):
-    """A prompt with its completion, as the learner sees it."""
-    return replace(Sample.of_policy(np.array([*prompt.token_ids, *made])), images=prompt.images)
-
-
 async def differences(fleet, learner, prompts):
     """Largest difference of log-probs between engine and learner, of each prompt's completion."""
     found = []
     for prompt in prompts:
         sampling = Sampling(max_tokens=6, seed=1, ignore_eos=True, images=prompt.images)
         made = await fleet.generate(prompt.token_ids.tolist(), sampling)
-        [wanted] = learner.score([whole(prompt, made.token_ids)])
+        [wanted] = learner.score([completed(prompt, made.token_ids)])
         found.append(float(np.abs(wanted[len(prompt) :] - made.logprobs).max()))
     return found
 

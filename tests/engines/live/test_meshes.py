@@ -12,9 +12,9 @@ from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import OptimizerSettings
 from roost.engines.command import EngineKind
 from roost.engines.fleet import Fleet
-from roost.engines.owner import LocalOwner
 from roost.engines.protocol import Sampling
-from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.server_process import LocalOwner
+from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.probe import Probe, probe_tokens
 from roost.engines.weights.source import WeightStream
 from roost.engines.weights.update import WeightUpdate

@@ -13,8 +13,8 @@ from roost.engines.connect import connect
 from roost.engines.fleet import Fleet, FleetSettings
 from roost.engines.http_calls import TimeLimits
 from roost.engines.members import EngineState, RestartLimit
-from roost.engines.owner import LocalOwner
 from roost.engines.protocol import EngineLost, InFlight, Sampling
+from roost.engines.server_process import LocalOwner
 from roost.engines.supervision import Watchfulness
 from roost.engines.weights.carriers import SharedMemoryCarrier
 from roost.engines.weights.source import ModuleSource

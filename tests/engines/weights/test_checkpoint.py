@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from roost.engines.protocol import UpdateFailed
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.weights.checkpoint import write_checkpoint
+from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.source import ModuleSource
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from roost.engines.protocol import EngineLost, UpdateFailed
 from roost.engines.weights import update
-from roost.engines.weights.group import WeightGroup
+from roost.engines.weights.carriers import WeightGroup
 from roost.engines.weights.payload import GroupInvitation
 from roost.engines.weights.source import ModuleSource
 from roost.engines.weights.update import BroadcastSender

@@ -108,11 +108,11 @@ class Engine:
 
     def __init__(self, *says, of=QWEN_TOKENIZER):
         self.of, self._says = of, list(says)
-        self.asked, self.forms = [], []
+        self.asked, self.options = [], []
 
-    async def sample(self, token_ids, turn, max_tokens, form=None):
+    async def sample(self, token_ids, turn, max_tokens, options=None):
         self.asked.append(tuple(token_ids))
-        self.forms.append(form)
+        self.options.append(options)
         says = self._says.pop(0)
         if callable(says):
             says = await says()

@@ -3,7 +3,6 @@
 import contextlib
 import json
 
-import anthropic
 import openai
 import pytest
 
@@ -13,7 +12,7 @@ from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.chat_format import ChatFormat
 from roost.rollout.agents.recording import Recorder
 from roost.rollout.agents.scenario import AgentScenario
-from roost.rollout.episode import NOT_GENERATED, Task, Transcript, TurnForm
+from roost.rollout.episode import NOT_GENERATED, Task, Transcript, TurnOptions
 from tests.rollout.agents.talk import QWEN_TOKENIZER, user
 from tests.rollout.agents.taught import ANSWER, ASKS, CALL, COUNT, COUNTED, FIND, TOOLS, write_taught_model
 from tests.rollout.agents.world import Tasks
@@ -37,9 +36,9 @@ async def episode_on(server):
     """An episode whose turns come from the server, greedily; with its transcript."""
     engine, recorder = VllmEngine(server.url), Recorder("served")
 
-    async def sample(token_ids, turn, max_tokens, form=None):
-        form = form or TurnForm()
-        sampling = Sampling(min(max_tokens or 80, 80), 0.0, stop=form.stop, json_schema=form.json_schema)
+    async def sample(token_ids, turn, max_tokens, options=None):
+        options = options or TurnOptions()
+        sampling = Sampling(min(max_tokens or 80, 80), 0.0, stop=options.stop, json_schema=options.json_schema)
         return await engine.generate(token_ids, sampling)
 
     transcript = Transcript(sample)
@@ -56,6 +55,8 @@ def of_openai(episode):
 
 
 def of_anthropic(episode):
+    import anthropic  # not where tests are collected: it takes two seconds, in every process
+
     return anthropic.AsyncAnthropic(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
 
 
@@ -214,6 +215,8 @@ def test_the_built_in_engine_says_that_it_has_no_guided_decoding(server, form):
 
 
 def test_errors_have_the_form_that_anthropic_s_client_knows(server):
+    import anthropic
+
     async def run_episode():
         async with episode_on(server) as (episode, _), of_anthropic(episode) as client:
             counted = await client.messages.count_tokens(model="served", messages=[COUNT])

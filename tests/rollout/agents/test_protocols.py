@@ -2,7 +2,6 @@
 
 import asyncio
 
-import anthropic
 import openai
 import pytest
 
@@ -14,6 +13,8 @@ THOUGHT = "<think>\nIs it?\n</think>\n\nYes."
 
 
 def of_anthropic(episode):
+    import anthropic  # not where tests are collected: it takes two seconds, in every process
+
     return anthropic.AsyncAnthropic(base_url=episode.base_url, api_key="any", max_retries=0)
 
 
@@ -70,7 +71,7 @@ def test_forms_reach_the_engine():
             form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
             await client.responses.create(model="served", input="2", text=form)
             await chat(client, [user("3")], response_format={"type": "json_object"})
-            return [(each.stop, each.json_schema) for each in engine.forms]
+            return [(each.stop, each.json_schema) for each in engine.options]
 
     first, second, third = ran(run_episode())
     assert first[0] == ("END",) and first[1] == second[1]
@@ -150,6 +151,8 @@ def test_what_responses_cannot_do_is_refused(asked, described):
     ],
 )
 def test_what_messages_cannot_do_is_refused(more, described):
+    import anthropic
+
     async def run_episode():
         async with recorded() as (_, _, _, episode), of_anthropic(episode) as client:
             with pytest.raises(anthropic.BadRequestError, match=described):

@@ -78,13 +78,13 @@ def call(name="python", **arguments):
 
 
 def run_episode(*says, tools, task=CHAT, max_turns=5, limit=None, **agent):
-    """The score, the text of the only sequence, the text that is learnt from, and the forms of turns."""
-    left, forms = list(says), []
+    """The score, the text of the only sequence, the text that is learnt from, and the options_seen of turns."""
+    left, options_seen = list(says), []
 
-    async def sample(token_ids, turn, max_tokens, form=None):
-        forms.append((max_tokens, form))
+    async def sample(token_ids, turn, max_tokens, options=None):
+        options_seen.append((max_tokens, options))
         text = left.pop(0)
-        stops = form.stop if form else ()
+        stops = options.stop if options else ()
         ends = any(text.endswith(stop) for stop in stops)
         return completion((*ids(text), *(() if ends else (QWEN_TOKENIZER.eos_token_id,))))
 
@@ -107,12 +107,12 @@ def run_episode(*says, tools, task=CHAT, max_turns=5, limit=None, **agent):
     score, transcript = ran(playing())
     (tokens,) = transcript.sequences()
     learnt = QWEN_TOKENIZER.decode(tokens.token_ids[tokens.turns != NOT_GENERATED])
-    return score, QWEN_TOKENIZER.decode(tokens.token_ids), learnt, forms
+    return score, QWEN_TOKENIZER.decode(tokens.token_ids), learnt, options_seen
 
 
 def test_a_search_continues_the_text_with_what_was_found(address):
     answer = "It is it.<answer>sun</answer>"
-    score, text, learnt, forms = run_episode(
+    score, text, learnt, options_seen = run_episode(
         ASKS, answer, tools=search(address), task=TEXT, parser="search", stop=["</answer>"]
     )
     found = "\n\n<information>\n[Doc 1](u0):\nsun 0\n\n[Doc 2](u1):\nsun 1\n</information>\n<think>\n"
@@ -120,7 +120,7 @@ def test_a_search_continues_the_text_with_what_was_found(address):
     assert learnt == ASKS + answer, "what the server says is not learnt from"
     assert score.answer == ASKS + answer, "rewards see the policy's turns, without the server's words"
     assert score.parts == {"tool_calls": 1.0, "failed_tool_calls": 0.0}
-    assert forms[0][1].stop == ("</answer>", "</search>")
+    assert options_seen[0][1].stop == ("</answer>", "</search>")
     assert Servers.asked == [("/retrieve", {"queries": ["sun"], "topk": 2, "return_scores": False})]
 
 
@@ -163,9 +163,9 @@ def test_a_server_that_does_not_answer_is_an_error_that_the_policy_sees_or_the_e
 
 def test_a_search_whose_result_does_not_fit_ends_the_episode(address):
     room = len(ids(ASKS)) + 10
-    score, text, _, forms = run_episode(ASKS, tools=search(address), task=TEXT, parser="search", limit=room)
+    score, text, _, options_seen = run_episode(ASKS, tools=search(address), task=TEXT, parser="search", limit=room)
     assert text == f"Who? {ASKS}"
-    assert forms[0][0] == room, "a turn gets what the response has left"
+    assert options_seen[0][0] == room, "a turn gets what the response has left"
     assert score.answer == ASKS
 
 

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from roost.rollout.environments.blocking import BlockingEnvironments, make_environments
-from roost.rollout.environments.environment import Observation
+from roost.rollout.environments.environment import BlockingEnvironments, Observation, make_environments
 from roost.rollout.episode import Task
 from tests.limits import HANG_S
 from tests.rollout.script import ran

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from roost.rollout.environments.blocking import make_environments
 from roost.rollout.environments.driven_robot import DrivenRobots
+from roost.rollout.environments.environment import make_environments
 from roost.rollout.environments.robot import Limits, Reading, action_within
 from roost.rollout.environments.simulator import HOME, SimulatedArm, tip_of
 from roost.rollout.episode import Task

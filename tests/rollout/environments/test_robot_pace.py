@@ -1,8 +1,7 @@
 """When steps of control begin."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from roost.rollout.environments.driven_robot import LATE_SHARE, Pace
 

@@ -14,8 +14,7 @@ import pytest
 
 from roost import NodePlacementStrategy
 from roost.config.train import LearnerSettings, TrainSettings
-from roost.rollout.agent_worker import AgentGroup, AgentWorker
-from roost.rollout.env_worker import EnvironmentFailed, EnvWorker, RemoteEnvironments
+from roost.rollout.env_worker import AgentGroup, AgentWorker, EnvironmentFailed, EnvWorker, RemoteEnvironments
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import EpisodeReward, Task
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest

@@ -13,7 +13,7 @@ from roost.rollout.episode import Task
 from roost.rollout.rewards.config import Route, Routing
 from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import Rewards, RewardWorker, Scored
-from roost.transport.failure import WorkerFailed
+from roost.transport.context import WorkerFailed
 from tests.limits import HANG_S
 
 OWN = """

@@ -8,7 +8,7 @@ import pytest
 from roost.rollout.episode import Task
 from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.rollout.rewards.scoring import RemoteReward
-from roost.transport.failure import Address, Failure, FailureKind, WorkerFailed
+from roost.transport.context import Address, Failure, FailureKind, WorkerFailed
 
 
 class Ranks:

@@ -1,10 +1,12 @@
 import asyncio
 
+import numpy as np
 import pytest
+import torch
 
 from roost.rollout.episode import Task
 from roost.rollout.rewards.config import SCENARIO, Route, Routing
-from roost.rollout.rewards.reward import Answer, RewardFailed, Scored
+from roost.rollout.rewards.reward import Answer, RewardFailed, Scored, as_scored
 from roost.rollout.rewards.scoring import Rewards
 from tests.limits import HANG_S
 
@@ -87,6 +89,27 @@ def test_what_cannot_be_scored(value, weight, message):
     with pytest.raises(RewardFailed, match=message):
         scored({"bad": (Says(value), (), weight), "good": (other, (), 1.0)}, answer_of("math"))
     assert other.asked == 1
+
+
+NOT_SCORED = {
+    "a list without turns": ([], "gives 0 rewards of turns, but the policy had 3"),
+    "a mapping without parts": ({}, "a mapping without parts"),
+    "turns that add up to more than a float": ([1e308, 1e308, 0], "beyond the range of floats"),
+    "parts that add up to more than a float": ({"a": 1e308, "b": 1e308}, "beyond the range of floats"),
+    "a tensor of two elements": (torch.ones(2), "a score is a finite number"),
+    "an array of two elements": (np.ones(2), "a score is a finite number"),
+}
+
+
+@pytest.mark.parametrize("value, message", NOT_SCORED.values(), ids=NOT_SCORED)
+def test_values_that_are_no_score(value, message):
+    with pytest.raises(RewardFailed, match=message):
+        as_scored(value, "mine", turns=3)
+
+
+@pytest.mark.parametrize("one", [torch.tensor(2), torch.tensor([2.0]), np.array([[2]]), np.float32(2)], ids=repr)
+def test_one_element_is_a_number(one):
+    assert as_scored(one, "mine").reward == 2.0
 
 
 def test_a_route_without_a_reward():

@@ -299,7 +299,9 @@ def test_locks_are_bounded_and_name_their_holder(pair, channel):
     left, right = pair
     holding = left.execute_on(0).keep_lock_until_told(channel)
     assert channel.get(timeout=HANG_S) == "held"
-    with pytest.raises(WorkerFailed, match=r"right:0 waited 0.2 s for the lock of devices held: 0 by left:0"):
+    with pytest.raises(
+        WorkerFailed, match=r"right:0 did not get the lock of devices 0 within 0\.2 s; held: 0 by left:0"
+    ):
         right.execute_on(0).try_lock(0.2).wait()
     assert right.execute_on(1).try_lock(HANG_S).wait() == [True]  # another device
     channel.put(None, key="let go")

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerFailed
-from roost import Worker as RoostWorker
+from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker as RoostWorker, WorkerFailed
 from tests.limits import HANG_S
 
 

@@ -13,10 +13,10 @@ from roost import (
     ConfigError,
     NodePlacementStrategy,
     PackedPlacementStrategy,
+    Worker as RoostWorker,
     WorkerFailed,
 )
-from roost import Worker as RoostWorker
-from roost.transport.failure import Address
+from roost.transport.context import Address
 from tests.limits import HANG_S
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from roost.app_world.tiny_model import write_app_world_model
-from roost.trainer.records.saving import described
+from roost.trainer.records.checkpoints import described
 from tests.limits import HANG_S
 from tests.local_ray import MARK
 from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
@@ -67,6 +67,7 @@ def test_two_learners_with_a_critic_and_a_reference_that_one_learner_goes_on_fro
     assert any(not before[name].equal(weight) for name, weight in weights_of(run).items())
 
 
+@pytest.mark.long
 def test_agents_play_and_rewards_score_where_the_plan_puts_them(model, tmp_path):
     of_node = {"node_group": "node", "placement": "0:0-1"}
     placement = {"actor": "0", "rollout": "1", "agent": of_node, "reward": of_node}
@@ -97,7 +98,7 @@ def test_nothing_is_left_of_agents_that_have_servers_and_sandboxes(tmp_path):
         },
         "max_turns": 1,
     }
-    model = write_app_world_model(tmp_path / "model", right=1.0)
+    model = write_app_world_model(tmp_path / "model", correct_share=1.0)
     placement = {"actor": "0", "rollout": "1", "agent": {"node_group": "node", "placement": "0:0-1"}}
     values = config(
         model, placement, max_steps=1, prompts_per_step=2, num_generations=2, max_new_tokens=8, eval_tasks=2

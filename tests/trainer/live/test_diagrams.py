@@ -57,7 +57,7 @@ EXPECTED = {
 }
 
 
-LONG = ("restarted", "kept-as-both-fit")  # what differs from the other two is tried by shorter tests as well
+LONG = ("restarted", "kept-as-both-fit", "disjoint-asynchronous")  # shorter tests try what differs from the other
 
 
 @pytest.fixture(

@@ -80,7 +80,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def untaught(tmp_path_factory):
-    return write_app_world_model(tmp_path_factory.mktemp("models") / "untaught", shown=0)
+    return write_app_world_model(tmp_path_factory.mktemp("models") / "untaught", batches=0)
 
 
 def train(folder, *overrides, job="job.yaml"):
@@ -96,7 +96,7 @@ def train(folder, *overrides, job="job.yaml"):
 
 @pytest.mark.long
 def test_an_agent_is_a_class_a_file_and_one_override(folder):
-    write_app_world_model(folder / "model", right=1.0)
+    write_app_world_model(folder / "model", correct_share=1.0)
     done = train(folder, CHOOSES)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = RunFolder.open(folder / "runs" / "run").steps()

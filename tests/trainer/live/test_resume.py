@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from roost.procs.signals import REQUEUE_CODE
-from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint
+from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint, described
 from roost.trainer.records.run_folder import RunFolder
-from roost.trainer.records.saving import described
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.cli.runs import asked
+from roost.cli.runs import request_scaling
 from roost.placement.plan import Plan
 from roost.procs.files import holder_of
 from roost.rollout.arithmetic import Arithmetic
@@ -65,7 +65,7 @@ class Scaling(threading.Thread):
             time.sleep(self._random.uniform(0.0, 0.5))
             size = self._random.choice([count for count in (1, 2, 3) if count != self.sizes[-1]])
             change = Change("rollout", size - self.sizes[-1], is_total=False)
-            self.answers.append(asked(run, [change], HANG_S, lambda text: None))
+            self.answers.append(request_scaling(run, [change], HANG_S, lambda text: None))
             self.sizes.append(Plan.from_json(run.plan_file.read_text())["rollout"].world_size)
             Paced.changes += 1
 

@@ -44,7 +44,7 @@ def test_a_warm_start_answers_and_resumes_exactly(model, actor, whole, tmp_path)
     half = trained(supervised(model, actor, **WARM_START), tmp_path / "half", resumes=True, from_step=6).run
     assert [step["loss/supervised"] for step in half.steps()] == losses, "the same rows in the same order"
     assert all(torch.equal(one, weights_of(whole)[name]) for name, one in weights_of(half).items())
-    assert json.loads((whole.policy / "roost.json").read_text())["form"] == "model"
+    assert json.loads((whole.policy / "roost.json").read_text())["kind"] == "model"
 
 
 @pytest.mark.long

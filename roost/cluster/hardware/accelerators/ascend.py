@@ -5,8 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, detected, gib, numbered_files, run_tool
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    allowed_ids,
+    detected,
+    gib,
+    numbered_files,
+    run_tool,
+)
 
 # Each chip has two rows: "| 0  910B3 | OK | ..." and "| 0 | 0000:C1:00.0 | ...  3318 / 65536 |".
 NAME_ROW = r"(?m)^\|\s*\d+\s+(\S+)\s*\|\s*[A-Za-z]+\s*\|"

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, detected, gib, numbered_files, read_file, run_tool
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    detected,
+    gib,
+    numbered_files,
+    read_file,
+    run_tool,
+)
 
 DRM = "/sys/class/drm"
 # The graphics part of an Intel processor always sits here; cards never do.

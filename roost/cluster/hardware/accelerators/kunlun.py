@@ -5,8 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, detected, gib, numbered_files, run_tool
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    allowed_ids,
+    detected,
+    gib,
+    numbered_files,
+    run_tool,
+)
 
 # `xpu-smi -m` prints a line of bare fields for each device, with the name in quotes among the last.
 DEVICE_FIELD = 1

@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, detected, gib, run_tool
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    allowed_ids,
+    detected,
+    gib,
+    run_tool,
+)
 
 # "0    MTT S4000      |00000000:1a:00.0    |0%    0MiB(49152MiB)"
 ROW = r"(?m)^\s*(\d+)\s+(\S.*?)\s*\|[^|]*\|[^|]*\(\s*(\d+)\s*MiB\s*\)\s*$"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, detected, gib, run_tool
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    allowed_ids,
+    detected,
+    gib,
+    run_tool,
+)
 
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from roost.cluster.hardware.accelerator import Accelerator, AcceleratorType, DetectedAccelerators
-from roost.cluster.hardware.accelerators.probe import Device, allowed_ids, detected
+from roost.cluster.hardware.accelerator import (
+    Accelerator,
+    AcceleratorType,
+    DetectedAccelerators,
+    Device,
+    allowed_ids,
+    detected,
+)
 
 COUNT_VARIABLE = "ROOST_FAKE_ACCELERATORS"
 MEMORY_VARIABLE = "ROOST_FAKE_MEMORY_GB"

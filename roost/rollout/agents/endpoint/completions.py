@@ -20,7 +20,7 @@ from roost.rollout.agents.endpoint.turns import (
     offered,
     schema_of,
 )
-from roost.rollout.episode import TurnForm
+from roost.rollout.episode import TurnOptions
 
 MOST_SAMPLES = 128
 DONE = "data: [DONE]\n\n"
@@ -63,8 +63,8 @@ class ChatBody(Body):
     def request(self, rules: RequestRules, stored: Mapping[str, Sequence[Json]]) -> TurnRequest:
         rules.check(self.model_extra or {})
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        form = TurnForm(self.stops, schema_of(self.response_format))
-        return TurnRequest(self.messages, offered(self.tools, self.tool_choice), most, self.count, form)
+        options = TurnOptions(self.stops, schema_of(self.response_format))
+        return TurnRequest(self.messages, offered(self.tools, self.tool_choice), most, self.count, options)
 
     def answer(self, model: str, turns: Sequence[Turn]) -> ChatAnswer:
         return ChatAnswer(model, turns, bool(self.logprobs), self.wants_usage)

@@ -20,7 +20,7 @@ from roost.rollout.agents.endpoint.turns import (
     new_id,
     offered,
 )
-from roost.rollout.episode import TurnForm
+from roost.rollout.episode import TurnOptions
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 ERRORS = {
@@ -55,8 +55,8 @@ class MessagesBody(BaseModel):
         for message in self.messages:
             messages += read_message(message)
         tools = [read_tool(tool) for tool in self.tools or ()]
-        form = TurnForm(tuple(self.stop_sequences or ()))
-        return TurnRequest(messages, offered(tools, self.tool_choice), self.max_tokens, 1, form)
+        options = TurnOptions(tuple(self.stop_sequences or ()))
+        return TurnRequest(messages, offered(tools, self.tool_choice), self.max_tokens, 1, options)
 
     def answer(self, model: str, turns: Sequence[Turn]) -> MessageAnswer:
         return MessageAnswer(model, turns[0])

@@ -22,7 +22,7 @@ from roost.rollout.agents.endpoint.turns import (
     offered,
     schema_of,
 )
-from roost.rollout.episode import TurnForm
+from roost.rollout.episode import TurnOptions
 
 
 class ResponsesBody(BaseModel):
@@ -45,8 +45,8 @@ class ResponsesBody(BaseModel):
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = [*instructions, *self._before(stored), *read_input(self.input)]
         tools = [read_tool(tool) for tool in self.tools or ()]
-        form = TurnForm(json_schema=schema_of((self.text or {}).get("format"), "text.format"))
-        return TurnRequest(messages, offered(tools, self.tool_choice), self.max_output_tokens, 1, form)
+        options = TurnOptions(json_schema=schema_of((self.text or {}).get("format"), "text.format"))
+        return TurnRequest(messages, offered(tools, self.tool_choice), self.max_output_tokens, 1, options)
 
     def _before(self, stored: Mapping[str, Sequence[Json]]) -> Sequence[Json]:
         if self.previous_response_id is None:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from roost.net.errors import Refused
 from roost.rollout.agents.chat import RecordedReply
 from roost.rollout.agents.chat_format import ChatFormat, ParsedReply, ToolCall, split_reasoning
-from roost.rollout.episode import TurnForm
+from roost.rollout.episode import TurnOptions
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class TurnRequest:
     tools: Sequence[Json] | None = None  # likewise; None: no tools are offered
     max_tokens: int | None = None
     count: int = 1
-    form: TurnForm = field(default_factory=TurnForm)
+    options: TurnOptions = field(default_factory=TurnOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,14 @@ class ChartFrame {
   axes(first, last) {
     const grid = draw("g", { class: "axes" });
     const levels = ticks(...this.domain, Math.max(2, this.height / 48));
-    for (const value of levels) {
+    for (const value of levels.values) {
       const y = this.y(value);
       grid.append(
         draw("line", { x1: MARGIN.left, x2: this.right, y1: y, y2: y }),
-        draw("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, this.format(value, levels[1] - levels[0])),
+        draw("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, this.format(value, levels.step)),
       );
     }
-    const wholes = ticks(first, last, Math.max(2, this.width / 90)).filter(Number.isInteger);
+    const wholes = ticks(first, last, Math.max(2, this.width / 90)).values.filter(Number.isInteger);
     for (const step of wholes) {
       grid.append(draw("text", { x: this.x(step), y: this.height - 5, "text-anchor": "middle" }, step.toLocaleString("en")));
     }

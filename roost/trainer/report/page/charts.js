@@ -6,6 +6,7 @@ const SMALL = [
   { title: "Policy staleness", keys: ["staleness/mean", "staleness/max"], zero: true },
   { title: "Policy loss", keys: ["loss/policy"] },
   { title: "Gradient norm", keys: ["grad/norm"], zero: true },
+  { title: "Gradient noise scale, samples", keys: ["grad/noise_scale"], zero: true },
   { title: "Skipped optimizer steps", keys: ["steps/skipped", "critic/skipped"], zero: true, hidden: isZero },
   { title: "Entropy", keys: ["entropy"] },
   { title: "Learner and engine apart", keys: ["mismatch/logprob_mean"] },

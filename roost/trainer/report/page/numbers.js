@@ -47,22 +47,26 @@ function spellBytes(bytes) {
   return `${(bytes / 1000 ** power).toFixed(power && bytes / 1000 ** power < 10 ? 1 : 0)} ${units[power]}`;
 }
 
-// The number of a tick, with as many decimals as its neighbours.
+// The number of a tick, with as many decimals as tell it from the next, a step away.
 function spellTick(value, step) {
-  if (value !== 0 && (Math.abs(value) >= 1e6 || step < 1e-5)) return value.toExponential(1);
-  const decimals = step < 1 ? Math.ceil(-Math.log10(step) - 1e-9) : 0;
+  if (value === 0 && step < 1e-5) return "0";
+  const power = Math.floor(Math.log10(step) + 1e-9);
+  if (Math.abs(value) >= 1e6 || step < 1e-5) {
+    return value.toExponential(Math.min(11, Math.max(0, Math.floor(Math.log10(Math.abs(value)) + 1e-9) - power)));
+  }
+  const decimals = Math.max(0, -power);
   return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 
-// Round numbers from low to high, about as many as wanted.
+// Round numbers from low to high, about as many as wanted, and the step between them.
 function ticks(low, high, wanted) {
   const rough = (high - low) / Math.max(1, wanted);
-  if (!(rough > 0)) return [low];
+  if (!(rough > 0)) return { values: [low], step: 1 };
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: last - first + 1 }, (_, number) => Number(((first + number) * step).toPrecision(12)));
+  return { values: Array.from({ length: last - first + 1 }, (_, number) => Number(((first + number) * step).toPrecision(12))), step };
 }
 
 // The mean of so many values on either side, nearer ones counting more: a trend that does not come late.

@@ -55,7 +55,7 @@ class LaneDrawing {
 
   drawAxis() {
     const { pen, theme } = this;
-    for (const seconds of ticks(this.from / 1e6, this.to / 1e6, Math.max(2, this.width / 110))) {
+    for (const seconds of ticks(this.from / 1e6, this.to / 1e6, Math.max(2, this.width / 110)).values) {
       const x = this.x(seconds * 1e6);
       pen.fillStyle = theme.line;
       pen.fillRect(x, AXIS - 6, 1, this.height);

@@ -4,41 +4,41 @@ import asyncio
 
 import pytest
 
-from roost.transport.failure import Address, PeerLost
-from roost.transport.mailboxes import MAILBOX_SIZE, ChannelClosed, PostOffice
+from roost.transport.context import Address, PeerLost
+from roost.transport.mailboxes import MAILBOX_SIZE, ChannelClosed, NodeQueues
 from roost.transport.shared_memory import Packet, SegmentRef, from_frames, to_frames
 
 A, B, C = (Address(name, 0) for name in ("actor", "rollout", "reward"))
 KEY = "default"
 
 
-def parcel(number):
+def packet(number):
     return Packet(str(number).encode())
 
 
-class Office(PostOffice):
-    """A post office that remembers what it dropped."""
+class Queues(NodeQueues):
+    """Queues that remember what they dropped."""
 
     def __init__(self, maxsize=0):
         self.dropped = []
-        super().__init__(lambda parcel: self.dropped.append(int(parcel.header)))
+        super().__init__(lambda packet: self.dropped.append(int(packet.header)))
         self.open_channel("c", maxsize)
 
     def mail(self, to, sender, number):
-        return self.deliver(to, sender, "message", parcel(number))
+        return self.deliver(to, sender, "message", packet(number))
 
     def fetch(self, to, sender):
         return self.collect(to, sender, "message")
 
     def into(self, sender, number, weight=1, key=KEY):
-        return self.put("c", key, sender, weight, parcel(number))
+        return self.put("c", key, sender, weight, packet(number))
 
     def out(self, receiver, target=None, key=KEY):
         return self.get("c", key, receiver, target)
 
 
 def numbers(future):
-    return [int(parcel.header) for parcel in future.result()]
+    return [int(packet.header) for packet in future.result()]
 
 
 async def tick():
@@ -48,27 +48,27 @@ async def tick():
 
 def test_a_mailbox_is_of_one_pair_and_kind():
     async def case():
-        office = Office()
-        office.mail(A, B, 1)
-        office.mail(A, C, 2)
-        office.deliver(A, B, "broadcast", parcel(3))
-        office.mail(A, B, 4)
-        assert numbers(office.fetch(A, C)) == [2]
-        assert numbers(office.fetch(A, B)) == [1]
-        assert numbers(office.fetch(A, B)) == [4]
-        assert numbers(office.collect(A, B, "broadcast")) == [3]
-        assert not office.fetch(B, A).done()
+        queues = Queues()
+        queues.mail(A, B, 1)
+        queues.mail(A, C, 2)
+        queues.deliver(A, B, "broadcast", packet(3))
+        queues.mail(A, B, 4)
+        assert numbers(queues.fetch(A, C)) == [2]
+        assert numbers(queues.fetch(A, B)) == [1]
+        assert numbers(queues.fetch(A, B)) == [4]
+        assert numbers(queues.collect(A, B, "broadcast")) == [3]
+        assert not queues.fetch(B, A).done()
 
     asyncio.run(case())
 
 
 def test_a_sender_that_is_far_ahead_waits():
     async def case():
-        office = Office()
-        assert all(office.mail(A, B, number) is None for number in range(MAILBOX_SIZE))
-        wait = office.mail(A, B, MAILBOX_SIZE)
+        queues = Queues()
+        assert all(queues.mail(A, B, number) is None for number in range(MAILBOX_SIZE))
+        wait = queues.mail(A, B, MAILBOX_SIZE)
         assert not wait.done()
-        assert numbers(office.fetch(A, B)) == [0]
+        assert numbers(queues.fetch(A, B)) == [0]
         assert wait.done()
 
     asyncio.run(case())
@@ -76,24 +76,24 @@ def test_a_sender_that_is_far_ahead_waits():
 
 def test_what_a_lost_sender_has_sent_can_be_received_and_then_it_is_lost():
     async def case():
-        office = Office()
-        office.mail(A, B, 1)
-        office.lose(B, "killed", False)
-        assert numbers(office.fetch(A, B)) == [1]
+        queues = Queues()
+        queues.mail(A, B, 1)
+        queues.lose(B, "killed", False)
+        assert numbers(queues.fetch(A, B)) == [1]
         for _ in range(2):
             with pytest.raises(PeerLost, match="rollout:0 is gone: killed"):
-                office.fetch(A, B).result()
+                queues.fetch(A, B).result()
         with pytest.raises(PeerLost, match="rollout:0 is gone: killed"):
-            office.fetch(C, B).result()
+            queues.fetch(C, B).result()
 
     asyncio.run(case())
 
 
 def test_who_waits_for_a_message_of_a_lost_sender_knows():
     async def case():
-        office = Office()
-        waiting, other = office.fetch(A, B), office.fetch(A, C)
-        office.lose(B, "killed", True)
+        queues = Queues()
+        waiting, other = queues.fetch(A, B), queues.fetch(A, C)
+        queues.lose(B, "killed", True)
         with pytest.raises(PeerLost, match="rollout:0 is gone"):
             waiting.result()
         assert not other.done()
@@ -103,16 +103,16 @@ def test_who_waits_for_a_message_of_a_lost_sender_knows():
 
 def test_a_full_mailbox_whose_receiver_dies_frees_its_messages_and_its_senders():
     async def case():
-        office = Office()
+        queues = Queues()
         for number in range(MAILBOX_SIZE):
-            office.mail(A, B, number)
-        waiting = office.mail(A, B, 99)
-        office.lose(A, "killed", False)
+            queues.mail(A, B, number)
+        waiting = queues.mail(A, B, 99)
+        queues.lose(A, "killed", False)
         with pytest.raises(PeerLost, match="actor:0 is gone: killed"):
             waiting.result()
-        assert office.dropped == list(range(MAILBOX_SIZE))
+        assert queues.dropped == list(range(MAILBOX_SIZE))
         with pytest.raises(PeerLost):
-            office.mail(A, B, 100)
+            queues.mail(A, B, 100)
 
     asyncio.run(case())
 
@@ -120,31 +120,31 @@ def test_a_full_mailbox_whose_receiver_dies_frees_its_messages_and_its_senders()
 @pytest.mark.parametrize("back", [A, B], ids=["the receiver", "the sender"])
 def test_who_comes_back_meets_no_old_messages(back):
     async def case():
-        office = Office()
-        office.mail(A, B, 1)
-        office.mail(C, B, 2)
-        office.mail(B, C, 3)
-        office.lose(back, "killed", True)
-        assert office.lost(back) is not None
-        office.find_again(back)
-        assert office.lost(back) is None
-        assert sorted(office.dropped) == ([1] if back == A else [1, 2, 3])
-        office.mail(A, B, 4)
-        assert numbers(office.fetch(A, B)) == [4]
+        queues = Queues()
+        queues.mail(A, B, 1)
+        queues.mail(C, B, 2)
+        queues.mail(B, C, 3)
+        queues.lose(back, "killed", True)
+        assert queues.lost(back) is not None
+        queues.find_again(back)
+        assert queues.lost(back) is None
+        assert sorted(queues.dropped) == ([1] if back == A else [1, 2, 3])
+        queues.mail(A, B, 4)
+        assert numbers(queues.fetch(A, B)) == [4]
 
     asyncio.run(case())
 
 
 def test_keys_are_queues_of_their_own_and_each_has_the_limit():
     async def case():
-        office = Office(maxsize=1)
-        assert office.into(A, 1, key="x") is None
-        assert office.into(A, 2, key=("y", 2)) is None
-        assert office.into(A, 3, key="x") is not None
-        assert office.is_full("c", "x")
-        assert not office.is_full("c", "z")
-        assert office.sizes("c") == {"x": 1, ("y", 2): 1}, "asking makes no queue"
-        assert numbers(office.out(B, key=("y", 2))) == [2]
+        queues = Queues(maxsize=1)
+        assert queues.into(A, 1, key="x") is None
+        assert queues.into(A, 2, key=("y", 2)) is None
+        assert queues.into(A, 3, key="x") is not None
+        assert queues.is_full("c", "x")
+        assert not queues.is_full("c", "z")
+        assert queues.sizes("c") == {"x": 1, ("y", 2): 1}, "asking makes no queue"
+        assert numbers(queues.out(B, key=("y", 2))) == [2]
 
     asyncio.run(case())
 
@@ -152,80 +152,92 @@ def test_keys_are_queues_of_their_own_and_each_has_the_limit():
 @pytest.mark.parametrize("key", [KEY, "never used before"])
 def test_a_closed_channel_gives_its_leftovers_first(key):
     async def case():
-        office = Office()
-        office.into(A, 1, key=key)
-        office.into(A, 2, key=key)
-        office.close_channel("c")
+        queues = Queues()
+        queues.into(A, 1, key=key)
+        queues.into(A, 2, key=key)
+        queues.close_channel("c")
         with pytest.raises(ChannelClosed, match="channel c is closed"):
-            office.into(A, 3, key=key)
-        assert numbers(office.out(B, 9, key=key)) == [1, 2]
+            queues.into(A, 3, key=key)
+        assert numbers(queues.out(B, 9, key=key)) == [1, 2]
         with pytest.raises(ChannelClosed, match="channel c is closed"):
-            office.out(B, key=key).result()
+            queues.out(B, key=key).result()
         with pytest.raises(ChannelClosed, match="channel c is closed"):
-            office.out(B, key="another").result()
+            queues.out(B, key="another").result()
 
     asyncio.run(case())
 
 
 def test_who_waits_at_an_empty_channel_for_a_lost_producer_knows():
     async def case():
-        office = Office()
-        office.into(A, 1)
-        batch = office.out(B, 5)
-        office.lose(A, "killed", False)
+        queues = Queues()
+        queues.into(A, 1)
+        batch = queues.out(B, 5)
+        queues.lose(A, "killed", False)
         with pytest.raises(PeerLost, match="actor:0 is gone: killed"):
             batch.result()
-        assert numbers(office.out(C)) == [1], "what the batch had taken stays for others"
+        assert numbers(queues.out(C)) == [1], "what the batch had taken stays for others"
         with pytest.raises(PeerLost, match="actor:0 is gone: killed"):
-            office.out(C)
+            queues.out(C)
+
+    asyncio.run(case())
+
+
+def test_a_batch_that_a_lost_producer_cannot_complete_fails_whenever_it_is_asked_for():
+    async def case():
+        queues = Queues()
+        queues.into(A, 1)
+        queues.lose(A, "killed", False)
+        with pytest.raises(PeerLost, match="actor:0 is gone: killed"):
+            queues.out(B, 4).result()
+        assert numbers(queues.out(B)) == [1], "what is left stays for others"
 
     asyncio.run(case())
 
 
 def test_a_producer_that_died_leaves_its_items():
     async def case():
-        office = Office()
-        office.into(A, 1)
-        office.lose(A, "killed", False)
-        assert numbers(office.out(B)) == [1]
+        queues = Queues()
+        queues.into(A, 1)
+        queues.lose(A, "killed", False)
+        assert numbers(queues.out(B)) == [1]
 
     asyncio.run(case())
 
 
 def test_who_waits_at_a_full_channel_for_a_lost_consumer_knows():
     async def case():
-        office = Office(maxsize=1)
-        office.into(A, 1)
-        office.out(B)
-        office.into(A, 2)
-        waiting = office.into(A, 3)
-        office.lose(B, "killed", False)
+        queues = Queues(maxsize=1)
+        queues.into(A, 1)
+        queues.out(B)
+        queues.into(A, 2)
+        waiting = queues.into(A, 3)
+        queues.lose(B, "killed", False)
         with pytest.raises(PeerLost, match="rollout:0 is gone"):
             waiting.result()
         with pytest.raises(PeerLost, match="rollout:0 is gone"):
-            office.into(A, 4)
-        assert numbers(office.out(C)) == [2], "who comes new can take what is there"
+            queues.into(A, 4)
+        assert numbers(queues.out(C)) == [2], "who comes new can take what is there"
 
     asyncio.run(case())
 
 
 def test_channels_go_on_without_one_that_will_be_back():
     async def case():
-        office = Office(maxsize=1)
-        office.into(A, 1)
-        assert numbers(office.out(B)) == [1]
-        waiting = office.out(B)
-        office.lose(A, "killed", True)
-        later = office.out(C)  # not only who waited already may go on waiting
+        queues = Queues(maxsize=1)
+        queues.into(A, 1)
+        assert numbers(queues.out(B)) == [1]
+        waiting = queues.out(B)
+        queues.lose(A, "killed", True)
+        later = queues.out(C)  # not only who waited already may go on waiting
         assert not waiting.done()
         assert not later.done()
-        office.find_again(A)
-        office.into(A, 2)
-        office.into(A, 3)
+        queues.find_again(A)
+        queues.into(A, 2)
+        queues.into(A, 3)
         assert (numbers(waiting), numbers(later)) == ([2], [3])
-        office.lose(B, "killed", True)
-        office.into(A, 4)
-        assert not office.into(A, 5).done()
+        queues.lose(B, "killed", True)
+        queues.into(A, 4)
+        assert not queues.into(A, 5).done()
 
     asyncio.run(case())
 
@@ -233,12 +245,12 @@ def test_channels_go_on_without_one_that_will_be_back():
 @pytest.mark.parametrize("returns", [True, False], ids=["comes back", "is gone"])
 def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_others(returns):
     async def case():
-        office = Office()
-        office.into(A, 1)
-        dying, other = office.out(B, 3), office.out(C, 3)
-        office.lose(B, "killed", returns)
-        office.into(A, 2)
-        office.into(A, 3)
+        queues = Queues()
+        queues.into(A, 1)
+        dying, other = queues.out(B, 3), queues.out(C, 3)
+        queues.lose(B, "killed", returns)
+        queues.into(A, 2)
+        queues.into(A, 3)
         await tick()
         assert dying.cancelled()
         assert numbers(other) == [1, 2, 3]
@@ -248,12 +260,12 @@ def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_others(returns)
 
 def test_the_same_loss_told_often_does_not_pile_up():
     async def case():
-        office = Office()
-        office.lose(A, "killed", False)
+        queues = Queues()
+        queues.lose(A, "killed", False)
         depths = []
         for _ in range(4):
             with pytest.raises(PeerLost) as caught:
-                office.mail(A, B, 1)
+                queues.mail(A, B, 1)
             depths.append(len(caught.traceback))
         assert len(set(depths)) == 1
 
@@ -261,13 +273,13 @@ def test_the_same_loss_told_often_does_not_pile_up():
 
 
 def test_parcels_survive_the_socket():
-    parcels = [
+    packets = [
         Packet(b"empty"),
         Packet(b"inline", (b"a", memoryview(b"bc"), b"")),
         Packet(b"segment", (), SegmentRef(1, 2, 3, 4), ((0, 3), (64, 1)), True),
         Packet(b"last", (b"z",)),
     ]
-    assert from_frames(*to_frames(parcels)) == parcels
+    assert from_frames(*to_frames(packets)) == packets
     assert from_frames(*to_frames([])) == []
 
 
@@ -283,7 +295,7 @@ PARTNERS = {
 @pytest.mark.parametrize("when", ["waits already", "comes later"])
 def test_a_wait_at_a_channel_ends_when_nobody_is_left_to_end_it(partners, lost, ends, when):
     async def case():
-        gets, puts = Office(), Office(maxsize=1)
+        gets, puts = Queues(), Queues(maxsize=1)
         for partner in partners:
             gets.into(partner, 1)
             gets.out(C)
@@ -312,19 +324,19 @@ def test_a_wait_at_a_channel_ends_when_nobody_is_left_to_end_it(partners, lost, 
 
 def test_a_forgotten_worker_is_no_reason_to_wait_or_to_stop():
     async def case():
-        office = Office()
-        office.into(A, 1)
-        office.into(B, 2)
-        assert numbers(office.out(C, 2)) == [1, 2]
-        waiting = office.out(C)
-        office.lose(A, "killed", False)
-        office.forget(B)
+        queues = Queues()
+        queues.into(A, 1)
+        queues.into(B, 2)
+        assert numbers(queues.out(C, 2)) == [1, 2]
+        waiting = queues.out(C)
+        queues.lose(A, "killed", False)
+        queues.forget(B)
         assert not waiting.done()
-        office.forget(A)
-        assert office.lost(A) is None
-        later = office.out(C)
-        office.into(A, 3)
-        office.into(A, 4)
+        queues.forget(A)
+        assert queues.lost(A) is None
+        later = queues.out(C)
+        queues.into(A, 3)
+        queues.into(A, 4)
         assert (numbers(waiting), numbers(later)) == ([3], [4])
 
     asyncio.run(case())
@@ -332,19 +344,19 @@ def test_a_forgotten_worker_is_no_reason_to_wait_or_to_stop():
 
 def test_mailboxes_are_dropped_when_empty():
     async def case():
-        office = Office()
-        office.mail(A, B, 1)
-        assert numbers(office.fetch(A, B)) == [1]
-        assert not office._mailboxes
-        waiting = office.fetch(A, B)
-        office.mail(A, B, 2)
+        queues = Queues()
+        queues.mail(A, B, 1)
+        assert numbers(queues.fetch(A, B)) == [1]
+        assert not queues._mailboxes
+        waiting = queues.fetch(A, B)
+        queues.mail(A, B, 2)
         assert numbers(waiting) == [2]
-        office.fetch(A, C).cancel()
+        queues.fetch(A, C).cancel()
         await tick()
-        assert not office._mailboxes
-        office.lose(B, "killed", False)
+        assert not queues._mailboxes
+        queues.lose(B, "killed", False)
         with pytest.raises(PeerLost):
-            office.fetch(A, B).result()
-        assert not office._mailboxes
+            queues.fetch(A, B).result()
+        assert not queues._mailboxes
 
     asyncio.run(case())

@@ -1,0 +1,89 @@
+"""Checks that verl or its Hydra ends with: keys of Megatron, batches, asynchronous training."""
+
+from __future__ import annotations
+
+from roost.config.findings import Findings, Where, counted, remainder
+from roost.config.frameworks.arguments import Arguments
+from roost.config.job import ParallelSizes, first_number
+from roost.config.source import Section
+
+TRAIN_BATCH = 1024  # defaults of verl's own configs
+MINI_BATCH = 256
+SYNC_STEP = 4
+
+
+def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
+    """Keys of Megatron in a config of another backend: verl's Hydra refuses them, also beside strategy=megatron."""
+    values, models = arguments.values, (("actor_rollout_ref", "actor"), ("actor_rollout_ref", "ref"), ("critic",))
+    has_groups = any("@" in str(key) for key in values)  # of Hydra, which choose the backend one by one
+    if arguments.unknown or has_groups or values.get("model_engine") not in (None, "dp"):
+        return
+    for model in models:
+        written = next((path for path in arguments.positions if path[: len(model) + 1] == (*model, "megatron")), None)
+        if written is not None:
+            findings.error(
+                "RST-N068",
+                Where(*arguments.positions[written], written),
+                "is a key of Megatron, and the job has verl's config of FSDP",
+                "verl's Hydra ends with: Key 'megatron' is not in struct",
+                "write model_engine=megatron, or --config-name with verl's config of Megatron for the program",
+            )
+            return
+
+
+def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -> None:
+    """Without dynamic batches, the samples of a step must be the same number for every learner."""
+    data, actor, rollout = root.below("data"), _of(root, "actor"), _of(root, "rollout")
+    written = [first_number((data, "train_batch_size")), first_number((rollout, "n"))]
+    if actor.flag("use_dynamic_bsz") or written == [None, None] or gpus % sizes.model:
+        return
+    batch, samples = int(TRAIN_BATCH if written[0] is None else written[0]), int(written[1] or 1)
+    parts = gpus
+    if strategy == "megatron":
+        parts = gpus // sizes.model * int(first_number((actor, "ppo_micro_batch_size_per_gpu")) or 1)
+    if batch * samples % parts:
+        root.findings.error(
+            "RST-N068",
+            data.where("train_batch_size") if written[0] is not None else rollout.where("n"),
+            f"makes {batch} * {counted(samples, 'sample')} a step, which verl cannot divide by {parts}",
+            f"{remainder(batch * samples, parts)}; verl asserts it where use_dynamic_bsz is false",
+            f"write a multiple of {parts}, or actor_rollout_ref.actor.use_dynamic_bsz=true",
+        )
+
+
+def check_separate_async(root: Section, has_own_reward_pool: bool) -> None:
+    """A step of separate_async is a whole number of weight updates, which other nodes receive."""
+    data, rollout = root.below("data"), _of(root, "rollout")
+    batch = first_number((data, "train_batch_size"))
+    every = int(first_number((root.below("trainer", "v1", "separate_async"), "parameter_sync_step")) or SYNC_STEP)
+    mini = int(first_number((_of(root, "actor"), "ppo_mini_batch_size")) or MINI_BATCH)
+    if batch is not None and batch != every * mini:
+        root.findings.error(
+            "RST-N068",
+            data.where("train_batch_size"),
+            f"is {int(batch)}, which separate_async asserts to be parameter_sync_step * ppo_mini_batch_size",
+            f"{every} * {mini} = {every * mini}",
+            f"write {every * mini}, or other numbers of these",
+        )
+    engine = rollout.below("checkpoint_engine")
+    if engine.get("backend") == "naive":
+        root.findings.error(
+            "RST-N068",
+            engine.where("backend"),
+            "is naive, which sends weights only to engines on the learner's GPUs",
+            "separate_async has engines on nodes of their own",
+            "write actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        )
+    reward = root.below("reward", "reward_model")
+    if reward.flag("enable") and not has_own_reward_pool:
+        root.findings.error(
+            "RST-N068",
+            reward.where("enable"),
+            "puts a reward model on the trainer's GPUs, which separate_async refuses",
+            "it generates while it learns",
+            "write reward.reward_model.enable_resource_pool=true, with its nnodes and n_gpus_per_node",
+        )
+
+
+def _of(root: Section, name: str) -> Section:
+    return root.below("actor_rollout_ref", name)

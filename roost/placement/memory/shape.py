@@ -1,0 +1,158 @@
+"""Sizes of a model that its memory depends on, from its `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.config.findings import shown
+
+DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
+# PEFT takes dense feed-forward layers of these for experts, and would read their adapter wrongly: they get none.
+CONVERTED_BY_PEFT = ("qwen3_moe",)
+LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
+MAX_LAYERS = 10_000
+MAX_SIZE = 100_000_000
+
+
+class UnknownShape(ValueError):
+    """The parameters of a model cannot be counted; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Model sizes that memory depends on."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    ties_embeddings: bool
+    expert_layers: int = 0
+    experts: int = 0
+    active_experts: int = 0
+    expert_feed_forward: int = 0
+    shared_feed_forward: int = 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embedding, and the output projection unless it is tied."""
+        return self.vocabulary * self.hidden * (1 if self.ties_embeddings else 2)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters per layer: four projections, and the family's biases and norms."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        projections = self.hidden * (2 * queries + 2 * keys)
+        if self.family in ("qwen2", "qwen2_moe"):
+            projections += queries + 2 * keys  # biases of the query, key and value projections
+        if self.family in ("qwen3", "qwen3_moe"):
+            projections += 2 * self.head_size  # norms of queries and keys
+        return projections + 2 * self.hidden  # the two norms of a layer
+
+    @property
+    def dense_parameters(self) -> int:
+        """Parameters other than the routed experts."""
+        dense_layers = self.layers - self.expert_layers
+        feed_forward = dense_layers * 3 * self.hidden * self.feed_forward
+        router = self.expert_layers * self.hidden * self.experts
+        shared = self.expert_layers * 3 * self.hidden * self.shared_feed_forward
+        if self.shared_feed_forward:
+            shared += self.expert_layers * self.hidden  # the gate of the shared expert
+        layers = self.layers * self.attention_parameters + feed_forward + router + shared
+        return self.embedding_parameters + layers + self.hidden  # and the last norm
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of the routed experts in all layers."""
+        return self.expert_layers * self.experts * 3 * self.hidden * self.expert_feed_forward
+
+    @property
+    def parameters(self) -> int:
+        """All parameters.
+
+        >>> shape = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        ...          "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}
+        >>> f"{shape_from_config(shape).parameters:,}"  # Qwen2.5-7B
+        '7,615,616,512'
+        """
+        return self.dense_parameters + self.expert_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that compute one token: of a mixture, only the experts that it is routed to."""
+        return self.dense_parameters + self.expert_parameters // max(1, self.experts) * self.active_experts
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
+    """Read the shape from a `config.json`. Raise UnknownShape for an unknown family or a missing size."""
+    inner = config.get("text_config")  # multimodal models keep the language model's sizes there
+    config = inner if isinstance(inner, Mapping) else config
+    family = str(config.get("model_type", ""))
+    if family not in FAMILIES:
+        raise UnknownShape(f"model_type {family or 'is missing'}; Roost counts {', '.join(FAMILIES)}")
+    heads = _size(config, "num_attention_heads")
+    hidden = _size(config, "hidden_size")
+    layers = _size(config, "num_hidden_layers")
+    experts = _experts(config, family, layers)
+    return ModelShape(
+        family=family,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", heads),
+        head_size=_size(config, "head_dim", hidden // heads),
+        feed_forward=_size(config, "intermediate_size"),
+        vocabulary=_size(config, "vocab_size"),
+        ties_embeddings=config.get("tie_word_embeddings") is True,
+        **experts,
+    )
+
+
+def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, int]:
+    if family not in EXPERT_FAMILIES:
+        return {}
+    if family == "mixtral":
+        return {
+            "expert_layers": layers,
+            "experts": _size(config, "num_local_experts"),
+            "active_experts": _size(config, "num_experts_per_tok"),
+            "expert_feed_forward": _size(config, "intermediate_size"),
+        }
+    step = _size(config, "decoder_sparse_step", 1)
+    listed = config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise UnknownShape(f"mlp_only_layers is {shown(listed)}")
+    dense = set(listed)
+    sparse = sum(1 for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
+    return {
+        "expert_layers": sparse,
+        # transformers 5 writes the second name.
+        "experts": _size(config, "num_experts" if config.get("num_experts") is not None else "num_local_experts"),
+        "active_experts": _size(config, "num_experts_per_tok"),
+        "expert_feed_forward": _size(config, "moe_intermediate_size"),
+        "shared_feed_forward": _size(config, "shared_expert_intermediate_size", 0) if family == "qwen2_moe" else 0,
+    }
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = default if config.get(key) is None and default is not None else config.get(key)
+    most = MAX_LAYERS if key in LAYER_KEYS else MAX_SIZE
+    is_absent = value == 0 and config.get(key) is None  # a part that the model does not have
+    if isinstance(value, int) and not isinstance(value, bool) and (0 < value <= most or is_absent):
+        if key == "head_dim" and value == 0:
+            raise UnknownShape("there are more attention heads than hidden units")
+        return value
+    raise UnknownShape(f"config.json has no {key}" if value is None else f"{key} is {shown(value)}")

@@ -1,0 +1,162 @@
+"""Rules about the components that training needs, and how those that are not placed are placed in a notation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from roost.config.data import is_teacher
+from roost.config.findings import Findings, Where
+from roost.config.job import ModelUse, Notation
+from roost.config.node_groups import CLUSTER_GROUP
+from roost.config.ranks import spell_ranks
+from roost.config.train import AdvantageEstimator, Objective, OldLogprobs, TrainSettings
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.shape import UnknownShape, shape_from_config
+
+SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
+ROLL_NAMES = {"actor": "actor_train", "rollout": "actor_infer"}
+At = Callable[[str], Where]  # a setting's place, or a component's
+LOOP_GPUS = {"actor": "learning_gpus", "rollout": "inference_gpus"}
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Fixes that place a component beside those that are placed, in the notation of the config."""
+
+    notation: Notation
+    parts: Mapping[str, ComponentPlan]
+
+    def fix(self, name: str) -> str:
+        """A fix that places a component, on the learner's devices if there is one; empty if the notation has none."""
+        if self.notation is Notation.LOOP:
+            return f"write rl.gpu_allocation.{LOOP_GPUS[name]}: [0]" if name in LOOP_GPUS else ""
+        beside = next((self.parts[each] for each in (*SUPERVISED, *self.parts) if each in self.parts), None)
+        if beside is None or beside.table.labels != (CLUSTER_GROUP,):
+            return f"place {name}"
+        devices = sorted(set(beside.hardware_ranks.tolist()))
+        if self.notation is Notation.RLINF:
+            return f"write {name}: {spell_ranks(devices)} in cluster.component_placement"
+        return f"write {_role(name, devices)}" if self.notation is Notation.ROLL else f"place {name}"
+
+
+def _role(name: str, devices: list[int]) -> str:
+    """A role of ROLL; the expression is quoted, as braces would end it at its comma."""
+    is_run = len(devices) == devices[-1] - devices[0] + 1
+    spelled = f'"list(range({devices[0]},{devices[-1] + 1}))"' if is_run else str(devices)
+    outer, _, inner = ROLL_NAMES.get(name, name).partition(".")
+    role = f"{{device_mapping: {spelled}}}"
+    return f"{outer}: {{{inner}: {role}}}" if inner else f"{outer}: {role}"
+
+
+def either(*fixes: str) -> str:
+    """Fixes of which one is enough; those that are empty are left out.
+
+    >>> either("", "write lora_rank: 16", "write kl_coef: 0")
+    'write lora_rank: 16, or kl_coef: 0'
+    """
+    joined = ", or ".join(fix for fix in fixes if fix)
+    return joined.replace(", or write", ", or") if joined.startswith("write") else joined
+
+
+def check_components(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], placing: Placing, at: At, findings: Findings
+) -> None:
+    """Check that every component that the settings need is placed; warn about those that they do not use."""
+    for name, role in (("actor", "a learner"), ("rollout", "an engine")):
+        if name not in parts:
+            findings.error("RST-T023", at("task"), f"needs {name}, {role}, which is not placed", fix=placing.fix(name))
+    if settings.advantage.advantage_estimator is AdvantageEstimator.GAE and "critic" not in parts:
+        findings.error(
+            "RST-T024",
+            at("advantage_estimator"),
+            "is gae, but there is no critic",
+            "values come from a model of their own",
+            either(placing.fix("critic"), "write another advantage_estimator, such as grpo"),
+        )
+    if settings.uses_reference and settings.learner.adapter is None and "reference" not in parts:
+        key = "kl_coef" if settings.learner.loss.kl_coef else "kl_penalty_coef"
+        findings.error(
+            "RST-T025",
+            at(key),
+            "needs a reference, which is not placed",
+            "without an adapter the policy cannot be its own reference",
+            either(placing.fix("reference"), "write train.lora_rank: 16", f"write {key}: 0"),
+        )
+    if settings.reference_sync_steps and not settings.uses_reference:
+        why, fix = "kl_coef and kl_penalty_coef are 0: there is no reference", "write kl_coef, or remove it"
+        findings.warn("RST-T094", at("reference_sync_steps"), "has no effect", why, fix)
+    elif settings.reference_sync_steps and "reference" not in parts and settings.learner.adapter is not None:
+        why = "the reference is the policy without its adapter, which stays as it is"
+        fix = either(placing.fix("reference"), "remove it")
+        findings.error("RST-T110", at("reference_sync_steps"), "needs a reference of its own", why, fix)
+    elif settings.moves_reference and "actor" in parts and "reference" in parts:
+        _check_moved(parts["actor"].model, parts["reference"].model, at, findings)
+    check_teachers(settings, parts, placing, at, findings)
+    _check_scorers(settings, parts, at, findings)
+
+
+def _check_moved(policy: ModelUse, reference: ModelUse, at: At, findings: Findings) -> None:
+    """Check that the policy's weights fit into the reference, if the config.json of both is on this machine."""
+    try:
+        shapes = [shape_from_config(model.config or {}) for model in (policy, reference)]
+    except UnknownShape:
+        return
+    if shapes[0] != shapes[1]:
+        findings.error(
+            "RST-T110",
+            at("reference_sync_steps"),
+            "needs a reference of the policy's shape",
+            f"the policy is {policy.path}, the reference {reference.path}",
+            "give both the same model, or remove it",
+        )
+
+
+def check_teachers(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], placing: Placing, at: At, findings: Findings
+) -> None:
+    """Check that every teacher is placed and has a model, and that there is one where it alone is learnt from."""
+    teachers = settings.teachers
+    for teacher in teachers:
+        component = parts.get(teacher.name)
+        if component is None:
+            what = f"needs {teacher.name}, which is not placed"
+            learnt = "is learnt" if settings.objective is Objective.SFT else "the policy generates"
+            fix = placing.fix(teacher.name) or "write one teacher without a name: {model: MODEL, coef: 1}"
+            findings.error("RST-T072", at("teacher"), what, f"it scores what {learnt}", fix)
+        elif component.model.path is None:
+            what, fix = f"{teacher.name} has no model", "write model: the folder or hub name of the teacher"
+            findings.error("RST-T073", at("teacher"), what, fix=fix)
+    if settings.advantage.advantage_estimator is AdvantageEstimator.TEACHER and not any(each.coef for each in teachers):
+        findings.error(
+            "RST-T074",
+            at("advantage_estimator"),
+            "is teacher, but there is none" if not teachers else "is teacher, but its coef is 0",
+            "no token would have an advantage",
+            "write teacher: {model: MODEL, coef: 1}, or another advantage_estimator",
+        )
+
+
+def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Warn about placed models that the settings do not use."""
+    estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
+    idle = {
+        "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
+        "reference": ("kl_coef", "kl_coef is 0", "0.001", not settings.uses_reference),
+        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
+    }
+    taught = {teacher.name for teacher in settings.teachers}
+    idle |= {
+        name: ("teacher", "there is no teacher in train", "{coef: 1}", name not in taught)
+        for name in parts
+        if is_teacher(name)
+    }
+    for name, (key, why, instead, is_idle) in idle.items():
+        if is_idle and name in parts:
+            findings.warn(
+                "RST-P025",
+                at(key),
+                f"{name} is placed, but has nothing to do",
+                why,
+                f"write {key}: {instead}, or remove {name}",
+            )
