@@ -161,6 +161,11 @@ class Builtins(ABC):
         options = "".join(text[1:] for text in texts if text.startswith("-"))
         names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
         given, fields = self.stdin.known if self.stdin is not None else None, word_fields(state)
+        if self.stdin is not None and set(options) == set("rd") and texts[-2:] == ["", *names]:  # read -r -d '' NAME
+            is_stripped = fields is not None and fields.fullmatch("\n")
+            state.variables[names[0]] = self.stdin.stripped() if is_stripped else self.stdin
+            self.stdin = None
+            return False  # there is no delimiter before the end of the input
         if given is not None and fields is not None and not set(options) - set("ra") and len(texts) - len(names) < 3:
             line, _, rest = given.partition("\n")
             self.stdin = text_value(rest, position)

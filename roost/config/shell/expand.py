@@ -11,7 +11,7 @@ from pathlib import Path
 from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.patterns import compiled, with_classes
 from roost.config.shell.state import IFS, State, Unknown, Value, elements, next_index, of_unknown, text_value
-from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word
+from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word, joined_text, places_of
 from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
@@ -215,6 +215,7 @@ class Expander:
                         has_word = has_word or bool(delimiter[0].strip(" \t\n"))
                         close()
                         start = delimiter.end()
+                        position = places_of(piece[start:], position)[0][1] if is_alone else position
                     if piece[start:]:
                         current.append(piece[start:])
                         has_word = True
@@ -501,11 +502,11 @@ def merged(parts: list[str | Unknown], position: Position) -> Value:
             texts.append(part)
             continue
         if texts and any(texts):
-            merged.append("".join(texts))
+            merged.append(joined_text(texts))
         texts = []
         merged.append(part)
     if any(texts):
-        merged.append("".join(texts))
+        merged.append(joined_text(texts))
     if sum(len(part) for part in merged if isinstance(part, str)) > MAX_VALUE:
         raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
     return Value(tuple(merged), position)

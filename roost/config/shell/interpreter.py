@@ -37,7 +37,6 @@ from roost.config.shell.state import (
     Doubt,
     Reading,
     State,
-    Unknown,
     Value,
     going_on,
     join,
@@ -63,6 +62,7 @@ from roost.config.shell.syntax import (
     Statement,
     Substitution,
     Word,
+    places_of,
 )
 from roost.config.yaml_events import Position
 
@@ -71,7 +71,6 @@ MAX_COMMANDS = 2_000
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
-_PLACEHOLDER = "__ROOST_UNKNOWN_"
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
@@ -535,13 +534,10 @@ class Interpreter(Assignments):
 
     def _text(self, value: Value, position: Position, state: State) -> None:
         """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
-        text = ""
-        for number, part in enumerate(value.parts):
-            if isinstance(part, Unknown):
-                state.variables[f"{_PLACEHOLDER}{number}"] = of_unknown(part)
-            text += part if isinstance(part, str) else f"${{{_PLACEHOLDER}{number}}}"
-        line = value.position[1] or position[1] or 1
-        statements, error = Parser(text, value.position[0] or position[0], line).parse()
+        start = value.position if value.position[1] else position
+        text, unknowns = value.as_script(start)
+        state.variables |= unknowns
+        statements, error = Parser(text, start[0], places_of(text, start)).parse()
         if error is not None:
             self.reading.errors.append(error)
         self.depth += 1

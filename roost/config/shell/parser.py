@@ -41,7 +41,7 @@ _DECLARING = ("declare", "export", "local", "readonly", "typeset")
 
 
 class Parser(WordParser):
-    """Parses one text. `first_line` is the line of the file that the text begins on."""
+    """Parses one text."""
 
     stdin: Input | None = None  # of the command that is parsed
     stdout: Word | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from roost.config.shell.syntax import ShellError, Statement
+from roost.config.shell.syntax import ShellError, SourceText, Statement, joined_text, places_of, position_in
 from roost.config.yaml_events import Position
 
 MAX_SHOWN = 60
@@ -68,6 +68,30 @@ class Value:
                 break
             found += part
         return found
+
+    def stripped(self) -> Value:
+        """The value without blanks at its ends."""
+        parts = list(self.parts)
+        if parts and isinstance(parts[0], str):
+            parts[0] = parts[0][len(parts[0]) - len(parts[0].lstrip()) :]
+        if parts and isinstance(parts[-1], str):
+            parts[-1] = parts[-1][: len(parts[-1].rstrip())]
+        return replace(self, parts=tuple(part for part in parts if part))
+
+    def as_script(self, start: Position) -> tuple[str, dict[str, Value]]:
+        """The text of a script, and the variables in it that stand for what is not known."""
+        pieces: list[str] = [SourceText("", ((0, start),))]
+        variables = {}
+        for number, part in enumerate(self.parts):
+            if isinstance(part, str):
+                pieces.append(part)
+                continue
+            if part.position == self.position:  # of the word; the part begins where the text before it ends
+                part = replace(part, position=position_in(places_of(pieces[-1], start), len(pieces[-1])))
+            name = f"__ROOST_UNKNOWN_{number}"
+            variables[name] = of_unknown(part)
+            pieces.append(f"${{{name}}}")
+        return joined_text(pieces), variables
 
     def after(self, length: int) -> Value:
         """The value without its first characters, which must be known."""

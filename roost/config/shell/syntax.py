@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from roost.config.yaml_events import Position
 
@@ -13,6 +18,64 @@ class ShellError(ValueError):
     def __init__(self, what: str, position: Position) -> None:
         self.what, self.position = what, position
         super().__init__(what)
+
+
+MAX_PLACES = 5_000  # of one text; of a longer one only the beginning is known
+Places = tuple[tuple[int, Position], ...]  # offsets in a text, in order, and where the text from each on is written
+
+
+def line_places(text: str, file: str | None) -> Places:
+    """Places of the lines of a whole file."""
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    return tuple((start, (file, number, 1)) for number, start in enumerate(starts, 1))
+
+
+def position_in(places: Places, at: int) -> Position:
+    """Where the character at an offset is written."""
+    start, (file, line, column) = places[bisect.bisect_right(places, at, key=itemgetter(0)) - 1]
+    return file, line, (column or 1) + at - start
+
+
+def places_between(places: Places, start: int, end: int) -> Places:
+    """Places of the text between two offsets."""
+    first = bisect.bisect_right(places, start, key=itemgetter(0))
+    last = bisect.bisect_left(places, end, key=itemgetter(0))
+    return ((0, position_in(places, start)), *((at - start, position) for at, position in places[first:last]))
+
+
+class SourceText(str):
+    """Text that knows where it is written; joining lines and removing backslashes move it away from there."""
+
+    places: Places
+
+    def __new__(cls, text: str, places: Places) -> SourceText:
+        made = super().__new__(cls, text)
+        made.places = places
+        return made
+
+    def __getitem__(self, index: Any) -> str:
+        found = super().__getitem__(index)
+        if not isinstance(index, slice) or index.step is not None or not found:
+            return found
+        start, end, _ = index.indices(len(self))
+        return SourceText(found, places_between(self.places, start, end))
+
+
+def joined_text(texts: Iterable[str]) -> str:
+    """Texts as one, with the places of those that know them."""
+    pieces, places, length = [], [], 0
+    for text in texts:
+        if isinstance(text, SourceText):
+            places += [(length + at, position) for at, position in text.places]
+        pieces.append(text)
+        length += len(text)
+    whole = "".join(pieces)
+    return SourceText(whole, tuple(places)) if places and places[0][0] == 0 and len(places) <= MAX_PLACES else whole
+
+
+def places_of(text: str, start: Position) -> Places:
+    """Places of a text, of which only the start may be known."""
+    return text.places if isinstance(text, SourceText) else ((0, start),)
 
 
 @dataclass(frozen=True, slots=True)

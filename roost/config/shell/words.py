@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from abc import ABC, abstractmethod
+from itertools import groupby
 
 from roost.config.shell.syntax import (
     Arithmetic,
@@ -12,10 +12,17 @@ from roost.config.shell.syntax import (
     Literal,
     Parameter,
     Part,
+    Places,
     ShellError,
+    SourceText,
     Statement,
     Substitution,
     Word,
+    joined_text,
+    line_places,
+    places_between,
+    places_of,
+    position_in,
 )
 from roost.config.yaml_events import Position
 
@@ -28,19 +35,11 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a"
 
 
 class WordParser(ABC):
-    """Parses the words of one text. `first_line` is the line of the file that the text begins on."""
+    """Parses the words of one text; `places` says where a text that is no whole file is written."""
 
-    def __init__(
-        self,
-        text: str,
-        file: str | None,
-        first_line: int = 1,
-        depth: int = 0,
-        line_starts: list[int] | None = None,
-    ) -> None:
-        self.text, self.file, self.first_line = text, file, first_line
+    def __init__(self, text: str, file: str | None, places: Places | None = None, depth: int = 0) -> None:
+        self.text, self.file, self.places = text, file, places or line_places(text, file)
         self.at, self.depth = 0, depth
-        self.line_starts = line_starts or [0, *(match.end() for match in re.finditer("\n", text))]
         self.here_documents: list[Input] = []  # whose bodies begin on the next line
 
     @abstractmethod
@@ -52,9 +51,10 @@ class WordParser(ABC):
     # --- places and characters
 
     def _position(self, at: int | None = None) -> Position:
-        at = self.at if at is None else at
-        line = bisect.bisect_right(self.line_starts, at)
-        return self.file, line + self.first_line - 1, at - self.line_starts[line - 1] + 1
+        return position_in(self.places, self.at if at is None else at)
+
+    def _source(self, start: int, end: int) -> SourceText:
+        return SourceText(self.text[start:end], places_between(self.places, start, end))
 
     def _error(self, what: str, at: int | None = None) -> ShellError:
         return ShellError(what, self._position(at))
@@ -109,23 +109,24 @@ class WordParser(ABC):
 
     def _skip_here_documents(self) -> None:
         for document in self.here_documents:
-            start, lines = self.at, []
+            start = self.at
+            lines: list[str] = [self._source(start, start)]
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
-                line = self.text[self.at : end]
-                self.at = min(end + 1, len(self.text))
-                line = line.lstrip("\t") if document.strips_tabs else line
-                if line.rstrip("\r") == document.delimiter:
+                begin, self.at = self.at, min(end + 1, len(self.text))
+                while document.strips_tabs and self.text.startswith("\t", begin, end):
+                    begin += 1
+                if self.text[begin:end].rstrip("\r") == document.delimiter:
                     break
-                lines.append(f"{line}\n")
-            document.body = self._document("".join(lines), document.is_quoted, start)
+                lines += [self._source(begin, end), "\n"]
+            document.body = self._document(joined_text(lines), document.is_quoted, start)
         self.here_documents = []
 
     def _document(self, text: str, is_quoted: bool, start: int) -> Word | None:
         """The text of a here-document, with its expansions unless the delimiter is quoted."""
         position = self._position(start)
-        parser = type(self)(text, self.file, position[1] or 1, self.depth)
+        parser = type(self)(text, self.file, places_of(text, position), self.depth)
         parts: list[Part] = [Literal(text, True)] if is_quoted else []
         try:
             while not is_quoted and parser.at < len(text):
@@ -133,11 +134,11 @@ class WordParser(ABC):
                 if plain is None:
                     parser._piece(parts, is_quoted=True)
                 else:
-                    _add(parts, plain[0], True)
+                    parts.append(Literal(parser._source(*plain.span()), True))
                     parser.at = plain.end()
         except ShellError:
             return None
-        return Word(tuple(parts), position)
+        return _word_of(parts, position)
 
     # --- words
 
@@ -154,7 +155,7 @@ class WordParser(ABC):
                     continue
                 break
             self._piece(parts, is_quoted=False)
-        return Word(tuple(parts), position)
+        return _word_of(parts, position)
 
     def _some_word(self, ends: str = END_OF_WORD) -> Word:
         """A word that must be here."""
@@ -166,13 +167,13 @@ class WordParser(ABC):
 
     def _inner(self, start: int, end: int, is_quoted: bool = True) -> Word:
         """The text between two places as one word."""
-        parser = type(self)(self.text[:end], self.file, self.first_line, self.depth, self.line_starts)
+        parser = type(self)(self.text[:end], self.file, self.places, self.depth)
         parser.at = start
         parser._enter()
         parts: list[Part] = []
         while parser.at < end:
             parser._piece(parts, is_quoted)
-        return Word(tuple(parts), self._position(start))
+        return _word_of(parts, self._position(start))
 
     def _piece(self, parts: list[Part], is_quoted: bool) -> None:
         """Add the literal or expansion that begins here."""
@@ -183,14 +184,14 @@ class WordParser(ABC):
             if following == "\n":
                 return
             if is_quoted and following not in '$`"\\':
-                _add(parts, "\\" + following, True)
+                parts.append(Literal(self._source(self.at - 2, self.at), True))
             else:
-                _add(parts, following, True)
+                parts.append(Literal(self._source(self.at - 1, self.at), True))
         elif character == "'" and not is_quoted:
             end = self.text.find("'", self.at + 1)
             if end < 0:
                 raise self._error("a single quote is not closed")
-            _add(parts, self.text[self.at + 1 : end], True)
+            parts.append(Literal(self._source(self.at + 1, end), True))
             self.at = end + 1
         elif character == '"':
             self._double_quoted(parts)
@@ -200,9 +201,9 @@ class WordParser(ABC):
             self._expansion(parts, is_quoted)
         else:
             match = re.compile(r"[^\\'\"`$ \t\n;&|()<>}]+").match(self.text, self.at)
-            text = match[0] if match and not is_quoted else character
-            _add(parts, text, is_quoted)
-            self.at += len(text)
+            end = match.end() if match and not is_quoted else self.at + 1
+            parts.append(Literal(self._source(self.at, end), is_quoted))
+            self.at = end
 
     def _double_quoted(self, parts: list[Part]) -> None:
         start, before = self.at, len(parts)
@@ -213,25 +214,24 @@ class WordParser(ABC):
                     parts.append(Literal("", True))  # "" is a word, though an empty one
                 return
             if self.text[self.at] == "'":
-                _add(parts, "'", True)
+                parts.append(Literal(self._source(self.at, self.at + 1), True))
                 self.at += 1
                 continue
             plain = re.compile(r'[^\\"`$\']+').match(self.text, self.at)
             if plain is not None:
-                _add(parts, plain[0], True)
+                parts.append(Literal(self._source(*plain.span()), True))
                 self.at = plain.end()
             else:
                 self._piece(parts, is_quoted=True)
         raise self._error("a double quote is not closed", start)
 
     def _backquoted(self, is_quoted: bool) -> Substitution:
-        start = self.at
         match = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL).match(self.text, self.at)
         if match is None:
             raise self._error("a backquote is not closed")
         self.at = match.end()
-        line = self._position(start)[1] or 1
-        inner = type(self)(match[1].replace("\\`", "`"), self.file, line, self.depth)
+        places = places_between(self.places, *match.span(1))
+        inner = type(self)(match[1].replace("\\`", "`"), self.file, places, self.depth)
         inner._enter()
         body, error = inner.parse()
         return Substitution(None if error else body, match[0], is_quoted)
@@ -268,7 +268,10 @@ class WordParser(ABC):
             match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self.text, self.at)
             if match is None:
                 raise self._error("a single quote is not closed")
-            _add(parts, re.sub(r"\\(.)", lambda one: _ESCAPES.get(one[1], one[0]), match[1]), True)
+            parts.append(Literal("", True))
+            for one in re.compile(r"\\(.)|[^\\]+", re.DOTALL).finditer(self.text, *match.span(1)):
+                text = _ESCAPES.get(one[1], one[0])
+                parts.append(Literal(SourceText(text, self._source(*one.span()).places), True))
             self.at = match.end()
         elif self._peek('$"') and not is_quoted:
             self.at += 1
@@ -276,7 +279,7 @@ class WordParser(ABC):
             name = _NAME.match(self.text, self.at + 1)
             self.at = name.end() if name else self.at + 1
             if name is None:
-                _add(parts, "$", is_quoted)
+                parts.append(Literal(self._source(start, self.at), is_quoted))
             else:
                 parts.append(Parameter(name[0], self.text[start : self.at], is_quoted))
 
@@ -323,9 +326,9 @@ class WordParser(ABC):
         parts: list[Part] = []
         while self.at < len(self.text):
             if self._peek("}"):
-                return Word(tuple(parts), position)
+                return _word_of(parts, position)
             if self.text[self.at] in " \t\n;&|()<>" or (is_quoted and self.text[self.at] == "'"):
-                _add(parts, self.text[self.at], is_quoted)
+                parts.append(Literal(self._source(self.at, self.at + 1), is_quoted))
                 self.at += 1
             else:
                 self._piece(parts, is_quoted)
@@ -351,9 +354,14 @@ class WordParser(ABC):
         return None
 
 
-def _add(parts: list[Part], text: str, is_quoted: bool) -> None:
-    """Add text to the last literal, or as a new one."""
-    if parts and isinstance(parts[-1], Literal) and parts[-1].is_quoted == is_quoted:
-        parts[-1] = Literal(parts[-1].text + text, is_quoted)
-    else:
-        parts.append(Literal(text, is_quoted))
+def _word_of(parts: list[Part], position: Position) -> Word:
+    """A word, with literals that follow each other as one."""
+    found: list[Part] = []
+    for is_quoted, run in groupby(parts, lambda part: part.is_quoted if isinstance(part, Literal) else None):
+        pieces = list(run)
+        if is_quoted is None or len(pieces) == 1:
+            found += pieces
+        else:
+            texts = [piece.text for piece in pieces if isinstance(piece, Literal)]
+            found.append(Literal(joined_text(texts), is_quoted))
+    return Word(tuple(found), position)

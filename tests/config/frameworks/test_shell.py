@@ -204,6 +204,39 @@ def test_words_have_their_places(tmp_path):
     assert places == [("--a", 2, 3), ("1", 2, 7), ("--b", 4, 3), ("2", 4, 7), ("last", 6, 19)]
 
 
+def test_words_of_texts_have_their_places(tmp_path):
+    """Of `bash -c`, `eval`, here-documents and split variables, behind joined lines, backslashes and expansions."""
+    text = r"""
+X="--a 1
+  --b $N"
+srun bash -c "cd /w \
+ && show \"p\" \
+  $X q 'r'
+ show $(nproc) s"
+bash <<-EOF
+TABTAB show \$X t
+EOF
+eval 'show u;
+ show v' w
+Y=$'show x;\n show y
+ show z'; bash -c "$Y"
+"""
+    reading = read(tmp_path, text.replace("TAB", "\t"), N="2")
+    assert not reading.errors
+    commands = [command for command in reading.commands.values() if command.words[0].known == "show"]
+    places = [[(word.shown, *word.position[1:]) for word in command.words[1:]] for command in commands]
+    assert places == [
+        [("p", 5, 11), ("--a", 2, 4), ("1", 2, 8)],
+        [("$(nproc)", 7, 7), ("s", 7, 16)],
+        [("t", 9, 13)],
+        [("u", 11, 12)],
+        [("v", 12, 7), ("w", 12, 10)],
+        [("x", 13, 10)],
+        [("y", 13, 20)],
+        [("z", 14, 7)],
+    ]
+
+
 def test_sourced_files_are_read_where_they_are(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a.sh").write_text("ARGS=(--layers 4)\n")
