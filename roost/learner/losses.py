@@ -103,12 +103,13 @@ def correction(learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, 
     """The correction that the settings ask for; `learner` are log-probs before the first optimizer step."""
     level, rules = settings.weight_level, settings.rejections
     weights = kept = capped = None
+    if rules:
+        kept = kept_tokens(learner, engine, sequence, turn, rules)
+        engine = _finite(engine, kept, learner)  # the weight of a unit is that of its other tokens
     if level is not ImportanceSamplingLevel.NONE:
         cap = settings.importance_weight_cap
         weights, capped = importance_weights(learner, engine, sequence, turn, level, cap)
-    if rules:
-        kept = kept_tokens(learner, engine, sequence, turn, rules)
-        weights = None if weights is None else _finite(weights, kept)
+        weights = weights if kept is None else _finite(weights, kept)
     return Correction(weights, kept, capped)
 
 

@@ -449,18 +449,20 @@ def test_a_bounded_ratio_of_cispo_is_clipped_only_where_the_mask_leaves_it_out(m
 @grid("loss_type", list(PolicyLoss))
 @grid("unknown", [math.nan, -math.inf])
 def test_a_log_prob_that_is_no_number_does_not_count_where_its_token_is_rejected(old_logprobs, loss_type, unknown):
-    def learnt(first):
+    def learnt(first, level=ImportanceSamplingLevel.TOKEN):
         logprobs = logs([0.5, 0.4, 0.4]).requires_grad_()
         engine, places = torch.cat([torch.tensor([first]), logprobs.detach()[1:]]), torch.tensor([0, 0, 1])
         rules = {"old_logprobs": old_logprobs, "rollout_rejection": {"token": [0.5, 2.0]}, "loss_type": loss_type}
         some = PolicyBatch(logprobs, logprobs.detach(), engine, torch.ones(3), places, places, rewards=torch.ones(3))
-        settings = LossSettings(rollout_is=ImportanceSamplingLevel.TOKEN, rollout_is_batch_normalize=True, **rules)
+        settings = LossSettings(rollout_is=level, rollout_is_batch_normalize=True, **rules)
         loss, described = policy_loss(some, settings, totals_of(some))
         loss.backward()
         assert all(torch.isfinite(value) for value in described.values())
         return [loss.item(), *logprobs.grad.tolist()]
 
     assert learnt(unknown) == learnt(-9.0), "another that is rejected"
+    for level in (ImportanceSamplingLevel.TURN, ImportanceSamplingLevel.SEQUENCE):
+        assert learnt(unknown, level) == learnt(unknown), "the other tokens agree with the engine"
 
 
 @grid("level", list(ImportanceSamplingLevel))
