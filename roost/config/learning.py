@@ -331,7 +331,9 @@ class LossSettings:
     )
     importance_weight_cap: float | None = setting(2.0, "Cap on the weights of rollout_is; 0 or null: no cap.", null=0.0)
     rollout_is_batch_normalize: bool = setting(
-        False, "Divide the weights of rollout_is by their mean over a minibatch."
+        False,
+        "Divide the weights of rollout_is by their mean over a minibatch. With old_logprobs: rollout, the learner's "
+        "log-probs are computed for them.",
     )
     rollout_rejection: Mapping[str, Any] = setting(
         {},
@@ -399,6 +401,17 @@ class LossSettings:
     def corrects_rollout(self) -> bool:
         """True if the loss corrects for what engine and learner differ by."""
         return self.weight_level is not ImportanceSamplingLevel.NONE or bool(self.rollout_rejection)
+
+    @property
+    def scores_policy(self) -> bool:
+        """True if the learner's own log-probs are computed before the first optimizer step.
+
+        >>> rollout = LossSettings(old_logprobs=OldLogprobs.ROLLOUT, rollout_is=ImportanceSamplingLevel.TOKEN)
+        >>> rollout.scores_policy, replace(rollout, rollout_is_batch_normalize=True).scores_policy
+        (False, True)
+        """
+        needs_mean = self.rollout_is_batch_normalize and self.weight_level is not ImportanceSamplingLevel.NONE
+        return self.old_logprobs is not OldLogprobs.ROLLOUT or needs_mean
 
     @property
     def uses_engine_logprobs(self) -> bool:

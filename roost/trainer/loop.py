@@ -305,7 +305,7 @@ class Loop:
         if not loss.max_logprob_mismatch:
             return
         samples = fresh(ready.batch.samples, ready.batch.sources, version)
-        if loss.old_logprobs is OldLogprobs.ROLLOUT:
+        if not loss.scores_policy:
             if self.state.step or not samples:
                 return
             scores = await (self.models.inference or self.models.policy).score(samples)
@@ -345,7 +345,7 @@ class Loop:
     def _scores_apart(self) -> bool:
         """Return True if scoring can overlap with learning, because the policy's learner does no scoring."""
         loss = self.settings.learner.loss
-        is_own_scorer = loss.old_logprobs is not OldLogprobs.ROLLOUT and self.models.inference is None
+        is_own_scorer = loss.scores_policy and self.models.inference is None
         is_own_reference = self.settings.uses_reference and self.models.reference is None
         return not is_own_scorer and not is_own_reference
 
@@ -426,7 +426,7 @@ class Loop:
         loss = self.settings.learner.loss
         old: list[Floats] | None = None
         reference: list[Floats] | None = None
-        if loss.old_logprobs is not OldLogprobs.ROLLOUT:
+        if loss.scores_policy:
             old = await (self.models.inference or self.models.policy).score(batch.samples)
         if self.settings.uses_reference:
             scorer = self.models.reference or self.models.policy

@@ -21,7 +21,6 @@ from roost.config.job import AUTO, Job, resolve_model
 from roost.config.train import (
     AdvantageEstimator,
     LearnerSettings,
-    OldLogprobs,
     OptimizerSettings,
     TrainSettings,
 )
@@ -124,7 +123,7 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
     needed = {
         CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         REFERENCE: settings.uses_reference,
-        INFERENCE: settings.learner.loss.old_logprobs is not OldLogprobs.ROLLOUT,
+        INFERENCE: settings.learner.loss.scores_policy,
         **{teacher.name: True for teacher in settings.teachers},
     }
     placed = {part.name for part in plan.components}

@@ -11,6 +11,7 @@ import torch
 from roost.config.train import (
     AdvantageEstimator,
     AdvantageSettings,
+    ImportanceSamplingLevel,
     LearnerSettings,
     LossSettings,
     OldLogprobs,
@@ -533,11 +534,22 @@ def test_minibatches_wait_for_all_groups_where_they_must(case):
 # Who is asked what --------------------------------------------------------------------------------------------------
 
 
+WEIGHTED = {
+    "old_logprobs": OldLogprobs.ROLLOUT,
+    "importance_sampling_level": ImportanceSamplingLevel.NONE,
+    "rollout_is": ImportanceSamplingLevel.TOKEN,
+}
+
+
 @pytest.mark.parametrize(
     ("case", "scored"),
     [
         pytest.param({}, ["policy scores"], id="the learner's own log-probabilities"),
         pytest.param({"loss": {"old_logprobs": OldLogprobs.DECOUPLED}}, ["policy scores"], id="proximal"),
+        pytest.param({"loss": WEIGHTED}, [], id="weights of the policy that learns"),
+        pytest.param(
+            {"loss": WEIGHTED | {"rollout_is_batch_normalize": True}}, ["policy scores"], id="normalised weights"
+        ),
         pytest.param({"loss": {"old_logprobs": OldLogprobs.ROLLOUT}}, [], id="the engine's"),
         pytest.param(
             {"loss": {"kl_coef": 0.1}}, ["policy scores", "policy scores as reference"], id="its own reference"

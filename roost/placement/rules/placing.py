@@ -10,7 +10,7 @@ from roost.config.findings import Findings, Where
 from roost.config.job import ModelUse, Notation
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
-from roost.config.train import AdvantageEstimator, Objective, OldLogprobs, TrainSettings
+from roost.config.train import AdvantageEstimator, Objective, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import UnknownShape, shape_from_config
 
@@ -139,11 +139,11 @@ def check_teachers(
 
 def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     """Warn about placed models that the settings do not use."""
-    estimator, old_logprobs = settings.advantage.advantage_estimator, settings.learner.loss.old_logprobs
+    estimator, scores = settings.advantage.advantage_estimator, settings.learner.loss.scores_policy
     idle = {
         "critic": ("advantage_estimator", f"it is {estimator.value}", "gae", estimator is not AdvantageEstimator.GAE),
         "reference": ("kl_coef", "kl_coef is 0", "0.001", not settings.uses_reference),
-        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", old_logprobs is OldLogprobs.ROLLOUT),
+        "inference": ("old_logprobs", "old_logprobs is rollout", "recompute", not scores),
     }
     taught = {teacher.name for teacher in settings.teachers}
     idle |= {

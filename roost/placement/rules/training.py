@@ -329,14 +329,6 @@ def _check_correction(loss: LossSettings, at: At, findings: Findings) -> None:
     if loss.rollout_is_batch_normalize and not has_weights:
         why, fix = "there are no weights to normalise", "write rollout_is: token, or remove it"
         findings.warn("RST-T094", at("rollout_is_batch_normalize"), "has no effect", why, fix)
-    elif loss.rollout_is_batch_normalize and is_against_engine:
-        findings.error(
-            "RST-T095",
-            at("rollout_is_batch_normalize"),
-            "needs the learner's log-probs before the optimizer step",
-            "old_logprobs is rollout: they are not computed",
-            "write old_logprobs: recompute",
-        )
     cap, is_normalised = loss.importance_weight_cap or 1.0, loss.rollout_is_batch_normalize
     if has_weights and cap < 1 and not is_normalised:
         findings.warn(
