@@ -58,6 +58,7 @@ OLD = {
     "tensor_parallel_size": "inference_engine_tensor_parallel_size",
     "pipeline_parallel_size": "inference_engine_pipeline_parallel_size",
     "data_parallel_size": "inference_engine_data_parallel_size",
+    "expert_parallel_size": "inference_engine_expert_parallel_size",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "backend": "backend",
     "run_engines_locally": "run_engines_locally",
@@ -77,8 +78,8 @@ PLACING = tuple(
         trainer.{{policy,critic,ref}}.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
         trainer.{{policy,critic,ref}}.megatron_config.context_parallel_size
         trainer.fully_async.{{enabled,simulate_training,max_staleness_steps}}
-        generator.inference_engine.{{num_engines,tensor_parallel_size,pipeline_parallel_size,data_parallel_size}}
-        generator.inference_engine.{{run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
+        generator.inference_engine.{{tensor,pipeline,data,expert}}_parallel_size
+        generator.inference_engine.{{num_engines,run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}
         generator.inference_engine.{{num_prefill,gpu_memory_utilization,backend,distributed_executor_backend}}
         generator.{{{",".join(OLD.values())}}} generator.sampling_params.max_generate_length
         placement.{{num_nodes,num_gpus_per_node}} model.path model.lora.rank strategy
@@ -372,13 +373,27 @@ class _SkyRL(Reader):
         fraction = fraction_of_device(section, key) or DEFAULTS["generator.inference_engine.gpu_memory_utilization"]
         backend = first_text(self._engine_key("backend")) or "vllm"
         model = ModelUse(self._path(), read_model_config(self._path()), memory_fraction=fraction, strategy=backend)
-        tensor, pipeline = (self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline"))
-        sizes, where = ParallelSizes(tensor, pipeline), self._engine_where("num_engines")
+        sizes, where = self._engine_sizes(), self._engine_where("num_engines")
         prefill = self._prefill(len(devices) // size) * size
         parts = {"rollout.prefill": devices[:prefill], "rollout.decode": devices[prefill:]}
         for name, part in (parts if prefill else {"rollout": devices}).items():
             requested = DeviceList(part, size)
             self.add(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
+
+    def _engine_sizes(self) -> ParallelSizes:
+        tensor, pipeline, data, expert = (
+            self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline", "data", "expert")
+        )
+        if expert not in (1, tensor * data):
+            section, key = self._engine_key("expert_parallel_size")
+            self.root.findings.error(
+                "RST-N056",
+                section.where(key),
+                f"is {expert}; it is 1, or the {tensor * data} GPUs of each stage of an engine",
+                f"tensor {tensor} * data {data} = {tensor * data}; SkyRL ends with an assertion",
+                f"write {section.spell(key, tensor * data)}",
+            )
+        return ParallelSizes(tensor, pipeline, expert=expert)
 
     def _check_executor(self, width: int) -> None:
         """An engine over several nodes needs Ray; the processes of `mp` are on one."""

@@ -106,6 +106,8 @@ def _engines(parts: Parts) -> dict[str, Any]:
     section: dict[str, Any] = {"num_engines": sum(one.world_size for one in parts.engines)}
     section |= {"tensor_parallel_size": sizes.tensor}
     section |= above_one(pipeline_parallel_size=sizes.pipeline, data_parallel_size=data)
+    if sizes.expert == sizes.tensor * data:  # the only one that SkyRL takes
+        section |= above_one(expert_parallel_size=sizes.expert)
     section |= {"backend": parts.backend(part, ("vllm", "sglang"))}
     section |= given(gpu_memory_utilization=part.model.memory_fraction)
     return section | ({"enable_pd": True, "num_prefill": part.world_size} if part.name == PREFILL else {})

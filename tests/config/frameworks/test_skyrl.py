@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 import roost
+from roost.config.findings import Findings
+from roost.config.job import Notation
+from roost.placement.convert.convert_plan import convert_plan
 from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
 from tests.grid import grid
 
@@ -98,3 +101,56 @@ def test_an_engine_of_one_node_that_would_be_on_two(gpus, tensor, is_over, tmp_p
     engine = "generator.inference_engine.distributed_executor_backend=mp"
     tensors = f"generator.inference_engine.tensor_parallel_size={tensor}"
     assert ("RST-N068" in codes(tmp_path, f"{JOB} {sizes} {engine} {tensors}")) == is_over
+
+
+EXPERTS = "trainer.placement.policy_num_gpus_per_node=8 trainer.algorithm.use_kl_loss=false trainer.strategy=megatron"
+ENGINE = "generator.inference_engine"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        f"{ENGINE}.tensor_parallel_size=2 {ENGINE}.data_parallel_size=4 {ENGINE}.expert_parallel_size=8",
+        "generator.inference_engine_tensor_parallel_size=8 generator.inference_engine_expert_parallel_size=8",
+    ],
+    ids=["now", "before 2026"],
+)
+def test_experts_of_learners_and_engines_are_divided(keys, tmp_path):
+    learner = "trainer.policy.megatron_config.expert_model_parallel_size=4"
+    plan = plan_of(tmp_path, f"{JOB} {EXPERTS} {learner} {keys}")
+    assert processes_of(plan) == {"actor": "8 x 1 on 0-7", "rollout": "1 x 8 on 0-7"}
+    assert {part.name: part.parallel.expert for part in plan.components} == {"actor": 4, "rollout": 8}
+    findings = Findings()
+    written = convert_plan(plan, Notation.SKYRL, findings)
+    assert findings.warnings == ()
+    assert f"{ENGINE}.expert_parallel_size=8" in written.text
+    assert learner in written.text
+
+
+def test_an_expert_size_of_engines_that_skyrl_refuses(tmp_path):
+    sizes = f"{ENGINE}.num_engines=2 {ENGINE}.tensor_parallel_size=4"
+    found = codes(tmp_path, f"{JOB} {EXPERTS} {sizes} {ENGINE}.expert_parallel_size=8")["RST-N056"]
+    assert found.fix == f"write {ENGINE}.expert_parallel_size=4"
+    assert found.where.key_path == f"{ENGINE}.expert_parallel_size"
+
+
+@pytest.mark.parametrize(("expert", "is_written"), [(4, True), (8, False)])
+def test_experts_of_nemo_engines_for_skyrl(expert, is_written, tmp_path):
+    """Two engines of 4 GPUs each; NeMo-RL can divide the experts over both."""
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "cluster: {gpus_per_node: 8, num_nodes: 1}\n"
+        "grpo: {num_prompts_per_step: 8}\n"
+        "policy:\n"
+        "  model_name: Qwen/Qwen3-30B-A3B\n"
+        "  dtensor_cfg: {enabled: true}\n"
+        "  generation:\n"
+        "    backend: vllm\n"
+        "    colocated: {enabled: true}\n"
+        f"    vllm_cfg: {{tensor_parallel_size: 4, expert_parallel_size: {expert}}}\n"
+    )
+    findings = Findings()
+    written = convert_plan(roost.plan(file), Notation.SKYRL, findings)
+    assert (f"{ENGINE}.expert_parallel_size=4" in written.text) == is_written
+    losses = [finding.what for finding in findings.warnings if "expert" in finding.what]
+    assert [loss.rpartition(": ")[2] for loss in losses] == ([] if is_written else ["expert 8 -> 1"])
