@@ -319,7 +319,7 @@ def _from_environment(text: str, command: Command) -> Any:
 
     def given(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
-        value = command.variables.get(name) if name in command.exported else None
+        value = command.given(name)
         found = getattr(value, "known", None)
         if value is None and default is not None:
             return default.strip().strip("'\"")

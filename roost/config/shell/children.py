@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
+from roost.config.findings import Findings
 from roost.config.shell.state import State, Unknown, Value, of_unknown
+from roost.config.source import parse_yaml
+from roost.config.yaml_events import KeyPath, Position
 
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
-CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
+DOCKER = ("docker", "podman", "nerdctl")
+CONTAINERS = (*DOCKER, "apptainer", "singularity")
 # Commands that start the one after them, and how many words stand between beside options: docker run IMAGE.
 _STARTERS: Mapping[str, int] = {
     **dict.fromkeys(("env", "sudo", "nohup", "time", "nice", "ionice", "setsid", "stdbuf", "numactl"), 0),
@@ -45,23 +51,40 @@ class Environment:
     """Variables that a command gives to the one that it starts."""
 
     values: dict[str, Value] = field(default_factory=dict)
+    files: list[tuple[str, Value]] = field(default_factory=list)  # that give some: the command, and the path
+    passed: set[str] = field(default_factory=set)  # of the shell's own, into a container
     removed: set[str] = field(default_factory=set)
     kept: set[str] | None = None  # of the shell's own; None: all
     is_container: bool = False  # whose own variables are those of no shell
 
-    def applied(self, state: State, caller: Mapping[str, str]) -> State:
-        """The shell as the started command sees it; `caller` stands for the environment of a container."""
-        if not (self.values or self.removed or self.is_container or self.kept is not None):
+    def applied(self, state: State, caller: Mapping[str, str], content: Callable[[str, State], Value | None]) -> State:
+        """The shell as the started command sees it; `caller` stands for the environment of a container.
+
+        `content` is the text of a file; variables that one gives that is not here are not known.
+        """
+        if self == Environment():
             return state
         inner = state.copy()
         hidden = set(self.removed)
+        passed, given, others = set(self.passed), dict[str, Value](), None
+        for by, path in self.files:
+            text = None if path.known is None else content(path.known, state)
+            lines = None if text is None else _of_yaml(text) if by == "ray" else _of_lines(text, by not in DOCKER)
+            if lines is None:
+                why = "which is not here" if text is None else "which is no YAML"
+                others = Unknown(path.shown, f"{path.shown}, {why}, may give it", path.position)
+            else:
+                given |= {name: value for name, value in lines.items() if value is not None}
+                passed |= {name for name, value in lines.items() if value is None}
+        given |= self.values
         if self.kept is not None:
             hidden |= {name for name in inner.exported if name not in self.kept and not name.startswith("SLURM_")}
         if self.is_container:
-            own = {name: state.scalar(name) for name in inner.exported}
+            own = {name: state.scalar(name) for name in inner.exported - passed}
             hidden |= {name for name, value in own.items() if value is None or value.known != caller.get(name)}
-        inner.exported = (inner.exported - hidden).union(self.values)
-        inner.variables |= self.values
+        inner.others = others if self.is_container or self.kept is not None else others or state.others
+        inner.exported = (inner.exported - hidden).union(given)
+        inner.variables |= given
         return inner
 
 
@@ -110,7 +133,7 @@ def started(words: Sequence[Value]) -> Started:
                 wrapped = value
             _give(environment, name, option, value)
             at += length
-        environment.is_container |= name in CONTAINERS[:3]
+        environment.is_container |= name in DOCKER
     for index in range(at, _shell_at(words)):
         _doubt(environment, words[index], base_name(words[0]))
     return Started(at, by, environment, wrapped)
@@ -215,9 +238,14 @@ def _give(environment: Environment, name: str, option: str, value: Value | None)
         if value.unknown is None and "ALL" not in names:
             environment.kept = names
     elif name in CONTAINERS and option in ("-e", "--env") and value is not None:
-        environment.values |= _assigned(_split(value) if name in CONTAINERS[3:] else [value])
+        environment.values |= _assigned(_split(value) if name not in DOCKER else [value])
+        environment.passed.add(value.known or "")  # alone, a name passes the shell's own value
+    elif name in CONTAINERS and option == "--env-file" and value is not None:
+        environment.files.append((name, value))
     elif name in ("mpirun", "mpiexec") and option == "-x" and value is not None:
         environment.values |= _assigned([value])
+    elif name == "ray" and option == "--runtime-env" and value is not None:
+        environment.files.append((name, value))
     elif name == "ray" and option == "--runtime-env-json" and value is not None:
         environment.values |= _of_json(value)
     elif value is not None:
@@ -266,13 +294,48 @@ def _of_json(value: Value) -> dict[str, Value]:
     text, unknowns = marked(value)
     try:
         given = json.loads(text)
-        variables = given.get("env_vars", {}) if isinstance(given, dict) else {}
     except (ValueError, RecursionError):
         names = [name for name in re.findall(r'"([A-Za-z_]\w*)"\s*:', text) if name.isupper()]
         reason = "the JSON that gives it is not known"
         return {name: of_unknown(Unknown(f"${name}", reason, value.position)) for name in names}
-    return {
-        name: unmarked(text, unknowns, value)
-        for name, text in (variables.items() if isinstance(variables, dict) else ())
-        if isinstance(text, str) and _NAME.fullmatch(name)
-    }
+    return _of_variables(given, unknowns, value)
+
+
+def _of_yaml(value: Value) -> dict[str, Value] | None:
+    """The `env_vars` of a runtime environment of Ray; None if it is no YAML."""
+    text, unknowns = marked(value)
+    source = parse_yaml(text, value.position[0], Findings())
+    return None if source is None else _of_variables(source.values, unknowns, value, source.positions)
+
+
+def _of_variables(
+    given: Any, unknowns: Sequence[Unknown], value: Value, positions: Mapping[KeyPath, Position] = MappingProxyType({})
+) -> dict[str, Value]:
+    variables = given.get("env_vars") if isinstance(given, dict) else None
+    found: dict[str, Value] = {}
+    for name, text in variables.items() if isinstance(variables, dict) else ():
+        if isinstance(name, str) and _NAME.fullmatch(name):
+            position = positions.get(("env_vars", name), value.position)
+            if isinstance(text, str):
+                found[name] = replace(unmarked(text, unknowns, value), position=position)
+            else:
+                found[name] = of_unknown(Unknown(f"${name}", "Ray takes text only, in quotes", position))
+    return found
+
+
+def _of_lines(value: Value, is_shell: bool) -> dict[str, Value | None]:
+    """Variables of a file for `--env-file`, without values where the shell's own are passed.
+
+    Docker takes what stands behind the first = as it is, quotes among it; Apptainer reads it as a shell does.
+    """
+    text, unknowns = marked(value)
+    file, first, _ = value.position
+    found: dict[str, Value | None] = {}
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n")):
+        name, equals, rest = line.removesuffix("\r").lstrip().partition("=")
+        if _NAME.fullmatch(name if equals else name.strip()):
+            position = (file, first + number if first else None, line.index(name) + len(name) + 2)
+            found[name.strip()] = replace(unmarked(rest, unknowns, value), position=position) if equals else None
+            if is_shell and re.search(r"""['"$`\\\s]""", rest):
+                found[name] = of_unknown(Unknown(f"${name}", "its quotes are not read", position))
+    return found

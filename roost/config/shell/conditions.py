@@ -286,6 +286,8 @@ class _Reader:
             key = "0"
         value = None if key is None else array.get(key)
         is_open = any(one.unknown is not None and one.unknown.is_list for one in array.values())
+        if self.state.maybe(name) is not None:
+            return None
         if key is None or is_open or (value is not None and value.unknown is not None and value.unknown.is_unset):
             return None
         return value is not None

@@ -91,7 +91,8 @@ def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Posi
         for part in word.parts:
             if isinstance(part, Parameter) and part.name.isidentifier() and not part.is_list:
                 is_plain = part.index is None and not part.is_indirect and part.operator not in _REPLACED
-                if is_plain and part.name not in state.variables and part.name not in _OWN.split():
+                is_set = part.name in state.variables or state.maybe(part.name) is not None
+                if is_plain and not is_set and part.name not in _OWN.split():
                     yield part.name, word.position
 
 

@@ -239,6 +239,8 @@ class Expander:
             return None
         if part.operator not in (":-", "-", ":+", "+") or part.argument is None or not _has_quotes(part.argument):
             return None
+        if state.maybe(part.name) is not None:
+            return None
         is_missing = _is_missing(part, self._plain(part, state, position))
         return part.argument if is_missing == (part.operator in (":-", "-")) else None
 
@@ -339,6 +341,8 @@ class Expander:
                 state.variables[part.name] = found
             return found
         if operator in (":+", "+"):
+            if (open_value := state.maybe(part.name)) is not None:
+                return open_value
             return Value((), position) if is_missing else self.one(argument, state)
         if value is None:
             fix = part.name if not part.name.isdigit() else ""

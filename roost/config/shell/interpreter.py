@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.builtins import BUILTINS, MAX_NESTED, Assignments
+from roost.config.shell.builtins import BUILTINS, MAX_NESTED
 from roost.config.shell.children import Child, child_of, started
 from roost.config.shell.conditions import (
     Status,
@@ -20,15 +20,11 @@ from roost.config.shell.conditions import (
     condition_status,
     echo_of,
     either,
-    filtered,
-    is_folder_change,
-    known_texts,
     negated,
-    output_of,
-    piped,
 )
 from roost.config.shell.effects import changes, is_test, place_of, succeeds, through, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
+from roost.config.shell.outputs import Outputs
 from roost.config.shell.parser import Parser
 from roost.config.shell.patterns import matches_pattern
 from roost.config.shell.state import (
@@ -41,7 +37,6 @@ from roost.config.shell.state import (
     going_on,
     join,
     of_unknown,
-    text_value,
     uncertain,
 )
 from roost.config.shell.syntax import (
@@ -60,7 +55,6 @@ from roost.config.shell.syntax import (
     ShellError,
     Simple,
     Statement,
-    Substitution,
     Word,
     places_of,
 )
@@ -78,7 +72,7 @@ class _Stop(Exception):
     """A limit was reached."""
 
 
-class Interpreter(Assignments):
+class Interpreter(Outputs):
     """Reads statements in a state; `environ` is what the caller gave.
 
     `job_commands` are variables with the command that a batch script of a framework runs.
@@ -478,7 +472,7 @@ class Interpreter(Assignments):
                 state.put(one, value)
             return found
         how = started(words)
-        inner = how.environment.applied(inner, self.environ)
+        inner = how.environment.applied(inner, self.environ, self._content)
         child = child_of(words, how, self.stdin)
         if how.by == "sbatch":
             given = (inner.scalar(one) for one in self.job_commands if one in inner.exported)
@@ -505,7 +499,7 @@ class Interpreter(Assignments):
     def _record(self, words: list[Value], position: Position, state: State) -> None:
         key = (position, tuple(word.parts for word in words))
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
-            here = (state.folder, self.doubts == 0, state.exported, dict(self.written))
+            here = (state.folder, self.doubts == 0, state.exported, dict(self.written), state.others)
             self.reading.commands[key] = Command(tuple(words), position, dict(state.variables), *here)
 
     def _function(
@@ -567,30 +561,3 @@ class Interpreter(Assignments):
         self._rejoin(state, before, ("return",))
         state.file = outer
         return True
-
-    # --- command substitution
-
-    def _output(self, part: Substitution, state: State) -> Value | None:
-        """The output of `$(...)` where it need not be run to be known."""
-        if part.body is None or len(part.body) != 1:
-            return None
-        inner = state.copy()
-        statement = part.body[0]
-        changed = is_folder_change(statement)
-        if changed is not None:
-            change, statement = changed
-            words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
-            self._do_cd(words, change.position, inner)
-        first, *filters = piped(statement)
-        text: str | None = None
-        if isinstance(first, Simple):
-            self._reads(*first.words)
-            words = [value for word in first.words for value in self.expander.words(word, inner)]
-            texts = known_texts(words)
-            text = output_of(texts, inner) if texts is not None and first.words else None
-        for one in filters:
-            texts = None
-            if isinstance(one, Simple):
-                texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
-            text = filtered(text, texts) if text is not None and texts is not None else None
-        return None if text is None else text_value(text.rstrip("\n"))

@@ -24,6 +24,10 @@ class Unknown:
     is_unset: bool = False  # a variable without a value, which bash takes for empty
     is_list: bool = False  # it may stand for any number of words
 
+    def about(self, name: str) -> Value:
+        """The value of a variable that is not known for the same reason."""
+        return of_unknown(replace(self, text=f"${name}", variable=name))
+
     @property
     def shown(self) -> str:
         text = " ".join(self.text.split())
@@ -150,6 +154,7 @@ class State:
     folders: tuple[Path | None, ...] = ()  # that popd goes back to
     option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
+    others: Unknown | None = None  # for variables without a value, which a file that is not here may give one
 
     def copy(self) -> State:
         # Arrays are never changed in place, so that copies may share them.
@@ -166,7 +171,9 @@ class State:
         functions = {name: body for name, body in self.functions.items() if f"{name}()" in self.exported}
         variables["IFS"] = text_value(IFS)
         exported = self.exported
-        return State(variables, self.arguments, functions, self.folder, self.script, self.file, exported=exported)
+        variables["OPTIND"] = text_value("1")
+        own = (self.folder, self.script, self.file)
+        return State(variables, self.arguments, functions, *own, exported=exported, others=self.others)
 
     def become(self, other: State) -> None:
         """Take over another state."""
@@ -183,6 +190,12 @@ class State:
         for name, value in (self.locals or {}).items():
             self.put(name, value)
         self.references = self.references.difference(self.locals or {})
+
+    def maybe(self, name: str) -> Value | None:
+        """The unknown value of a variable that has one only if a file that is not here gives it; else None."""
+        if self.others is None or not name.isidentifier() or self.target(name) in self.variables:
+            return None
+        return self.others.about(name)
 
     def put(self, name: str, value: Value | Array | None) -> None:
         """Set a variable, or unset it."""
@@ -209,7 +222,7 @@ class State:
 
     def scalar(self, name: str) -> Value | None:
         """The value of a variable; the first of an array."""
-        value = self.variables.get(self.target(name))
+        value = self.variables.get(self.target(name), self.maybe(name))
         return value.get("0") if isinstance(value, dict) else value
 
 
@@ -325,6 +338,13 @@ class Command:
     is_certain: bool  # False where a condition that is not known decides
     exported: frozenset[str] = frozenset()  # names of the variables that it has
     written: Mapping[Path, Value] = field(default_factory=dict)  # files that the script wrote before
+    others: Unknown | None = None  # for variables that it lacks, which a file that is not here may give it
+
+    def given(self, name: str) -> Value | Array | None:
+        """The value of a variable of its environment; None if it is not there."""
+        if name in self.exported:
+            return self.variables.get(name)
+        return None if self.others is None else self.others.about(name)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Jobs that the frameworks ship become the processes that their own layout gives."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -793,6 +794,24 @@ INNER = VERL + " trainer.nnodes=2"
 def test_a_job_inside_another_command(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert processes_of(plan_of(tmp_path, text))["actor"] == "16 x 1 on 0-15"
+
+
+@pytest.mark.parametrize("given", ["docker run --env-file job.env img", "ray job submit --runtime-env job.yaml --"])
+def test_a_number_of_nodes_from_a_file_beside_the_script(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text(f"{VERL} trainer.nnodes=${{NNODES:-1}}\n")
+    command = f"{given} bash inner.sh"
+    found = codes(tmp_path, command)["RST-C022"]
+    assert found.where.path == ("trainer", "nnodes")
+    assert re.fullmatch(r"job\.(env|yaml), which is not here, may give it", found.why)
+    assert found.fix == "give it: NNODES=... before roost"
+    (tmp_path / "job.env").write_text("NNODES=2\n")
+    (tmp_path / "job.yaml").write_text("env_vars: {NNODES: '2'}\n")
+    assert processes_of(plan_of(tmp_path, command))["actor"] == "16 x 1 on 0-15"
+    (tmp_path / "job.env").unlink()
+    (tmp_path / "job.yaml").unlink()
+    monkeypatch.setenv("NNODES", "4")
+    assert processes_of(plan_of(tmp_path, command))["actor"] == "32 x 1 on 0-31"
 
 
 def test_a_number_of_too_many_digits_has_its_maximum(tmp_path):

@@ -158,6 +158,89 @@ def test_a_child_has_the_variables_that_its_command_is_given(text, nodes, tmp_pa
     assert shown(read(tmp_path, text)) == [[nodes]]
 
 
+ENV_FILES = {
+    "job.env": "# NNODES=9\n\n  NNODES=4\nWITH SPACES=1\n",
+    "windows.env": "\ufeffNNODES=4\r\nOTHER=1\r\n",
+    "quoted.env": "NNODES='4' # nodes\n",
+    "bare.env": "NNODES\n",
+    "twice.env": "NNODES=4\nNNODES=5\n",
+    "job.yaml": 'working_dir: "./"\nenv_vars:\n  NNODES: "4"\n  # TP: "2"\n',
+    "number.yaml": "env_vars: {NNODES: 4}\n",
+    "list.yaml": "- NNODES\n",
+    "empty.yaml": "pip: [x]\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("docker run --rm --env-file job.env img bash inner.sh", "4"),
+        ("podman run --env-file=job.env img bash inner.sh", "4"),
+        ("nerdctl run --env-file $PWD/windows.env img bash inner.sh", "4"),
+        ("docker run --env-file quoted.env img bash inner.sh", "'4' # nodes"),
+        ("docker run --env-file twice.env img bash inner.sh", "5"),
+        ("docker run --env-file twice.env --env-file job.env img bash inner.sh", "4"),
+        ("docker run -e NNODES=2 --env-file job.env img bash inner.sh", "2"),
+        ("export NNODES=3; docker run --env-file bare.env img bash inner.sh", "3"),
+        ("export NNODES=3; docker run -e NNODES img bash inner.sh", "3"),
+        ("NNODES=3; docker run -e NNODES --env-file bare.env img bash inner.sh", "1"),
+        ("N=4; cat > own.env <<EOF\nNNODES=$N\nEOF\ndocker run --env-file own.env img bash inner.sh", "4"),
+        ("cat > own.env <<EOF\nNNODES=$(nproc)\nEOF\ndocker run --env-file own.env img bash inner.sh", None),
+        ("docker run --env-file no.env img bash inner.sh", None),
+        ("docker run --env-file $(ls *.env) img bash inner.sh", None),
+        ("docker run --env-file no.env -e NNODES=2 img bash inner.sh", "2"),
+        ("docker run --env-file no.env img env NNODES=2 bash inner.sh", "2"),
+        ("docker run --env-file no.env img true; bash inner.sh", "1"),
+        ("apptainer exec --env-file job.env img.sif bash inner.sh", "4"),
+        ("apptainer exec --env-file quoted.env img.sif bash inner.sh", None),
+        ("ray job submit --runtime-env job.yaml -- bash inner.sh", "4"),
+        ("ray job submit --address=x --runtime-env=job.yaml --no-wait -- bash inner.sh", "4"),
+        ("ray job submit --runtime-env empty.yaml -- bash inner.sh", "1"),
+        ("ray job submit --runtime-env number.yaml -- bash inner.sh", None),
+        ("ray job submit --runtime-env list.yaml -- bash inner.sh", None),
+        ("ray job submit --runtime-env no.yaml -- bash inner.sh", None),
+        ("export NNODES=3; ray job submit --runtime-env no.yaml -- bash inner.sh", "3"),
+        ("cat > a.yaml <<EOF\nenv_vars:\n  NNODES: '4'\nEOF\nray job submit --runtime-env a.yaml -- ./inner.sh", "4"),
+        (
+            "cat > a.yaml <<E\nenv_vars: {NNODES: '$(nproc)'}\nE\nray job submit --runtime-env a.yaml -- ./inner.sh",
+            None,
+        ),
+    ],
+)
+def test_a_child_has_the_variables_of_a_file(text, nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in ENV_FILES.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "inner.sh").write_text('show "${NNODES:-1}"\n')
+    assert shown(read(tmp_path, text)) == [[nodes]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("N=2; show $N ${N:-1}", ["2", "2"]),
+        ("show ${NNODES:+--nodes}", [None]),
+        ('show ${NNODES:+"--nodes"}', [None]),
+        ("N+=1; show $HOME $N ${A[@]} $#", ["/home/me", None, "0"]),
+        ("if [ -z $NNODES ]; then N=1; else N=2; fi; show $N", [None]),
+        ("N=1; [[ -v NNODES ]] && N=2; show $N", [None]),
+        ("show $((NNODES + 1))", [None]),
+        ("set -- -n 4; while getopts n: one; do N=$OPTARG; done; show $N", ["4"]),
+        ("bash -c 'show $NNODES'", [None]),
+        ("docker run img bash -c 'show ${NNODES:-1}'", ["1"]),
+        ("A=1; A+=2; B=(x); B+=(y); show $A ${B[@]}", ["12", "x", "y"]),
+    ],
+)
+def test_a_file_that_is_not_here_may_give_any_variable(text, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text(f"set -u\n{text}\n")
+    reading = read(tmp_path, "docker run --env-file no.env img bash inner.sh")
+    assert shown(reading) == [words]
+    assert reading.stops == []
+    unknown = [word.unknown for command in reading.commands.values() for word in command.words if word.unknown]
+    assert all("no.env, which is not here" in one.reason or "condition" in one.reason for one in unknown)
+
+
 def test_a_program_that_is_no_shell_script_is_not_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tool").write_text("#!/usr/bin/env python3\nshow no\n")

@@ -1,0 +1,54 @@
+"""What commands print, as far as it is known without running them, and what files hold."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from roost.config.shell.builtins import Assignments
+from roost.config.shell.conditions import filtered, is_folder_change, known_texts, output_of, piped
+from roost.config.shell.expand import folder_of
+from roost.config.shell.state import State, Value, text_value
+from roost.config.shell.syntax import Simple, Substitution, Word
+
+
+class Outputs(Assignments):
+    """The output of command substitutions, and the text of files that commands are given."""
+
+    read_text: Callable[[Path], str | None]
+    written: dict[Path, Value]  # files that the script writes from here-documents
+
+    @abstractmethod
+    def _reads(self, *words: Word) -> None: ...
+
+    def _content(self, path: str, state: State) -> Value | None:
+        """The text of a file, with its place; None if it does not exist."""
+        file = folder_of(state, path)
+        text = self.read_text(file) if file not in self.written else None
+        return self.written.get(file) if text is None else text_value(text, (path, 1, 1))
+
+    def _output(self, part: Substitution, state: State) -> Value | None:
+        """The output of `$(...)` where it need not be run to be known."""
+        if part.body is None or len(part.body) != 1:
+            return None
+        inner = state.copy()
+        statement = part.body[0]
+        changed = is_folder_change(statement)
+        if changed is not None:
+            change, statement = changed
+            words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
+            self._do_cd(words, change.position, inner)
+        first, *filters = piped(statement)
+        text: str | None = None
+        if isinstance(first, Simple):
+            self._reads(*first.words)
+            words = [value for word in first.words for value in self.expander.words(word, inner)]
+            texts = known_texts(words)
+            text = output_of(texts, inner) if texts is not None and first.words else None
+        for one in filters:
+            texts = None
+            if isinstance(one, Simple):
+                texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
+            text = filtered(text, texts) if text is not None and texts is not None else None
+        return None if text is None else text_value(text.rstrip("\n"))
