@@ -17,10 +17,11 @@ from roost.config.yaml_events import KeyPath, Position
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 DOCKER = ("docker", "podman", "nerdctl")
 CONTAINERS = (*DOCKER, "apptainer", "singularity")
+MPI = ("mpirun", "mpiexec", "mpiexec.hydra")
 # Commands that start the one after them, and how many words stand between beside options: docker run IMAGE.
 _STARTERS: Mapping[str, int] = {
     **dict.fromkeys(("env", "sudo", "nohup", "time", "nice", "ionice", "setsid", "stdbuf", "numactl"), 0),
-    **dict.fromkeys(("command", "srun", "sbatch", "mpirun", "mpiexec", "xvfb-run"), 0),
+    **dict.fromkeys(("command", "srun", "sbatch", *MPI, "xvfb-run"), 0),
     **dict.fromkeys(("timeout", "taskset", "uv"), 1),
     **dict.fromkeys((*CONTAINERS, "ray"), 2),
 }
@@ -35,6 +36,9 @@ _FLAGS: Mapping[str, str] = {
     "timeout": "v",
     **dict.fromkeys(CONTAINERS, "itdP"),
 }
+# Options of MPI with two values, and with none.
+_PAIRS = ("-genv", "-env", "-mca", "--mca", "-gmca", "--gmca")
+_MPI_FLAGS = "-genvall -genvnone -envall -envnone -verbose -prepend-rank -nolocal -l -v"
 _LONG_FLAGS = """parsable wait hold requeue no-requeue exclusive overcommit oversubscribe overlap exact contiguous
     test-only quiet no-kill label unbuffered pty spread-job ignore-environment preserve-env foreground preserve-status
     rm privileged detach init tty interactive read-only no-wait allow-run-as-root tag-output verbose nv rocm writable
@@ -212,7 +216,7 @@ def _option(name: str, words: Sequence[Value], at: int) -> tuple[str, Value | No
         return long[1], words[at].after(long.end()), 1
     if text.startswith("--"):
         is_alone = text[2:] in _LONG_FLAGS.split() or text == "--"
-    elif len(text) > 2 and not set(text[1:]) <= set(_FLAGS.get(name, "")) and name not in ("mpirun", "mpiexec", "uv"):
+    elif len(text) > 2 and not set(text[1:]) <= set(_FLAGS.get(name, "")) and name not in (*MPI, "uv"):
         last = text[-1] if re.fullmatch(rf"-[{_FLAGS.get(name) or '-'}]+[A-Za-z]", text) else ""
         if not last:
             return text[:2], words[at].after(2), 1  # -eNAME=VALUE
@@ -220,6 +224,10 @@ def _option(name: str, words: Sequence[Value], at: int) -> tuple[str, Value | No
     else:
         is_alone = set(text[1:]) <= set(_FLAGS.get(name, ""))
     following = words[at + 1] if at + 1 < len(words) else None
+    if name in MPI and text in _PAIRS and at + 2 < len(words) and "=" not in words[at + 1].prefix:
+        one, other = words[at + 1 : at + 3]
+        return text, replace(other, parts=(*one.parts, "=", *other.parts)), 3
+    is_alone = is_alone or (name in MPI and text in _MPI_FLAGS.split())
     if following is not None and (base_name(following) in (*_STARTERS, *SHELLS) or _SCRIPT.fullmatch(following.prefix)):
         is_alone = True  # the command begins there
     return (text, None, 1) if is_alone else (text, following, 2)
@@ -242,8 +250,12 @@ def _give(environment: Environment, name: str, option: str, value: Value | None)
         environment.passed.add(value.known or "")  # alone, a name passes the shell's own value
     elif name in CONTAINERS and option == "--env-file" and value is not None:
         environment.files.append((name, value))
-    elif name in ("mpirun", "mpiexec") and option == "-x" and value is not None:
+    elif name in MPI and option in ("-x", "-genv", "-env") and value is not None:
         environment.values |= _assigned([value])
+    elif name in MPI and option in ("-genvlist", "-envlist") and value is not None and value.known is not None:
+        environment.kept = (environment.kept or set()).union(value.known.split(","))
+    elif name in MPI and option in ("-genvnone", "-envnone"):
+        environment.kept = environment.kept or set()
     elif name == "ray" and option == "--runtime-env" and value is not None:
         environment.files.append((name, value))
     elif name == "ray" and option == "--runtime-env-json" and value is not None:

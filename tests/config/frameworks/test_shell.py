@@ -205,9 +205,16 @@ ENV_FILES = {
             "cat > a.yaml <<E\nenv_vars: {NNODES: '$(nproc)'}\nE\nray job submit --runtime-env a.yaml -- ./inner.sh",
             None,
         ),
+        ("mpirun -genv NNODES 4 -n 2 ./inner.sh", "4"),
+        ("mpiexec.hydra -n 2 -ppn 1 -env NNODES=4 bash inner.sh", "4"),
+        ("mpiexec -genvall -genv A 1 -env NNODES $(nproc) bash inner.sh", None),
+        ("export NNODES=3; mpirun -genvlist A,NNODES -n 2 bash inner.sh", "3"),
+        ("export NNODES=3; mpirun -genvlist A,B -n 2 bash inner.sh", "1"),
+        ("export NNODES=3; mpirun -genvnone -genv A 1 ./inner.sh", "1"),
+        ("mpirun -np 4 --mca btl self,tcp -x NNODES=4 ./inner.sh", "4"),
     ],
 )
-def test_a_child_has_the_variables_of_a_file(text, nodes, tmp_path, monkeypatch):
+def test_a_child_has_the_variables_of_a_file_or_of_mpi(text, nodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, content in ENV_FILES.items():
         (tmp_path / name).write_text(content)
