@@ -92,12 +92,14 @@ class Interpreter(Outputs):
         self.steps, self.depth, self.doubts, self.loops = 0, 0, 0, 0
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
+        self.scripts: list[object] = []  # that are read here, with what each was given
 
     def read(self, text: str, file: str, state: State) -> Reading:
         """Read a whole script."""
         statements, error = Parser(text, file).parse()
         if error is not None:
             self.reading.errors.append(error)
+        self.scripts.append((folder_of(state, file), state.arguments, state.environment))
         try:
             self._run_all(statements, state)
         except (_Stop, TooMuch, RecursionError):
@@ -490,10 +492,13 @@ class Interpreter(Outputs):
             return
         inner, before = state.child(), len(self.left)
         inner.arguments, inner.script = child.arguments, child.path or inner.script
+        script = (folder_of(inner, child.path), inner.arguments, inner.environment)
         if child.text is not None:
             self._text(child.text, position, inner)
-        elif child.path:
+        elif child.path and script not in self.scripts:  # a job that submits itself again tells no more
+            self.scripts.append(script)
             self._file(child.path, inner, child.is_program)
+            self.scripts.pop()
         del self.left[before:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:

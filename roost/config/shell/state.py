@@ -175,6 +175,12 @@ class State:
         own = (self.folder, self.script, self.file)
         return State(variables, self.arguments, functions, *own, exported=exported, others=self.others)
 
+    @property
+    def environment(self) -> frozenset[tuple[str, Value]]:
+        """Variables that this shell gives to what it starts."""
+        values = ((name, self.variables.get(name)) for name in self.exported)
+        return frozenset((name, value) for name, value in values if isinstance(value, Value))
+
     def become(self, other: State) -> None:
         """Take over another state."""
         for slot in fields(self):

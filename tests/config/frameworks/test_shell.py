@@ -248,6 +248,28 @@ def test_a_file_that_is_not_here_may_give_any_variable(text, words, tmp_path, mo
     assert all("no.env, which is not here" in one.reason or "condition" in one.reason for one in unknown)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sbatch $0",
+        "export A=1; NEXT=$(sbatch --dependency=afterany:$SLURM_JOB_ID run.sh)",
+        'echo "next: $(sbatch $PWD/run.sh)" | tee log',
+        "./other.sh",
+    ],
+)
+def test_a_job_that_submits_itself_again_is_read_once(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.sh").write_text("sbatch run.sh\n")
+    reading = read(tmp_path, f"{text}\nshow 1\n")
+    assert {"1"} == {word for words in shown(reading) for word in words}
+    assert not reading.is_cut
+
+
+def test_a_script_that_starts_itself_with_other_arguments_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown(read(tmp_path, "if [ -z $1 ]; then bash run.sh worker; else show $1; fi")) == [["worker"]]
+
+
 def test_a_program_that_is_no_shell_script_is_not_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tool").write_text("#!/usr/bin/env python3\nshow no\n")
