@@ -57,6 +57,23 @@ def succeeds(statement: Statement) -> bool:
     return False
 
 
+def submits(statement: Statement) -> bool:
+    """Return True for a command that submits a job and prints its number: sbatch, or ray job submit."""
+    if isinstance(statement, Pipeline):
+        return any(submits(one) for one in statement.commands)
+    if isinstance(statement, AndOr):
+        return any(submits(one) for one in (statement.first, *(one for _, one in statement.rest)))
+    if isinstance(statement, Group):
+        return any(submits(one) for one in statement.body)
+    if not isinstance(statement, Simple):
+        return False
+    texts = [word.text or "" for word in statement.words]
+    while texts and (texts[0] in ("env", "sudo") or "=" in texts[0]):
+        del texts[0]
+    name = texts[0].rpartition("/")[2] if texts else ""
+    return name == "sbatch" or (name == "ray" and texts[1:3] == ["job", "submit"])
+
+
 def changes(statement: Statement, builtins: Collection[str]) -> bool:
     """Return True if a statement may change the shell itself: it is no mere command of those that `builtins` lacks."""
     if isinstance(statement, Simple):

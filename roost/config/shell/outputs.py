@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roost.config.shell.builtins import Assignments
-from roost.config.shell.conditions import filtered, is_folder_change, known_texts, output_of, piped
+from roost.config.shell.conditions import Status, filtered, is_folder_change, known_texts, output_of, piped
+from roost.config.shell.effects import submits
 from roost.config.shell.expand import folder_of
 from roost.config.shell.state import State, Value, text_value
-from roost.config.shell.syntax import Simple, Substitution, Word
+from roost.config.shell.syntax import Simple, Statement, Substitution, Word
 
 
 class Outputs(Assignments):
@@ -18,6 +19,9 @@ class Outputs(Assignments):
 
     read_text: Callable[[Path], str | None]
     written: dict[Path, Value]  # files that the script writes from here-documents
+
+    @abstractmethod
+    def _apart(self, statements: Sequence[Statement], state: State) -> Status: ...
 
     @abstractmethod
     def _reads(self, *words: Word) -> None: ...
@@ -30,6 +34,9 @@ class Outputs(Assignments):
 
     def _output(self, part: Substitution, state: State) -> Value | None:
         """The output of `$(...)` where it need not be run to be known."""
+        if part.body is not None and any(submits(statement) for statement in part.body):
+            self._apart(part.body, state)  # the number that it prints is not known
+            return None
         if part.body is None or len(part.body) != 1:
             return None
         inner = state.copy()

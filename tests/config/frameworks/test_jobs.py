@@ -814,6 +814,13 @@ def test_a_number_of_nodes_from_a_file_beside_the_script(given, tmp_path, monkey
     assert processes_of(plan_of(tmp_path, command))["actor"] == "32 x 1 on 0-31"
 
 
+def test_a_job_whose_number_the_script_keeps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text(f"#!/bin/bash\n{INNER}\n")
+    text = "jobid=$(sbatch --parsable inner.sh)\nsbatch --dependency=afterany:$jobid --wrap='python3 report.py'"
+    assert processes_of(plan_of(tmp_path, text))["actor"] == "16 x 1 on 0-15"
+
+
 def test_a_number_of_too_many_digits_has_its_maximum(tmp_path):
     found = codes(tmp_path, f"{VERL} trainer.nnodes=12345678901234567890")["RST-C025"]
     assert "more than the 1,048,576" in found.what

@@ -251,6 +251,48 @@ def test_a_file_that_is_not_here_may_give_any_variable(text, words, tmp_path, mo
 @pytest.mark.parametrize(
     "text",
     [
+        "jobid=$(sbatch inner.sh)",
+        "jobid=$(NNODES=1 sbatch --parsable -N 2 inner.sh | cut -d';' -f1)",
+        "jobid=`sbatch inner.sh`",
+        "export JOB=$(sbatch --export=ALL,A=1 inner.sh 2>&1 | awk '{print $4}')",
+        'echo "submitted $(sbatch inner.sh)" | tee log',
+        "jobid=$(cd . && sbatch inner.sh)",
+        'JOBS+=("$(sbatch inner.sh || exit 1)")',
+        "if ! jobid=$(sudo sbatch inner.sh); then exit 1; fi",
+        "jobid=$(sbatch <<EOT\n#!/bin/bash\nbash inner.sh\nEOT\n)",
+        "jobid=$(echo 'bash inner.sh' | sbatch)",
+        "jobid=$(ray job submit --no-wait -- bash inner.sh)",
+        "submit() { local id; id=$(sbatch $1); echo $id; }; submit inner.sh",
+    ],
+)
+def test_a_job_that_a_substitution_submits_is_read_once(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text("#!/bin/bash\nshow ${NNODES:-1}\n")
+    reading = read(tmp_path, f"{text}\nshow $jobid\n")
+    assert shown(reading) == [["1"], [None]] if "jobid" in text else [["1"], []]
+    assert not reading.errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "N=$(bash inner.sh)",
+        "N=$(python3 x.py)",
+        "N=$(which sbatch)",
+        "N=$(squeue | grep sbatch)",
+        "N=$(srun bash inner.sh)",
+        "N=${X:-$(sbatch inner.sh)}",
+    ],
+)
+def test_a_substitution_that_submits_nothing_starts_nothing(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text("#!/bin/bash\nshow 1\n")
+    assert not read(tmp_path, text, X="2").commands
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "sbatch $0",
         "export A=1; NEXT=$(sbatch --dependency=afterany:$SLURM_JOB_ID run.sh)",
         'echo "next: $(sbatch $PWD/run.sh)" | tee log',
@@ -268,6 +310,13 @@ def test_a_job_that_submits_itself_again_is_read_once(text, tmp_path, monkeypatc
 def test_a_script_that_starts_itself_with_other_arguments_is_read_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(read(tmp_path, "if [ -z $1 ]; then bash run.sh worker; else show $1; fi")) == [["worker"]]
+
+
+def test_a_submitted_job_is_read_for_each_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner.sh").write_text("#!/bin/bash\nshow $NNODES\n")
+    text = "for n in 1 2; do export NNODES=$n; jobs+=($(sbatch --parsable inner.sh)); done"
+    assert shown(read(tmp_path, text)) == [["1"], ["2"]]
 
 
 def test_a_program_that_is_no_shell_script_is_not_read(tmp_path, monkeypatch):
