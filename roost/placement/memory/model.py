@@ -294,7 +294,9 @@ def engine_memory(
 
     The KV cache is negative if the weights alone are too large.
     """
-    weights = shape.parameters * weight_bytes / (sizes.tensor * sizes.pipeline) / GIB
+    # The expert size counts all ranks of a stage: tensor groups, and copies of the attention beside each other.
+    held = shape.dense_parameters / sizes.tensor + shape.expert_parameters / max(sizes.tensor, sizes.expert)
+    weights = held * weight_bytes / sizes.pipeline / GIB
     reserved = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
     return EngineMemory(weights, reserved - weights - ENGINE_OVERHEAD_GIB)
 

@@ -9,6 +9,7 @@ import roost
 from roost.config.findings import Findings
 from roost.config.job import Notation
 from roost.placement.convert.convert_plan import convert_plan
+from roost.placement.planner import try_plan
 from tests.config.frameworks.test_jobs import check_layout, codes, plan_of, processes_of
 from tests.grid import grid
 
@@ -154,3 +155,19 @@ def test_experts_of_nemo_engines_for_skyrl(expert, is_written, tmp_path):
     assert (f"{ENGINE}.expert_parallel_size=4" in written.text) == is_written
     losses = [finding.what for finding in findings.warnings if "expert" in finding.what]
     assert [loss.rpartition(": ")[2] for loss in losses] == ([] if is_written else ["expert 8 -> 1"])
+
+
+@pytest.mark.parametrize(("expert", "fits"), [(1, False), (8, True)])
+def test_an_engine_whose_experts_are_divided_holds_less(expert, fits, tmp_path):
+    """Of 57 GiB, 54 are experts'."""
+    shape = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "vocab_size": 151936}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144}
+    shape |= {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    keys = f"{ENGINE}.data_parallel_size=8 {ENGINE}.expert_parallel_size={expert} trainer.policy.model.path={tmp_path}"
+    program = JOB.replace("main_base", "main_generate")
+    (tmp_path / "run.sh").write_text(f"{program} trainer.placement.colocate_all=false {keys}\n")
+    findings = Findings()
+    plan = try_plan(str(tmp_path / "run.sh"), findings, {"nodes": [{"accelerators": 8, "memory_gb": 40}]})
+    assert [finding.code for finding in findings.errors] == ([] if fits else ["RST-M003"])
+    assert (plan is not None) == fits
