@@ -61,6 +61,21 @@ CUDA_VISIBLE_DEVICES=0,1 trl vllm-serve --model Qwen/Qwen2.5-7B --tensor-paralle
 srun bash -c "CUDA_VISIBLE_DEVICES=2,3,$X accelerate launch --config_file zero3.yaml --num_processes ${N:-2} \\
   train_grpo.py --use_vllm --vllm_mode server --beta $(cat beta)"
 """,
+    """#!/bin/bash
+cat > job.env <<EOF
+# of the container
+NNODES=$N
+TP
+EOF
+cat > inner.sh <<'EOF'
+[ -v TP ] || export TP=${TP:-2}
+mpirun -genv A 1 -n 1 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.nnodes=${NNODES:-1} \\
+    ${EXTRA:+"$EXTRA"} actor_rollout_ref.rollout.tensor_model_parallel_size=$TP
+EOF
+jobid=$(sbatch --parsable --wrap "docker run --env-file job.env --env-file no.env img bash inner.sh" | cut -d';' -f1)
+next=$(sbatch --dependency=afterok:$jobid "$0")
+ray job submit --runtime-env no.yaml -- bash inner.sh
+""",
 )
 # Each would leave a file if it were executed.
 HARM = (
@@ -80,6 +95,7 @@ HARM = (
     "cat <<EOF > harm\n$(touch harm)\nEOF",
     "printf -v x %s `touch harm`",
     "alias ls='touch harm'; ls",
+    "x=$(sbatch --wrap 'touch harm')",
 )
 PIECES = (
     *HARM,
