@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Optimizers:
             for name, own in state.items():
                 if own is not saved[weight][name]:
                     local = _local(own)
-                    local.copy_(_local(saved[weight][name]).to(local.device))
+                    _quantize(local, _local(saved[weight][name]).to(local.device))
 
     def _step_with_host(self, part: torch.optim.Optimizer) -> None:
         kept: dict[Tensor, State] = dict(part.state)
@@ -148,6 +148,29 @@ def _dequantized(tensor: Tensor) -> Tensor:
     return _sharded_as(tensor, local.dequantize()).cpu() if _is_quantized(local) else tensor
 
 
+def _quantize(own: Any, numbers: Tensor) -> None:
+    """Quantize numbers; those that were dequantized from the same blocks come back exactly.
+
+    torchao scales a block by its largest magnitude, but its lowest code is above -1: blocks that had their largest
+    magnitude below 0 would be rounded again.
+    """
+    own.copy_(numbers)
+    if not own.signed:
+        return
+    blocks = numbers.view(-1, own.block_size)
+    lowest, highest = blocks.aminmax(dim=1)
+    is_negative = (lowest <= -highest) & (lowest < 0)
+    blocks, scale = blocks[is_negative], (lowest / own.qmap[0])[is_negative]
+    codes, scales = own.codes.view(-1, own.block_size)[is_negative], own.scale[is_negative]
+    between = (own.qmap[1:] + own.qmap[:-1]) / 2
+    # The division rounds, so that the scale may be a neighbour.
+    for each in (scale, *(scale.nextafter(torch.full_like(scale, end)) for end in (0.0, math.inf))):
+        found = torch.bucketize(blocks / each[:, None], between, out_int32=True)
+        is_same = (own.qmap[found] * each[:, None] == blocks).all(dim=1)
+        codes[is_same], scales[is_same] = found[is_same].to(codes.dtype), each[is_same]
+    own.codes.view(-1, own.block_size)[is_negative], own.scale[is_negative] = codes, scales
+
+
 def _sharded_as(tensor: Tensor, local: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return local
@@ -159,19 +182,28 @@ def new_optimizer(module: nn.Module, settings: OptimizerSettings, layers: Iterab
     """The optimizer of a model's trainable parameters, with its state allocated from the start.
 
     So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
-    Muon is for the matrices of `layers`, but not for routers and gates, whose rows are experts.
+    Muon is for the matrices of `layers`, but not for routers and gates, whose rows are experts. Moments of 8 bits are
+    for all but embeddings: beside the rows of frequent tokens, the second moment of rare ones would be rounded to 0.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    is_muon = settings.optimizer is OptimizerType.MUON
-    matrices = {each for layer in layers for each in _matrices(layer)} if is_muon else set()
-    other = _adamw_8bit if settings.optimizer is OptimizerType.ADAMW_8BIT else _adamw
+    match settings.optimizer:
+        case OptimizerType.MUON:
+            new: New = _muon
+            own = {each for layer in layers for each in _matrices(layer)}
+        case OptimizerType.ADAMW_8BIT:
+            new = _adamw_8bit
+            own = {*trained} - {each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
+        case OptimizerType.ADAMW:
+            new, own = _adamw, {*trained}
+        case kind:
+            assert_never(kind)
     chosen: list[tuple[New, list[nn.Parameter]]] = [
-        (_muon, [each for each in trained if each in matrices]),
-        (other, [each for each in trained if each not in matrices]),
+        (new, [each for each in trained if each in own]),
+        (_adamw, [each for each in trained if each not in own]),
     ]
     on_host = settings.optimizer_cpu_offload
-    parts = ((new, part) for new, some in chosen for part in (_in_parts(some) if on_host else [some]) if part)
-    return Optimizers((new(part, settings) for new, part in parts), on_host)
+    parts = ((make, part) for make, some in chosen for part in (_in_parts(some) if on_host else [some]) if part)
+    return Optimizers((make(part, settings) for make, part in parts), on_host)
 
 
 def _matrices(layer: nn.Module) -> Iterator[nn.Parameter]:

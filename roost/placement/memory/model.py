@@ -165,19 +165,25 @@ def _reduced_bytes(
 
 
 def moment_bytes(
-    shape: ModelShape, optimizer: str = "adamw", lora_rank: int | None = None, each: int = MOMENT_BYTES
+    shape: ModelShape,
+    optimizer: str = "adamw",
+    lora_rank: int | None = None,
+    each: float = MOMENT_BYTES,
+    rounded: float = MOMENT_BYTES_8BIT,
 ) -> float:
-    """Bytes of an optimizer's moments for each trained parameter.
+    """Bytes of an optimizer's moments for each trained parameter, where a rounded one has `rounded` bytes.
 
-    Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two.
+    Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two. 8-bit AdamW rounds all but
+    those of the input embedding.
 
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
     >>> [round(moment_bytes(shape, kind), 2) for kind in ("adamw", "muon", "adamw_8bit")]
-    [8, 4.57, 2.03]
+    [8, 4.57, 2.46]
     """
     if optimizer == "adamw_8bit":
-        return 2 * MOMENT_BYTES_8BIT
+        exact = shape.vocabulary * shape.hidden / shape.parameters if lora_rank is None else 0
+        return 2 * (exact * each + (1 - exact) * rounded)
     if optimizer != "muon":
         return 2 * each
     others = shape.embedding_parameters + shape.expert_parameters if lora_rank is None else 0
