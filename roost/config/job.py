@@ -325,6 +325,7 @@ class ModelUse:
     trained_bytes: int | None = None  # of each trained number and of its moments; None: 32 bits, beside the weights
     optimizer_on_host: bool = False  # whether a learner's optimizer state stays in host memory
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
+    is_saved: bool = False  # whether the checkpoints of a run have a learner or scorer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped
     unused_because: str = ""  # why no phase ever uses the component, where the config says so
 

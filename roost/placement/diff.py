@@ -39,7 +39,7 @@ _NOT_USED = {
     Role.HELPER: {*_OF_ENGINE, *_OF_LEARNER, "sequence", "sharding"},
 }
 # Of Roost's own learner, which no notation says.
-_OF_TRAIN = ("recomputed_layers", "compute_bytes", "trained_bytes", "compiles")
+_OF_TRAIN = ("recomputed_layers", "compute_bytes", "trained_bytes", "compiles", "is_saved")
 
 
 # Fields of `ModelUse` and roles as messages have them.
@@ -58,6 +58,7 @@ FIELD_WORDS = {
     "optimizer_on_host": "optimizer in host memory",
     "offloads": "offloaded parts",
     "compiles": "compiled",
+    "is_saved": "saved in checkpoints",
 }
 ROLE_WORDS = {"learner": "trained", "engine": "inference engine", "scorer": "model that scores", "helper": "code"}
 

@@ -234,7 +234,10 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     if component.role is Role.SCORER:
         size = bytes_of(learner.compute_dtype)
         tokens = learner.micro_batch_tokens
-        return replace(model, weight_bytes=size, compute_bytes=size, tokens=tokens, compiles=learner.compile)
+        moves = component.name == "reference" and training.moves_reference
+        return replace(
+            model, weight_bytes=size, compute_bytes=size, tokens=tokens, compiles=learner.compile, is_saved=moves
+        )
     if component.role is not Role.LEARNER:
         return model
     adapter = learner.adapter if trains_policy(component.name, component.role) else None  # a critic is trained whole
@@ -249,6 +252,7 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         optimizer=learner.optimizer.optimizer.value,
         trained_bytes=bytes_of(learner.weight_dtype),
         optimizer_on_host=learner.optimizer.optimizer_cpu_offload,
+        is_saved=True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -12,6 +12,7 @@ import numpy as np
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Inventory, Node
 from roost.config.ranks import spell_ranks
+from roost.placement.memory.host import host_uses
 from roost.placement.plan import Plan
 from roost.runtime.checks import Demand, demands_of
 
@@ -102,7 +103,7 @@ def requests_of(plan: Plan, sizes: ProcessSizes = ProcessSizes(), num_nodes: int
     host_gb = _host_memory(plan)
     cpus = _by_node(inventory, demands, lambda demand: _cpus(demand, sizes), NODE_CPUS, DRIVER_CPUS)
     memory = _by_node(
-        inventory, demands, lambda demand: _memory(demand, sizes) + host_gb.get(demand.node, 0.0), NODE_GB, DRIVER_GB
+        inventory, demands, lambda demand: _memory(demand, sizes) + host_gb[demand.node], NODE_GB, DRIVER_GB
     )
     labels = _labels(inventory)
     keys = [(labels[rank], _machine(node)) for rank, node in enumerate(inventory.nodes)]
@@ -145,20 +146,14 @@ def _memory(demand: Demand, sizes: ProcessSizes) -> float:
     )
 
 
-def _host_memory(plan: Plan) -> dict[int, float]:
-    """GB of weights and optimizer state that are offloaded to the host, by node, in the phase that needs most.
+def _host_memory(plan: Plan) -> Sequence[float]:
+    """GB that learners, scorers and engines have in host memory on each node, when they have most.
 
     An offload of unknown size counts as much as the device has.
     """
-    totals: dict[int, float] = {}
-    for held in plan.residency.classes:
-        unknown = held.device_class.memory_gb or 0.0
-        sizes = ([share.host_gib for share in shares] for shares in held.phases.values())
-        most = max(sum(unknown if size is None else size for size in phase) for phase in sizes)
-        nodes = np.searchsorted(np.cumsum(plan.inventory.accelerator_counts), held.device_class.devices, side="right")
-        for node, count in zip(*np.unique(nodes, return_counts=True), strict=True):
-            totals[int(node)] = totals.get(int(node), 0.0) + most * int(count)
-    return totals
+    uses = host_uses(plan.components, plan.residency, plan.inventory, assumes_device=True)
+    most: list[float] = np.max([use.total for use in uses], axis=0).tolist()
+    return most
 
 
 def _labels(inventory: Inventory) -> list[str]:

@@ -11,6 +11,7 @@ from roost.config.findings import Findings, Where, remainder
 from roost.config.job import Notation, Role, Sharding, size_place
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import IN_16_BITS, ComponentPlan
+from roost.placement.memory.host import host_uses
 from roost.placement.memory.model import (
     ENGINE_FRACTION,
     ENGINE_OVERHEAD_GIB,
@@ -19,7 +20,7 @@ from roost.placement.memory.model import (
     engine_sizes,
     kv_tokens,
 )
-from roost.placement.memory.phases import Phase, takes_policy
+from roost.placement.memory.phases import takes_policy
 from roost.placement.memory.residency import Decision, Residency, displaced_devices, spelled_sum
 from roost.placement.memory.shape import ModelShape, UnknownShape, shape_from_config
 
@@ -42,7 +43,7 @@ def check_rules(
         _check_shape(part, residency, place, findings)
     _check_async(components, residency, notation, places, findings)
     _check_sizes(components, notation, places, findings)
-    _check_host_memory(residency, inventory, findings)
+    _check_host_memory(components, residency, inventory, findings)
 
 
 def _check_used(part: ComponentPlan, place: Where, findings: Findings) -> None:
@@ -209,31 +210,22 @@ def _check_sizes(
         )
 
 
-def _check_host_memory(residency: Residency, inventory: Inventory, findings: Findings) -> None:
-    """Check that offloaded and sleeping memory fits into each node; report the first over-full node."""
+def _check_host_memory(
+    components: Sequence[ComponentPlan], residency: Residency, inventory: Inventory, findings: Findings
+) -> None:
+    """Check that what is in host memory at the same time fits into each node; report the first over-full node."""
     limits = np.array([node.host_memory_gb or np.inf for node in inventory.nodes])
     if not np.isfinite(limits).any():
         return
-    node_of_device = np.repeat(np.arange(inventory.num_nodes), inventory.accelerator_counts)
-    per_class = [
-        np.bincount(node_of_device[held.device_class.devices], minlength=inventory.num_nodes)
-        for held in residency.classes
-    ]
-    for phase in Phase:
-        shares = [
-            (share.component, on_nodes * (share.host_gib or 0.0))
-            for held, on_nodes in zip(residency.classes, per_class, strict=True)
-            for share in held.phases[phase]
-        ]
-        needed = sum((size for _, size in shares), np.zeros(inventory.num_nodes))
-        over = np.flatnonzero(needed > limits)
+    for use in host_uses(components, residency, inventory):
+        over = np.flatnonzero(use.total > limits)
         if len(over):
             node = int(over[0])
             findings.error(
                 "RST-M005",
                 Where(path=(f"node {node}",)),
-                f"needs {needed[node]:.1f} GiB of host memory in the phase {phase.value}, and has {limits[node]:g} GiB",
-                spelled_sum([(name, size[node]) for name, size in shares]),
+                f"needs {use.total[node]:.1f} GiB of host memory in {use.moment}, and has {limits[node]:g} GiB",
+                spelled_sum([(name, size[node]) for name, size in use.parts]),
                 "offload less, or use more nodes",
             )
             return
