@@ -157,18 +157,21 @@ class ParallelSizes:
     context: int = 1
     expert: int = 1  # how many processes the experts of a mixture are split over, within the others
     shard: int | None = None  # processes that FSDP shards a learner over, context groups among them; None: all
+    expert_tensor: int | None = None  # processes of Megatron that each expert is split over; None: as tensor
 
     @property
     def model(self) -> int:
         return self.tensor * self.pipeline * self.context
 
 
+EXPERT_TENSOR = "expert_tensor_parallel_size"
 _SIZE_KEYS = {
     "tensor": ("tensor_model_parallel_size", "tensor_parallel_size"),
     "pipeline": ("pipeline_model_parallel_size", "pipeline_parallel_size"),
     "context": ("context_parallel_size", "ulysses_sequence_parallel_size", "ulysses_size"),
     "expert": ("expert_model_parallel_size", "expert_parallel_size"),
     "shard": ("fsdp_size",),
+    "expert_tensor": (EXPERT_TENSOR,),
 }
 
 

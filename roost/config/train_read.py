@@ -117,7 +117,7 @@ def read_training(
             value, written[name] = found
             _note(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
-    refuse_cut_experts(root, job.notation)
+    refuse_cut_experts(root, job)
     usual = defaults(root, job.notation, values)
     for name in ("engine_options", "data"):
         if name in usual and name in values:

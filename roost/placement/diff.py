@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import SequenceMatcher
 from itertools import groupby
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
-from roost.config.job import ModelUse, Notation, Role
+from roost.config.job import ModelUse, Notation, ParallelSizes, Role
 from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, WHITEN, shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
+from roost.placement.memory.model import known_shape
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan, backend, uses_model, whitens_gae, with_reference
 
@@ -241,10 +242,17 @@ def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
     return getattr(part.model, name)
 
 
-def _cut(part: ComponentPlan) -> str:
-    sizes = part.parallel
+def _sizes(part: ComponentPlan) -> ParallelSizes:
+    """The parallel sizes; without that of single experts where nothing says that there are any."""
+    sizes, shape = part.parallel, known_shape(part)
+    is_mixture = max(sizes.expert, sizes.expert_tensor or 1) > 1 if shape is None else shape.expert_layers > 0
+    return sizes if is_mixture else replace(sizes, expert_tensor=None)
+
+
+def _cut(sizes: ParallelSizes) -> str:
     named = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}, expert {sizes.expert}"
-    return named if sizes.shard is None else f"{named}, shard {sizes.shard}"
+    more = {"shard": sizes.shard, "expert_tensor": sizes.expert_tensor}
+    return named + "".join(f", {name} {size}" for name, size in more.items() if size is not None)
 
 
 def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
@@ -253,8 +261,9 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
         changes.append(
             Change("component", after.name, "", f"{before.world_size} processes", f"{after.world_size} processes")
         )
-    if before.parallel != after.parallel:
-        changes.append(Change("sizes", after.name, "", _cut(before), _cut(after)))
+    one, two = _sizes(before), _sizes(after)
+    if one != two:
+        changes.append(Change("sizes", after.name, "", _cut(one), _cut(two)))
     is_scorer = {before.role, after.role} == {Role.SCORER, Role.HELPER} and uses_model(before) and uses_model(after)
     if before.role is not after.role and not is_scorer:
         changes.append(Change("role", after.name, "", before.role.value, after.role.value))

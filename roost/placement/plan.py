@@ -165,6 +165,7 @@ def _component_to_dict(component: ComponentPlan) -> dict[str, Any]:
             "context": component.parallel.context,
             "expert": component.parallel.expert,
             "shard": component.parallel.shard,
+            "expert_tensor": component.parallel.expert_tensor,
         },
         "mesh": None if component.sharded_mesh is None else asdict(component.sharded_mesh),
         "env": dict(component.env),

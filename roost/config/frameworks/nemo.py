@@ -64,7 +64,7 @@ PLACING = tuple(
         policy.{dtensor_cfg,megatron_cfg}.{enabled,tensor_parallel_size,context_parallel_size,activation_checkpointing}
         policy.megatron_cfg.{tensor_model_parallel_size,pipeline_model_parallel_size,expert_model_parallel_size}
         policy.dtensor_cfg.{lora_cfg.enabled,lora_cfg.dim,expert_parallel_size}
-        policy.megatron_cfg.{peft.enabled,peft.dim,context_parallel_size}
+        policy.megatron_cfg.{peft.enabled,peft.dim,context_parallel_size,expert_tensor_parallel_size}
         policy.{sequence_packing,dynamic_batching}.{enabled,train_mb_tokens}
         policy.generation.{backend,max_new_tokens,colocated.*}
         policy.generation.{vllm_cfg,trtllm_cfg}.{tensor_parallel_size,pipeline_parallel_size,expert_parallel_size}

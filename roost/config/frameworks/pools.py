@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roost.config.findings import Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments, resolved
-from roost.config.job import Component, CpuWorkers, DeviceList, Job, ModelUse, Notation, ParallelSizes, Role
+from roost.config.job import (
+    EXPERT_TENSOR,
+    Component,
+    CpuWorkers,
+    DeviceList,
+    Job,
+    ModelUse,
+    Notation,
+    ParallelSizes,
+    Role,
+    size_place,
+)
 from roost.config.shell.state import Command, Value
 from roost.config.source import Section
 
@@ -150,7 +161,26 @@ def megatron_sizes(
     names = (*(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline")), "context_parallel_size")
     keys = (f"--{name.replace('_', '-')}" if are_flags else name for name in (*names, "expert_model_parallel_size"))
     others = (default.tensor, default.pipeline, default.context, default.expert)
-    return ParallelSizes(*(section.whole_number(key, 1, other) or 1 for key, other in zip(keys, others, strict=True)))
+    sizes = ParallelSizes(*(section.whole_number(key, 1, other) or 1 for key, other in zip(keys, others, strict=True)))
+    of_experts = f"--{EXPERT_TENSOR.replace('_', '-')}" if are_flags else EXPERT_TENSOR
+    written = section.whole_number(of_experts, 1, default.expert_tensor)
+    return replace(sizes, expert_tensor=None if written == sizes.tensor else written)
+
+
+def check_expert_parts(sizes: ParallelSizes, count: int, where: Where, part: Section, what: str = "learner") -> None:
+    """Megatron splits the experts of the model in `part` by sizes of their own, which must divide the same devices."""
+    if sizes.expert_tensor is None:
+        return
+    parts = sizes.expert_tensor * sizes.expert * sizes.pipeline
+    if count % parts:
+        part.findings.error(
+            "RST-N056",
+            size_place(where, ".".join(map(str, part.path)), "expert_tensor"),
+            f"splits experts over {parts} GPUs, which do not divide the {count} of the {what}",
+            f"expert tensor {sizes.expert_tensor} * expert {sizes.expert} * pipeline {sizes.pipeline}: "
+            f"{remainder(count, parts)}; Megatron ends with a RuntimeError",
+            f"use a multiple of {parts} GPUs, or smaller sizes",
+        )
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ PLACING = tuple(
         trainer.{{max_tokens_per_microbatch,micro_train_batch_size_per_gpu}}
         trainer.gradient_checkpointing trainer.{{policy,critic,ref}}.sequence_parallel_size
         trainer.{{policy,critic,ref}}.megatron_config.{{tensor,pipeline,expert}}_model_parallel_size
-        trainer.{{policy,critic,ref}}.megatron_config.context_parallel_size
+        trainer.{{policy,critic,ref}}.megatron_config.{{context,expert_tensor}}_parallel_size
         trainer.fully_async.{{enabled,simulate_training,max_staleness_steps}}
         generator.inference_engine.{{tensor,pipeline,data,expert}}_parallel_size
         generator.inference_engine.{{num_engines,run_engines_locally,external_proxy_url,external_server_urls,enable_pd}}

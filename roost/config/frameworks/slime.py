@@ -72,6 +72,7 @@ PLACING = (
         "--tensor-model-parallel-size",
     ),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
+    "--expert-tensor-parallel-size",
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
     "--use-dynamic-batch-size",
     *("--rollout-max-prompt-len", "--rollout-max-response-len", "--rollout-max-context-len"),

@@ -30,6 +30,7 @@ from roost.config.frameworks.pools import (
     Reader,
     add_visible,
     check_divides,
+    check_expert_parts,
     engines_on,
     enough_visible,
     machines_for,
@@ -99,16 +100,15 @@ PLACING = tuple(
         actor_rollout_ref.model.enable_gradient_checkpointing
         actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size}
         {actor_rollout_ref.actor,critic}.{ppo_max_token_len_per_gpu,ppo_micro_batch_size_per_gpu,use_dynamic_bsz}
-        actor_rollout_ref.actor.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
-        actor_rollout_ref.actor.megatron.{context_parallel_size,expert_model_parallel_size,*_offload}
+        {actor_rollout_ref.actor,critic}.megatron.*_offload
+        {actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.megatron.{tensor,pipeline,expert}_model_parallel_size
+        {actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.megatron.{context,expert_tensor}_parallel_size
         actor_rollout_ref.actor.fsdp_config.{fsdp_size,*_offload}
         actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
         actor_rollout_ref.ref.{strategy,ulysses_sequence_parallel_size}
         actor_rollout_ref.ref.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size}
-        {actor_rollout_ref.ref,critic}.megatron.{tensor_model_parallel_size,pipeline_model_parallel_size}
-        {actor_rollout_ref.ref,critic}.megatron.{context_parallel_size,expert_model_parallel_size}
         algorithm.{adv_estimator,use_kl_in_reward} critic.{enable,strategy,ulysses_sequence_parallel_size}
-        critic.ppo_max_token_len_per_gpu critic.megatron.*_offload
+        critic.ppo_max_token_len_per_gpu
         critic.fsdp.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
         critic.model.{path,lora_rank,lora.rank,enable_gradient_checkpointing}
         critic.model.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
@@ -373,6 +373,7 @@ class _Verl(Reader):
         where = self.place("trainer.n_gpus_per_node")
         model = self._model(actor, policy, self._path(), strategy, sizes)
         check_divides(sizes, len(pool), where, self.root)
+        check_expert_parts(sizes, len(pool), where, actor)
         check_batch(self.root, len(pool), strategy, sizes)
         devices = DeviceList(pool, 1)
         self.add("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
@@ -408,6 +409,7 @@ class _Verl(Reader):
         above_one = (name for name in ("tensor", "pipeline", "context") if getattr(sizes, name) > 1)
         where = next((size_place(place, section, name) for name in above_one), place)
         check_divides(sizes, len(pool), where, self.root, what=what)
+        check_expert_parts(sizes, len(pool), place, part, what)
 
     # --- engines
 

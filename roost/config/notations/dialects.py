@@ -9,7 +9,7 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.frameworks import trl_train as training_trl, verl_train as training_verl
-from roost.config.job import Job, Notation
+from roost.config.job import EXPERT_TENSOR, Job, Notation, size_place
 from roost.config.notations import (
     loop_train as training_loop,
     rlinf_train as training_rlinf,
@@ -137,15 +137,20 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
 _SIZES = {Notation.RLINF: ("model",), Notation.ROLL: ("strategy_args", "strategy_config")}
 
 
-def refuse_cut_experts(root: Section, notation: Notation) -> None:
+def refuse_cut_experts(root: Section, job: Job) -> None:
     """An error for each learner whose single experts are to be cut over ranks, as Megatron can."""
-    for name in root.values if notation in _SIZES else ():
-        section = root.below(str(name), *_SIZES[notation])
-        size = section.values.get("expert_tensor_parallel_size")
+    found = [
+        (part.parallel.expert_tensor, size_place(part.where, part.written_name, "expert_tensor"))
+        for part in job.components
+    ]
+    for name in root.values if job.notation in _SIZES else ():
+        section = root.below(str(name), *_SIZES[job.notation])
+        found.append((section.values.get(EXPERT_TENSOR), section.where(EXPERT_TENSOR)))
+    for size, where in found:
         if isinstance(size, int) and size > 1:
-            section.error(
+            root.findings.error(
                 "RST-T123",
-                "expert_tensor_parallel_size",
+                where,
                 f"is {size}, but Roost's learner does not split single experts",
                 "expert_model_parallel_size N divides whole experts over N ranks",
                 "write expert_tensor_parallel_size 1",

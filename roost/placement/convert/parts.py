@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roost.config.findings import Findings, Where
-from roost.config.job import ModelUse, Notation, ParallelSizes, Role
+from roost.config.job import EXPERT_TENSOR, ModelUse, Notation, ParallelSizes, Role
 from roost.config.notations.algorithm import ESTIMATOR, ESTIMATORS, KL_COEF, KL_IN, PROMPT, RESPONSE, shared_estimator
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan, backend, has_devices, with_reference
@@ -270,8 +270,9 @@ def above_one(**sizes: int) -> dict[str, Any]:
 
 
 def megatron_sizes(sizes: ParallelSizes) -> dict[str, Any]:
-    """Sizes above 1 by Megatron's names."""
-    return above_one(
+    """Sizes by Megatron's names: those above 1, and that of single experts where it is not the tensor size."""
+    of_experts = {} if sizes.expert_tensor is None else {EXPERT_TENSOR: sizes.expert_tensor}
+    return of_experts | above_one(
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
         context_parallel_size=sizes.context,

@@ -8,7 +8,7 @@ from typing import Any
 from roost.config.data import TEACHER, is_teacher
 from roost.config.findings import Findings
 from roost.config.frameworks.verl import DEFAULTS
-from roost.config.job import Notation, Role
+from roost.config.job import EXPERT_TENSOR, Notation, Role
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import Parts, above_one, given, megatron_sizes
 from roost.placement.plan import Plan, learner_backend
@@ -114,7 +114,9 @@ def _reference_sizes(part: ComponentPlan) -> dict[str, Any]:
     if learner_backend(part, _BACKENDS) == "megatron":
         names = ("tensor_model", "pipeline_model", "context", "expert_model")
         values = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert)
-        return {"megatron": {f"{name}_parallel_size": value for name, value in zip(names, values, strict=True)}}
+        written = {f"{name}_parallel_size": value for name, value in zip(names, values, strict=True)}
+        of_experts = {} if sizes.expert_tensor is None else {EXPERT_TENSOR: sizes.expert_tensor}
+        return {"megatron": written | of_experts}
     return {"ulysses_sequence_parallel_size": sizes.context, "fsdp_config": {"fsdp_size": sizes.shard or -1}}
 
 

@@ -72,7 +72,8 @@ class EngineMemory:
 def held_parameters(shape: ModelShape, sizes: ParallelSizes, processes: int = 1) -> float:
     """Parameters on one device, after sharding by the parallel sizes and over `processes`."""
     dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
-    return (dense + shape.expert_parameters / (sizes.tensor * sizes.pipeline * sizes.expert)) / processes
+    parts = (sizes.expert_tensor or sizes.tensor) * sizes.expert * sizes.pipeline
+    return (dense + shape.expert_parameters / parts) / processes
 
 
 def learner_memory(
