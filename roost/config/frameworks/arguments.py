@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from roost.config.findings import Findings, Where, shown
 from roost.config.frameworks.toml import parse_toml, read_toml
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
-from roost.config.source import Source, Unresolved, parse_yaml, read_yaml
+from roost.config.source import Source, Unresolved, parse_yaml, read_text, read_yaml
 from roost.config.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _NUMBER = re.compile(r"[-+]?(?:(\d+\.\d*|\.\d+)([eE][-+]?\d{1,3})?|\d+[eE][-+]?\
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 _OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w./@-]*)(=|$)")
 _FLAG = re.compile(r"(--[A-Za-z][\w.-]*)(=|$)")
+MODULE = re.compile(r"-[a-zA-Z]*m|--module")  # the option before the name of a module
 MAX_DEPTH = 30
 
 
@@ -70,6 +72,10 @@ class Start:
     def before(self) -> Sequence[str]:
         """The words before the program that are known, without their folders."""
         return [(word.known or "").rpartition("/")[2] for word in self.command.words[: self.at]]
+
+    @property
+    def is_module(self) -> bool:
+        return self.at > 0 and MODULE.fullmatch(self.before[-1]) is not None
 
 
 def value_at(values: Mapping[Any, Any], path: KeyPath) -> Any:
@@ -272,6 +278,33 @@ def find_file(path: str, command: Command) -> Path | None:
     """A file that a command names: seen from where it is started, or from a folder above the script."""
     bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]
     return next((base / path for base in bases if base / path in command.written or is_file(base / path)), None)
+
+
+_HYDRA_MAIN = re.compile(r"@hydra\.main\(([^)]*)\)")
+
+
+def hydra_config(start: Start) -> tuple[str | None, Path | None]:
+    """The name of the config that a program of Hydra takes, and its file, where it is here.
+
+    `--config-path` and the path of `@hydra.main` begin at the program's folder; `--config-dir` is one more.
+    """
+    options, command = start.arguments.options, start.command
+    name, path, more = (
+        next((options[one] for one in names if one in options), None)
+        for names in (("--config-name", "-cn"), ("--config-path", "-cp"), ("--config-dir", "-cd"))
+    )
+    program = start.program.replace(".", "/") if start.is_module else start.program.removesuffix(".py")
+    written = find_file(f"{program}.py", command)
+    main = _HYDRA_MAIN.search(read_text(written, Findings(), "a program") or "") if written is not None else None
+    own = dict(re.findall(r"\bconfig_(name|path)\s*=\s*[\"']([^\"']+)", main[1])) if main is not None else {}
+    text = name.known if name is not None else own.get("name")
+    if not text:
+        return None, None
+    inside = (path.known or "") if path is not None else ""
+    folders = [Path(program).parent / (inside or own.get("path", "config")), Path(inside)]
+    folders += [Path(more.known.removeprefix("file://"))] if more is not None and more.known else []
+    files = (os.path.normpath(folder / f"{text.removesuffix('.yaml')}.yaml") for folder in folders)
+    return text, next((file for one in files if (file := find_file(one, command)) is not None), None)
 
 
 _UNQUOTED = re.compile(r"(=\s*)(\ue000\d+\ue001)(?=\s*(?:#.*)?$)", re.MULTILINE)  # marks that are a value of TOML

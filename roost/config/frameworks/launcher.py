@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks.arguments import Arguments, Start, how_to_give
+from roost.config.frameworks.arguments import MODULE, Arguments, Start, how_to_give
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.state import Command, Reading, Value
@@ -128,7 +128,7 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
     has_launcher = False
     for at, (text, name) in enumerate(zip(texts, names, strict=True)):
         if text is not None and not re.search(r"\s", text):
-            is_module = at > 0 and re.fullmatch(r"-[a-zA-Z]*m|--module", texts[at - 1] or "") is not None
+            is_module = at > 0 and MODULE.fullmatch(texts[at - 1] or "") is not None
             # rl @ rl.toml, or rl --trainer @ train.toml
             has_file = name in COMMANDS_WITH_FILES and any(word.prefix.startswith("@") for word in words[at + 1 :])
             is_command = name in COMMANDS and (at == own or has_launcher)

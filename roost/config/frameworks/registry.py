@@ -19,6 +19,7 @@ from roost.config.frameworks.signs import (
     starts_prime,
     starts_skyrl,
     starts_slime,
+    starts_verl,
 )
 from roost.config.job import Job, Notation
 from roost.config.shell.state import Reading, Value
@@ -77,10 +78,8 @@ ENTRIES = (
     Entry(
         Notation.VERL,
         "verl",
-        re.compile(
-            r"(?:.*[./])?(?:main_ppo(?:_\w+)?|fully_async_main|main_dapo|main_spin|main_sppo|main_gspo)(?:\.py)?"
-            r"|(?:verl|recipe)[./](?!.*(?:sft|merge|eval|preprocess|generation))[\w./]*\bmain_\w+(?:\.py)?"
-        ),
+        re.compile(r".*"),
+        starts_verl,
     ),
     Entry(
         Notation.NEMO,

@@ -12,6 +12,11 @@ from roost.config.frameworks.arguments import Start, find_file, is_chain, read_c
 from roost.config.source import Source
 
 OWN_SKYRL = re.compile(r"(?:.*/)?skyrl(?:_train)?[./](?:.*[./])?(?:entrypoints[./]\w+|main_sft)(?:\.py)?")
+OWN_VERL = re.compile(
+    r"(?:.*[./])?(?:main_ppo(?:_\w+)?|fully_async_main|main_dapo|main_spin|main_sppo|main_gspo)(?:\.py)?"
+    r"|(?:verl|recipe)[./](?!.*(?:sft|merge|eval|preprocess|generation))[\w./]*\bmain_\w+(?:\.py)?"
+)
+_NO_TRAINER = re.compile("sft|merge|eval|preprocess|generat|infer")  # programs beside the trainers
 # The config that each program of NeMo-RL's examples/ takes where none is given.
 NEMO_CONFIGS: Mapping[str, str] = {
     "run_grpo": "grpo_math_1B.yaml",
@@ -90,6 +95,15 @@ def is_trl(values: Mapping[Any, Any]) -> bool:
 def starts_skyrl(start: Start) -> bool:
     """Return True for SkyRL's own programs, and for others with keys that only it has."""
     return OWN_SKYRL.fullmatch(start.program) is not None or is_skyrl(start.arguments.values)
+
+
+def starts_verl(start: Start) -> bool:
+    """Return True for verl's own programs, and for programs of projects built on it, which have its keys."""
+    if OWN_VERL.fullmatch(start.program) is not None:
+        return True
+    is_python = start.program.endswith(".py") or start.is_module
+    name = re.split(r"[./]", start.program.removesuffix(".py"))[-1]
+    return is_python and "actor_rollout_ref" in start.arguments.values and not _NO_TRAINER.search(name)
 
 
 def starts_nemo(start: Start) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from roost.config.data import TEACHER
@@ -17,7 +16,7 @@ from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
-    find_file,
+    hydra_config,
     over_file,
     read_config,
     resolved_for,
@@ -38,6 +37,7 @@ from roost.config.frameworks.pools import (
     visible_devices,
 )
 from roost.config.frameworks.registry import Framework
+from roost.config.frameworks.signs import OWN_VERL
 from roost.config.frameworks.verl_checks import check_batch, check_megatron_keys, check_separate_async
 from roost.config.job import (
     DeviceList,
@@ -124,17 +124,16 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
     """The arguments over the config file that they name, where it is a user's own and is here."""
     arguments, command = start.arguments, start.command
     name = arguments.options.get("--config-name") or arguments.options.get("-cn")
-    text = name.known if name is not None else None
-    if name is not None and (text is None or OWN_CONFIGS.fullmatch(text) is None):
-        folder = arguments.options.get("--config-path") or arguments.options.get("-cp")
-        inside = (folder.known or "") if folder is not None else ""
-        file = find_file(str(Path(inside, f"{text.removesuffix('.yaml')}.yaml")), command) if text else None
+    text, file = hydra_config(start)
+    is_own = OWN_CONFIGS.fullmatch(text) if text else name is None and OWN_VERL.fullmatch(start.program)
+    if not is_own:
         source = read_config(file, command, findings) if file is not None else None
         if source is None:
             findings.warn(
                 "RST-N060",
-                Where(*name.position),
-                f"{name.shown} is not here; verl's own defaults are used instead of it",
+                Where(*(command.words[start.at] if name is None else name).position),
+                f"{f'the config of {start.program}' if name is None else name.shown} is not here; "
+                "verl's own defaults are used instead of it",
                 f"defaults of {VERSION}",
                 "plan from the folder that the job is started in",
             )
@@ -144,7 +143,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
             arguments = over_file(source, arguments)
     if "megatron" in (text or "").lower():
         arguments.values.setdefault("model_engine", "megatron")
-    if text is None or OWN_CONFIGS.fullmatch(text) is not None:
+    if is_own:
         check_megatron_keys(arguments, findings)
     arguments.values = resolved_for(arguments.values, command)
     visible = command.variables.get(VISIBLE)
@@ -244,8 +243,11 @@ class _Verl(Reader):
         for name in ("fully_async", "one_step_off"):
             if name in self.program:
                 return name
-        if "async_training" in self.root and "rollout" in self.root:
+        rollout = self.root.below("rollout").values  # only configs of asynchronous trainers have it
+        if rollout and "async_training" in self.root:
             return "fully_async"
+        if "nnodes" in rollout or "n_gpus_per_node" in rollout:
+            return "one_step_off"
         trainer = self.root.below("trainer")
         if not trainer.flag("use_v1", True):
             return "sync"

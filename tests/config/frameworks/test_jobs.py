@@ -534,6 +534,49 @@ def test_verl_config_file_of_the_user(tmp_path):
     assert processes_of(plan)["rollout"] == "3 x 8 on 0-23"
 
 
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("-m agents.start --config-path=conf --config-name=mine", "agents/conf"),
+        ("-m agents.deep.start --config-path ../../shared --config-name mine.yaml", "shared"),
+        ("-m agents.start --config-name=mine", "agents/config"),
+        ("tools/start.py -cn mine", "tools/config"),
+        ("-m verl.trainer.main_ppo --config-dir=more --config-name=mine", "more"),
+        ("-m verl.trainer.main_ppo -cd $PWD/more/inner -cn mine", "more/inner"),
+    ],
+)
+def test_folders_in_which_hydra_looks_for_a_config(command, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "mine.yaml").write_text("trainer: {nnodes: 3, n_gpus_per_node: 4}\n")
+    plan = plan_of(tmp_path, f"python3 {command} actor_rollout_ref.rollout.tensor_model_parallel_size=4")
+    assert processes_of(plan)["rollout"] == "3 x 4 on 0-11"
+
+
+@pytest.mark.parametrize(
+    ("program", "has_file", "is_named"),
+    [("-m agents.start", True, False), ("agents/start.py", True, False), ("-m agents.start", False, True)],
+)
+def test_a_program_of_a_project_built_on_verl(program, has_file, is_named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if has_file:
+        (tmp_path / "agents" / "conf").mkdir(parents=True)
+        (tmp_path / "agents" / "conf" / "turns.yaml").write_text("algorithm: {adv_estimator: rloo}\n")
+        main = '@hydra.main(version_base=None, config_path="conf", config_name="turns")\n'
+        (tmp_path / "agents" / "start.py").write_text(f"import hydra\n{main}def main(config): ...\n")
+    command = f"python -u {program} trainer.nnodes=2 +actor_rollout_ref.model.lora.rank=8"
+    plan = plan_of(tmp_path, command)
+    assert processes_of(plan)["actor"] == "16 x 1 on 0-15"
+    assert ("critic" not in processes_of(plan)) == has_file
+    assert ("RST-N060" in codes(tmp_path, command)) == is_named
+
+
+def test_engines_of_a_project_built_on_verl_with_nodes_of_their_own(tmp_path):
+    command = "python3 -m main_distill trainer.n_gpus_per_node=4 rollout.n_gpus_per_node=2 rollout.nnodes=1"
+    plan = plan_of(tmp_path, f"{command} actor_rollout_ref.rollout.tensor_model_parallel_size=1")
+    assert (processes_of(plan)["actor"], processes_of(plan)["rollout"]) == ("4 x 1 on 0-3", "2 x 1 on 4-5")
+
+
 def test_a_yaml_of_verl_is_recognised(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("actor_rollout_ref: {rollout: {tensor_model_parallel_size: 4}}\nalgorithm: {adv_estimator: grpo}\n")
@@ -577,6 +620,8 @@ def test_what_is_not_needed_may_be_unknown(tmp_path):
         "sudo pkill -f verl.trainer.main_ppo",
         "python3 tools/warm_up.py verl/trainer/main_ppo.py",
         "python3 -m verl.trainer.main_ppo",
+        "python3 tools/merge_shards.py actor_rollout_ref.model.path=m",
+        "./later.sh actor_rollout_ref.model.path=m",
     ],
 )
 def test_a_program_that_is_only_named_is_no_job(line, tmp_path):
