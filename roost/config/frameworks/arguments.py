@@ -115,6 +115,8 @@ def resolved(value: Value) -> Any:
 def how_to_give(unknown: Unknown) -> str:
     if unknown.variable:
         return f"give it: {unknown.variable}=... before roost"
+    if unknown.argument:
+        return f"give it as argument {unknown.argument} of the script: roost plan SCRIPT -- ..."
     return "write the value in the script, or a variable with it, such as ${NNODES:-1}, and give that before roost"
 
 

@@ -178,13 +178,16 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             fix="give the job's own script, or source the file once",
         )
     for position, names in reading.stops[:MAX_NAMED]:
-        given = " ".join(f"{name}=..." for name in names)
+        given = " ".join(f"{name}=..." for name in names if not name.startswith("$"))
+        fixes = [f"give {given} before roost"] if given else []
+        if any(name.startswith("$") for name in names):
+            fixes.append("give the script its arguments: roost plan SCRIPT -- ...")
         findings.warn(
             "RST-C041",
             Where(*position),
             "the script would stop here; the plan is made as if it went on",
             f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set" if names else "",
-            f"give {given} before roost" if given else "give the script what it asks for",
+            ", and ".join(fixes) or "give the script what it asks for",
         )
     for name, (unknown, text) in reading.given.items():
         findings.note(

@@ -132,7 +132,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
             findings.warn(
                 "RST-N060",
                 Where(*(command.words[start.at] if name is None else name).position),
-                f"{f'the config of {start.program}' if name is None else name.shown} is not here; "
+                f"{f'the config of {start.program}' if name is None else name.shown or 'the config'} is not here; "
                 "verl's own defaults are used instead of it",
                 f"defaults of {VERSION}",
                 "plan from the folder that the job is started in",

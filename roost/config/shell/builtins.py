@@ -259,7 +259,9 @@ class Builtins(ABC):
         code = arguments[0].known if arguments else "0"
         if code != "0" and not self.doubts and self.conditions:
             values = {name: state.scalar(name) for name in self.conditions[-1]}
-            names = [name for name, value in values.items() if value is None or value.tested == ""]
+            empty = {name: value for name, value in values.items() if value is None or value.tested == ""}
+            unknowns = {name: None if value is None else value.unknown for name, value in empty.items()}
+            names = [f"${one.argument}" if one and one.argument else name for name, one in unknowns.items()]
             self.reading.stops.append((position, tuple(names)))
             return None
         if not self.doubts:

@@ -103,14 +103,17 @@ def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
 
 
 def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Position]]:
-    """Variables of words that have no value, and no other in its place; empty arrays and arguments are none."""
+    """Variables of words that have no value, and no other in its place; empty arrays are none."""
     for word in words:
         for part in word.parts:
-            if isinstance(part, Parameter) and part.name.isidentifier() and not part.is_list:
+            if isinstance(part, Parameter) and not part.is_list:
                 is_plain = part.index is None and not part.is_indirect and part.operator not in _REPLACED
-                is_set = part.name in state.variables or state.maybe(part.name) is not None
-                if is_plain and not is_set and part.name not in _OWN.split():
-                    yield part.name, word.position
+                if part.name.isidentifier():
+                    is_set = part.name in state.variables or state.maybe(part.name) is not None
+                    if is_plain and not is_set and part.name not in _OWN.split():
+                        yield part.name, word.position
+                elif is_plain and part.name.isdigit() and int(part.name) > len(state.arguments):
+                    yield f"${part.name}", word.position
 
 
 def place_of(statement: AndOr) -> Position:

@@ -345,9 +345,11 @@ class Expander:
                 return open_value
             return Value((), position) if is_missing else self.one(argument, state)
         if value is None:
-            fix = part.name if not part.name.isdigit() else ""
-            what = f"{part.name} is not set" if fix else f"argument {part.name} is not given"
-            return of_unknown(Unknown(part.raw, what, position, fix, is_unset=True))
+            if not part.name.isdigit():
+                return of_unknown(Unknown(part.raw, f"{part.name} is not set", position, part.name, is_unset=True))
+            number = int(part.name) if state.locals is None else 0
+            reason = f"argument {part.name} is not given"
+            return of_unknown(Unknown(part.raw, reason, position, argument=number, is_unset=True))
         if operator in ("", ":?", "?"):
             return value
         if operator == ":":

@@ -21,6 +21,7 @@ class Unknown:
     reason: str
     position: Position
     variable: str = ""  # that the caller can set instead
+    argument: int = 0  # of the script, that the caller can give
     is_unset: bool = False  # a variable without a value, which bash takes for empty
     is_list: bool = False  # it may stand for any number of words
 

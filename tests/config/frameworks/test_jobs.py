@@ -605,6 +605,14 @@ def test_a_reference_of_an_unset_variable_says_how_to_give_it(tmp_path, monkeypa
     assert processes_of(plan_of(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES"))["actor"] == "16 x 1 on 0-15"
 
 
+def test_an_argument_of_the_script_that_is_not_given(tmp_path):
+    missing = codes(tmp_path, f"NODES=$1\n{VERL} trainer.nnodes=$NODES")["RST-C022"]
+    stopped = codes(tmp_path, f'NAME=$1\nif [ -z "$NAME" ]; then exit 1; fi\n{VERL}')["RST-C041"]
+    for finding in (missing, stopped):
+        assert "roost plan SCRIPT -- ..." in finding.fix
+    assert "NAME=..." not in stopped.fix
+
+
 def test_what_is_not_needed_may_be_unknown(tmp_path):
     plan = plan_of(tmp_path, f"{VERL} trainer.experiment_name=$(date +%s) data.train_files=$NO_SUCH/x")
     assert not plan.warnings
