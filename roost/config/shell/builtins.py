@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
+from roost.config.shell.children import Child
 from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
 from roost.config.shell.effects import unset_names
 from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
+from roost.config.shell.slurm import batch_variables
 from roost.config.shell.state import (
     Array,
     Doubt,
@@ -35,6 +37,8 @@ class Builtins(ABC):
     """Each method `_do_NAME` takes the arguments, the place and the shell, and returns the exit status."""
 
     environ: Mapping[str, str]
+    read_text: Callable[[Path], str | None]
+    written: dict[Path, Value]  # files that the script writes from here-documents
     expander: Expander
     reading: Reading
     depth: int
@@ -55,6 +59,13 @@ class Builtins(ABC):
 
     @abstractmethod
     def _let(self, text: str, state: State, position: Position) -> Status: ...
+
+    def _take_batch(self, child: Child, state: State) -> None:
+        """Give a script that sbatch starts the variables of Slurm."""
+        if child.options is not None:
+            text = child.text or self.written.get(file := folder_of(state, child.path))
+            script = self.read_text(file) or "" if text is None else text.shown
+            state.take_batch(batch_variables(script, child.path or None, child.options), self.environ)
 
     def _do_source(self, arguments: list[Value], position: Position, state: State) -> Status:
         path = arguments[0].tested if arguments else None

@@ -110,6 +110,7 @@ class Child:
     path: str = ""  # with a text: what it has for $0
     arguments: tuple[Value, ...] = ()
     is_program: bool = False  # started by its own path, which may be of any program
+    options: tuple[str, ...] | None = None  # of the sbatch that starts it
 
 
 def started(words: Sequence[Value]) -> Started:
@@ -148,10 +149,11 @@ def child_of(words: Sequence[Value], how: Started, stdin: Value | None) -> Child
     rest = list(words[how.at :])
     name = base_name(rest[0]) if rest else ""
     if how.by == "sbatch":
+        options = tuple(word.prefix for word in words[: how.at])
         if how.wrapped is not None or not rest:
             text = how.wrapped or stdin
-            return None if text is None else Child(text)
-        return Child(None, rest[0].known or "", tuple(rest[1:]), True)
+            return None if text is None else Child(text, options=options)
+        return Child(None, rest[0].known or "", tuple(rest[1:]), True, options)
     text = _text_in(name, rest[1:], stdin)
     if text is not None:
         return Child(text)

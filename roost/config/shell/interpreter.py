@@ -492,6 +492,7 @@ class Interpreter(Outputs):
             return
         inner, before = state.child(), len(self.left)
         inner.arguments, inner.script = child.arguments, child.path or inner.script
+        self._take_batch(child, inner)
         script = (folder_of(inner, child.path), inner.arguments, inner.environment)
         if child.text is not None:
             self._text(child.text, position, inner)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from roost.config.findings import Findings, Where
 from roost.config.shell.interpreter import Interpreter
+from roost.config.shell.slurm import batch_variables
 from roost.config.shell.state import Reading, Value, initial_state
 from roost.config.source import read_text
 
@@ -41,6 +42,7 @@ def read_script(
         text = text.replace("\r\n", "\n")
     given = tuple(Value((word,) if word else (), (COMMAND_LINE, None, None)) for word in arguments)
     state = initial_state(environ, given, str(file))
+    state.take_batch(batch_variables(text, str(file)), environ)
     return Interpreter(environ, _read_quietly, job_commands).read(text, str(file), state)
 
 

@@ -162,6 +162,12 @@ class State:
         own = None if self.locals is None else dict(self.locals)
         return replace(self, variables=dict(self.variables), functions=dict(self.functions), locals=own)
 
+    def take_batch(self, given: Mapping[str, Value], caller: Mapping[str, str]) -> None:
+        """Take the variables that Slurm sets, but those that the caller gave."""
+        own = {name: value for name, value in given.items() if name not in caller}
+        self.variables |= own
+        self.exported = self.exported.union(own)
+
     def child(self) -> State:
         """A shell that this one starts: it has what is exported."""
         variables: dict[str, Value | Array] = {

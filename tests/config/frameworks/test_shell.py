@@ -500,6 +500,33 @@ def test_a_script_with_set_u_stops_at_what_is_not_set(text, names, tmp_path):
     assert [name for _, stopped in read(tmp_path, text).stops for name in stopped] == names
 
 
+BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"
+SHOWN = "show $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_CPUS_PER_TASK $SLURM_GPUS_ON_NODE"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BATCH + SHOWN, ["3", "3", "6", "16", "4"]),
+        (f"{BATCH}X=1\n#SBATCH --nodes=9\n{SHOWN}", ["3", "3", "6", "16", "4"]),
+        ("#SBATCH -N 2-4\nshow ${SLURM_NNODES:-none}", ["none"]),
+        ("#SBATCH --gpus-per-node=a100:2\nshow $SLURM_GPUS_PER_NODE $SLURM_GPUS_ON_NODE", ["a100:2", "2"]),
+        ('#SBATCH --nodes="3\nshow ${SLURM_NNODES:-none}', ["none"]),
+        (f"sbatch -N 5 --ntasks-per-node=1 <<'EOF'\n{BATCH}{SHOWN}\nEOF", ["5", "5", "5", "16", "4"]),
+        (f"cat > job.sh <<'EOF'\n{BATCH}{SHOWN}\nEOF\nsbatch --gres gpu:2 job.sh", ["3", "3", "6", "16", "2"]),
+        (f"sbatch --nodes=$COUNT <<'EOF'\n{BATCH}show ${{SLURM_NNODES:-none}}\nEOF", ["none"]),
+        ("sbatch --wrap 'show ${SLURM_NNODES:-none}' -N 2", ["2"]),
+        (f"bash <<'EOF'\n{BATCH}show ${{SLURM_NNODES:-none}}\nEOF", ["none"]),
+    ],
+)
+def test_variables_of_slurm_follow_from_the_lines_of_a_batch_script(text, words, tmp_path):
+    assert shown(read(tmp_path, text)) == [words]
+
+
+def test_variables_of_slurm_that_the_caller_gives(tmp_path):
+    assert shown(read(tmp_path, f"{BATCH}show $SLURM_NNODES", SLURM_NNODES="8")) == [["8"]]
+
+
 def test_windows_line_endings_are_named_by_their_first_line(tmp_path):
     file, findings = tmp_path / "run.sh", Findings()
     file.write_bytes(b"N=2\nshow $N\r\nshow 3\r\n")
