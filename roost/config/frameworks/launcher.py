@@ -211,11 +211,13 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         ]
         started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
+        absent = [f"{path} of line {position[1]} is not here" for path, position in reading.absent[:MAX_NAMED]]
         findings.error(
             "RST-C038",
             Where(str(file)),
             "starts no job that Roost knows",
-            "; ".join(filter(None, (started, ended))) or "it starts nothing",
+            "; ".join(filter(None, (started, *absent, ended))) or "it starts nothing",
+            f"{'plan from the folder that it is started in, or ' if absent else ''}"
             f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 

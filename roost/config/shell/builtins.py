@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.children import Child
+from roost.config.shell.children import SCRIPT, Child
 from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
 from roost.config.shell.effects import unset_names
 from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
@@ -52,13 +52,19 @@ class Builtins(ABC):
     stdin: Value | None  # what is left of the input of the commands here
 
     @abstractmethod
-    def _file(self, path: str, state: State) -> bool: ...
+    def _file(self, path: str, state: State, is_program: bool = False) -> bool: ...
 
     @abstractmethod
     def _text(self, value: Value, position: Position, state: State) -> None: ...
 
     @abstractmethod
     def _let(self, text: str, state: State, position: Position) -> Status: ...
+
+    def _child_file(self, child: Child, position: Position, state: State) -> None:
+        is_read = self._file(child.path, state, child.is_program)
+        is_script = not child.is_program or SCRIPT.fullmatch(child.path) is not None
+        if not is_read and is_script and self.read_text(folder_of(state, child.path)) is None:
+            self.reading.absent.append((child.path, position))
 
     def _take_batch(self, child: Child, state: State) -> None:
         """Give a script that sbatch starts the variables of Slurm."""
@@ -80,7 +86,7 @@ class Builtins(ABC):
         outer = state.arguments
         if len(arguments) > 1:
             state.arguments = tuple(arguments[1:])
-        if not self._file(path, state):
+        if not self._file(path, state) and Path(path).name != "activate":  # of a virtual environment
             self.reading.missing.append((path, position))
         state.arguments = outer
         return None

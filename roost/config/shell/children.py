@@ -43,7 +43,7 @@ _LONG_FLAGS = """parsable wait hold requeue no-requeue exclusive overcommit over
     test-only quiet no-kill label unbuffered pty spread-job ignore-environment preserve-env foreground preserve-status
     rm privileged detach init tty interactive read-only no-wait allow-run-as-root tag-output verbose nv rocm writable
     cleanenv containall isolated frozen no-sync locked active all-extras no-project non-interactive login"""
-_SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch)")
+SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _PASSED = re.compile(r"(?<![^=,\s])([A-Za-z_]\w*)=")  # NAME=VALUE somewhere in a word
@@ -161,7 +161,7 @@ def child_of(words: Sequence[Value], how: Started, stdin: Value | None) -> Child
     if at < len(words) and name != "ssh":
         return _of_shell(list(words[at + 1 :]), stdin)
     path = rest[0].known or "" if rest else ""
-    is_here = "/" in path and (not path.startswith("/") or _SCRIPT.fullmatch(path))
+    is_here = "/" in path and (not path.startswith("/") or SCRIPT.fullmatch(path))
     return Child(None, path, tuple(rest[1:]), True) if is_here else None
 
 
@@ -230,7 +230,7 @@ def _option(name: str, words: Sequence[Value], at: int) -> tuple[str, Value | No
         one, other = words[at + 1 : at + 3]
         return text, replace(other, parts=(*one.parts, "=", *other.parts)), 3
     is_alone = is_alone or (name in MPI and text in _MPI_FLAGS.split())
-    if following is not None and (base_name(following) in (*_STARTERS, *SHELLS) or _SCRIPT.fullmatch(following.prefix)):
+    if following is not None and (base_name(following) in (*_STARTERS, *SHELLS) or SCRIPT.fullmatch(following.prefix)):
         is_alone = True  # the command begins there
     return (text, None, 1) if is_alone else (text, following, 2)
 

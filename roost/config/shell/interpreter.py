@@ -498,7 +498,7 @@ class Interpreter(Outputs):
             self._text(child.text, position, inner)
         elif child.path and script not in self.scripts:  # a job that submits itself again tells no more
             self.scripts.append(script)
-            self._file(child.path, inner, child.is_program)
+            self._child_file(child, position, inner)
             self.scripts.pop()
         del self.left[before:]
 

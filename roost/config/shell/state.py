@@ -165,6 +165,8 @@ class State:
     def take_batch(self, given: Mapping[str, Value], caller: Mapping[str, str]) -> None:
         """Take the variables that Slurm sets, but those that the caller gave."""
         own = {name: value for name, value in given.items() if name not in caller}
+        if given and self.folder is not None and "SLURM_SUBMIT_DIR" not in caller:
+            own["SLURM_SUBMIT_DIR"] = text_value(str(self.folder))
         self.variables |= own
         self.exported = self.exported.union(own)
 
@@ -366,6 +368,7 @@ class Reading:
 
     commands: dict[tuple[object, ...], Command] = field(default_factory=dict)
     missing: list[tuple[str, Position]] = field(default_factory=list)  # sourced files that are not here
+    absent: list[tuple[str, Position]] = field(default_factory=list)  # scripts that it starts, and that are not here
     nested: list[tuple[str, Position, str]] = field(default_factory=list)  # files that are not followed, and why
     errors: list[ShellError] = field(default_factory=list)
     # Variables that the caller gave for a command's output: what they stand for, and their values.

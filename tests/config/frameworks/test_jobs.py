@@ -613,6 +613,12 @@ def test_an_argument_of_the_script_that_is_not_given(tmp_path):
     assert "NAME=..." not in stopped.fix
 
 
+def test_a_script_that_would_start_the_job_and_is_not_here(tmp_path):
+    found = codes(tmp_path, "export N=2\nbash jobs/later.sh")["RST-C038"]
+    assert "jobs/later.sh of line 3 is not here" in found.why
+    assert found.fix.startswith("plan from the folder")
+
+
 def test_what_is_not_needed_may_be_unknown(tmp_path):
     plan = plan_of(tmp_path, f"{VERL} trainer.experiment_name=$(date +%s) data.train_files=$NO_SUCH/x")
     assert not plan.warnings

@@ -527,6 +527,31 @@ def test_variables_of_slurm_that_the_caller_gives(tmp_path):
     assert shown(read(tmp_path, f"{BATCH}show $SLURM_NNODES", SLURM_NNODES="8")) == [["8"]]
 
 
+def test_a_batch_script_knows_the_folder_it_is_submitted_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown(read(tmp_path, "#SBATCH -N 2\nshow $SLURM_SUBMIT_DIR/x")) == [[f"{tmp_path}/x"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("bash later.sh", ["later.sh"]),
+        ("cd run && exec bash ./later.sh", ["./later.sh"]),
+        ("sbatch jobs/later.slurm", ["jobs/later.slurm"]),
+        ("./build/later --x", []),
+        ("cat > now.sh <<'EOF'\nshow 1\nEOF\nbash now.sh", []),
+        ("source later.sh", []),
+    ],
+)
+def test_scripts_that_are_started_and_are_not_here(text, absent, tmp_path):
+    assert [path for path, _ in read(tmp_path, text).absent] == absent
+
+
+@pytest.mark.parametrize(("path", "is_named"), [("env.sh", True), (".venv/bin/activate", False)])
+def test_what_a_virtual_environment_sets_is_not_missed(path, is_named, tmp_path):
+    assert bool(read(tmp_path, f"source {path}").missing) == is_named
+
+
 def test_windows_line_endings_are_named_by_their_first_line(tmp_path):
     file, findings = tmp_path / "run.sh", Findings()
     file.write_bytes(b"N=2\nshow $N\r\nshow 3\r\n")
