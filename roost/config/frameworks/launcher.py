@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +16,13 @@ from roost.config.shell.state import Command, Reading, Value
 from roost.config.source import Launch, Source
 
 MAX_NAMED = 4
+MAX_BEGIN = 60  # characters of a command
+# Programs that belong to a framework without being jobs that Roost plans.
+_UNPLANNED: Mapping[str, str] = {
+    r"verl\.trainer\.main|(?:.*/)?verl/trainer/main\.py": "EasyR1 has keys of its own (worker...), which are not read",
+    r"verl\.trainer\.\w*sft\w*|(?:.*/)?verl/trainer/\w*sft\w*\.py": "verl's supervised training is not planned",
+    r"verl\.trainer\.main_(?:generation|eval)\w*": "verl's generation and evaluation are not planned",
+}
 _BEFORE = ("sudo", "nohup", "time", "nice", "env", "exec", "command")  # the command follows them
 # Commands that name a program without starting it.
 _BYSTANDERS = """grep egrep fgrep rg pgrep pkill killall kill ps cat cp mv rm ls ln sed git vim vi nano less head tail
@@ -206,9 +213,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             'add "$@" at the end of the command that starts the job',
         )
     if not jobs and not findings.has_errors:
-        starts = [
-            " ".join(" ".join(word.shown for word in one.words[:3]).split())[:60] for one in reading.commands.values()
-        ]
+        starts = [_begin(one) for one in reading.commands.values()]
         started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
         absent = [f"{path} of line {position[1]} is not here" for path, position in reading.absent[:MAX_NAMED]]
@@ -216,10 +221,24 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             "RST-C038",
             Where(str(file)),
             "starts no job that Roost knows",
-            "; ".join(filter(None, (started, *absent, ended))) or "it starts nothing",
+            "; ".join(filter(None, (started, *_unplanned(reading), *absent, ended))) or "it starts nothing",
             f"{'plan from the folder that it is started in, or ' if absent else ''}"
             f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
+
+
+def _begin(command: Command) -> str:
+    """A command up to the program that it starts, as far as it fits."""
+    program = max(_programs(command.words), default=0)
+    return " ".join(" ".join(word.shown for word in command.words[: max(3, program + 1)]).split())[:MAX_BEGIN]
+
+
+def _unplanned(reading: Reading) -> Iterator[str]:
+    """Why programs that belong to a framework start no job of it."""
+    names = [command.words[at].known or "" for command in reading.commands.values() for at in _programs(command.words)]
+    for pattern, why in _UNPLANNED.items():
+        if any(re.fullmatch(pattern, name) for name in names):
+            yield why
 
 
 def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> None:

@@ -613,6 +613,20 @@ def test_an_argument_of_the_script_that_is_not_given(tmp_path):
     assert "NAME=..." not in stopped.fix
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("python3 -m verl.trainer.main config=a.yaml worker.rollout.n=4", "EasyR1"),
+        ("ray job submit -- python3 -m verl.trainer.main config=a.yaml", "EasyR1"),
+        ("torchrun --nproc_per_node=2 -m verl.trainer.sft_trainer model.path=m", "supervised training"),
+        ("python3 -m verl.trainer.main_generation_server actor_rollout_ref.model.path=m", "generation"),
+        ("python3 -u -X dev -m tools.later --size 3", "python3 -u -X dev -m tools.later"),
+    ],
+)
+def test_why_a_program_is_no_job(command, why, tmp_path):
+    assert why in codes(tmp_path, command)["RST-C038"].why
+
+
 def test_a_script_that_would_start_the_job_and_is_not_here(tmp_path):
     found = codes(tmp_path, "export N=2\nbash jobs/later.sh")["RST-C038"]
     assert "jobs/later.sh of line 3 is not here" in found.why
