@@ -10,7 +10,7 @@ from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.children import SCRIPT, Child
-from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
+from roost.config.shell.conditions import Status, bracket_status, filtered, known_texts, printed
 from roost.config.shell.effects import unset_names
 from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
 from roost.config.shell.slurm import batch_variables
@@ -26,7 +26,7 @@ from roost.config.shell.state import (
     of_unknown,
     text_value,
 )
-from roost.config.shell.syntax import Assignment, Literal, Word
+from roost.config.shell.syntax import Assignment, Input, Literal, Word
 from roost.config.yaml_events import Position
 
 _OF_SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PMI_", "OMPI_")  # variables that a job has where it runs
@@ -59,6 +59,11 @@ class Builtins(ABC):
 
     @abstractmethod
     def _let(self, text: str, state: State, position: Position) -> Status: ...
+
+    def _of_input(self, given: Input, words: Sequence[str], state: State) -> str | None:
+        """The output of a filter that reads a here-string or here-document."""
+        text = self.expander.one(given.body, state).tested if given.body is not None else None
+        return None if text is None else filtered(text if given.delimiter else f"{text}\n", words)
 
     def _child_file(self, child: Child, position: Position, state: State) -> None:
         is_read = self._file(child.path, state, child.is_program)

@@ -94,6 +94,12 @@ def filtered(text: str, words: Sequence[str]) -> str | None:
         return str(len(text.split()))
     if words in (["wc", "-l"], ["wc", "--lines"]):
         return str(text.count("\n"))
+    if words in (["wc", "-c"], ["wc", "--bytes"]):
+        return str(len(text.encode()))
+    if len(words) == 3 and words[0] == "tr" and words[1] in ("-cd", "-dc") and re.fullmatch(r"[ ,:;\"']+", words[2]):
+        return re.sub(f"[^{words[2]}]", "", text)
+    if len(words) == 3 and words[:2] == ["grep", "-o"] and re.fullmatch(r"[\w ,:;/=@-]+", words[2]):
+        return f"{words[2]}\n" * text.count(words[2])
     if len(words) == 3 and words[:2] == ["tr", "-d"] and re.fullmatch(r"[ ,\"']+", words[2]):
         return re.sub(f"[{re.escape(words[2])}]", "", text)
     if len(words) == 3 and words[0] == "tr":

@@ -52,7 +52,8 @@ class Outputs(Assignments):
             self._reads(*first.words)
             words = [value for word in first.words for value in self.expander.words(word, inner)]
             texts = known_texts(words)
-            text = output_of(texts, inner) if texts is not None and first.words else None
+            if texts is not None and first.words:
+                text = output_of(texts, inner) if first.stdin is None else self._of_input(first.stdin, texts, inner)
         for one in filters:
             texts = None
             if isinstance(one, Simple):
