@@ -292,8 +292,8 @@ class Builtins(ABC):
         return None
 
     def _stop_at_unset(self, words: Sequence[Word], state: State) -> None:
-        """Report the first variable without a value that `set -u` stops at; a file that is not here may set it."""
-        if not state.stops_at_unset or self.doubts or self.reading.missing:
+        """Report variables without a value that stop the script; a file that is not here may set them."""
+        if self.doubts or self.reading.missing:
             return
         for name, position in unset_names(words, state):
             if not name.startswith(_OF_SCHEDULERS) and (name,) not in [names for _, names in self.reading.stops]:

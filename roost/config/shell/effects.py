@@ -103,17 +103,20 @@ def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
 
 
 def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Position]]:
-    """Variables of words that have no value, and no other in its place; empty arrays are none."""
-    for word in words:
-        for part in word.parts:
-            if isinstance(part, Parameter) and not part.is_list:
-                is_plain = part.index is None and not part.is_indirect and part.operator not in _REPLACED
-                if part.name.isidentifier():
-                    is_set = part.name in state.variables or state.maybe(part.name) is not None
-                    if is_plain and not is_set and part.name not in _OWN.split():
-                        yield part.name, word.position
-                elif is_plain and part.name.isdigit() and int(part.name) > len(state.arguments):
-                    yield f"${part.name}", word.position
+    """Variables and arguments without a value at which a shell stops: those of `${X:?}`, and with `set -u` all of them.
+
+    Empty arrays are none.
+    """
+    for part, position in ((part, word.position) for word in words for part in word.parts):
+        if not isinstance(part, Parameter) or part.is_list or part.index is not None or part.is_indirect:
+            continue
+        stops = part.operator in (":?", "?") or (state.stops_at_unset and part.operator not in _REPLACED)
+        if part.name.isdigit():
+            if stops and int(part.name) > len(state.arguments):
+                yield f"${part.name}", position
+        elif stops and part.name.isidentifier() and part.name not in (*state.variables, *_OWN.split()):
+            if state.maybe(part.name) is None:
+                yield part.name, position
 
 
 def place_of(statement: AndOr) -> Position:

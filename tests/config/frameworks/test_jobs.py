@@ -571,6 +571,12 @@ def test_a_program_of_a_project_built_on_verl(program, has_file, is_named, tmp_p
     assert ("RST-N060" in codes(tmp_path, command)) == is_named
 
 
+@pytest.mark.parametrize(("program", "is_refused"), [("verl.trainer.main_ppo", True), ("agents.train", False)])
+def test_a_batch_that_verls_own_trainer_asserts(program, is_refused, tmp_path):
+    command = f"python -m {program} data.train_batch_size=1 actor_rollout_ref.rollout.n=1"
+    assert ("RST-N068" in codes(tmp_path, command)) == is_refused
+
+
 def test_engines_of_a_project_built_on_verl_with_nodes_of_their_own(tmp_path):
     command = "python3 -m main_distill trainer.n_gpus_per_node=4 rollout.n_gpus_per_node=2 rollout.nnodes=1"
     plan = plan_of(tmp_path, f"{command} actor_rollout_ref.rollout.tensor_model_parallel_size=1")

@@ -488,6 +488,8 @@ def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
         ("show $MISSING", []),
         ("set -u; show ${MISSING:-1} ${MISSING+x} $HOME $SLURM_JOB_ID ${A[@]}", []),
         ("set -u; show ${1:-x} $@ $# $2", ["$2"]),
+        ("show $X ${GIVEN:?is needed} ${1:?too} ${HOME:?}", ["GIVEN", "$1"]),
+        ("N=${NODES?}; source no_such_file.sh; show ${LATER?}", ["NODES"]),
         ("set -u; set -- a; show $1; f() { show $1; }; f", ["$1"]),
         ('if [ -z "$MODEL" ]; then exit 2; fi', ["MODEL"]),
         ('MODEL=$1; SIZE=$2; if [ -z "$MODEL" ] || [ -z "$SIZE" ]; then exit 2; fi', ["$1", "$2"]),
