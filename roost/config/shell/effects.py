@@ -114,9 +114,12 @@ def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Posi
         if part.name.isdigit():
             if stops and int(part.name) > len(state.arguments):
                 yield f"${part.name}", position
-        elif stops and part.name.isidentifier() and part.name not in (*state.variables, *_OWN.split()):
-            if state.maybe(part.name) is None:
-                yield part.name, position
+        elif stops and part.name.isidentifier() and not _may_be_set(part.name, state):
+            yield part.name, position
+
+
+def _may_be_set(name: str, state: State) -> bool:
+    return name in (*state.variables, *_OWN.split()) or state.maybe(name) is not None
 
 
 def place_of(statement: AndOr) -> Position:
