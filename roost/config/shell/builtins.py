@@ -10,9 +10,10 @@ from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.children import SCRIPT, Child
-from roost.config.shell.conditions import Status, bracket_status, filtered, known_texts, printed
+from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
 from roost.config.shell.effects import unset_names
 from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
+from roost.config.shell.filters import filtered
 from roost.config.shell.slurm import batch_variables
 from roost.config.shell.state import (
     Array,

@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 
 from roost.config.shell.arithmetic import NotKnown, evaluate
 from roost.config.shell.expand import AT_RUN_TIME, MAX_TRIES, Expander
+from roost.config.shell.filters import computed, unescaped
 from roost.config.shell.patterns import matches_pattern, regular
 from roost.config.shell.state import State, Value, text_value
 from roost.config.shell.syntax import AndOr, Condition, Literal, Pipeline, Simple, Statement, Word
-
-_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 def echoed(arguments: Sequence[str]) -> str | None:
@@ -23,14 +22,8 @@ def echoed(arguments: Sequence[str]) -> str | None:
         options += words.pop(0)[1:]
     text: str | None = " ".join(words)
     if re.search("e[^E]*$", options):
-        text = _unescaped(" ".join(words))
+        text = unescaped(" ".join(words))
     return None if text is None else text if "n" in options else f"{text}\n"
-
-
-def _unescaped(text: str) -> str | None:
-    if any(one not in _ESCAPES for one in re.findall(r"\\(.?)", text, re.DOTALL)):
-        return None
-    return re.sub(r"\\(.)", lambda match: _ESCAPES[match[1]], text)
 
 
 def printed(arguments: Sequence[str]) -> str | None:
@@ -38,7 +31,7 @@ def printed(arguments: Sequence[str]) -> str | None:
     if not arguments:
         return None
     form, *words = arguments
-    spelled = _unescaped(form)
+    spelled = unescaped(form)
     fields = re.findall(r"%(.?)", form)
     if spelled is None or len(fields) != len(words) or any(one not in ("s", "d") for one in fields):
         return None
@@ -55,6 +48,8 @@ def output_of(words: Sequence[str], state: State) -> str | None:
         return echoed(arguments)
     if name == "printf":
         return printed(arguments)
+    if name == "expr":
+        return computed(" ".join(arguments))
     text = _line_of(name, [word for word in arguments if not re.fullmatch(r"-\w|--", word)], state)
     return None if text is None else f"{text}\n"
 
@@ -86,38 +81,6 @@ def _line_of(name: str, paths: Sequence[str], state: State) -> str | None:
         first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
         return "\n".join(map(str, range(first, numbers[-1] + 1, max(1, step))))
     return None
-
-
-def filtered(text: str, words: Sequence[str]) -> str | None:
-    """Output of a filter such as `wc -w`; None for one that is not known."""
-    if words in (["wc", "-w"], ["wc", "--words"]):
-        return str(len(text.split()))
-    if words in (["wc", "-l"], ["wc", "--lines"]):
-        return str(text.count("\n"))
-    if words in (["wc", "-c"], ["wc", "--bytes"]):
-        return str(len(text.encode()))
-    if len(words) == 3 and words[0] == "tr" and words[1] in ("-cd", "-dc") and re.fullmatch(r"[ ,:;\"']+", words[2]):
-        return re.sub(f"[^{words[2]}]", "", text)
-    if len(words) == 3 and words[:2] == ["grep", "-o"] and re.fullmatch(r"[\w ,:;/=@-]+", words[2]):
-        return f"{words[2]}\n" * text.count(words[2])
-    if len(words) == 3 and words[:2] == ["tr", "-d"] and re.fullmatch(r"[ ,\"']+", words[2]):
-        return re.sub(f"[{re.escape(words[2])}]", "", text)
-    if len(words) == 3 and words[0] == "tr":
-        old, new = _unescaped(words[1]), _unescaped(words[2])
-        return text.replace(old, new) if old is not None and new is not None and len(old) == len(new) == 1 else None
-    joined, lines = " ".join(words), text.splitlines()
-    if found := re.fullmatch(r"awk -F ?'?([^\s\\|.*+?^$()\[\]{}])'? \{ ?print NF;? ?\}", joined):
-        return "".join(f"{len(line.split(found[1])) if line else 0}\n" for line in lines)
-    if found := re.fullmatch(r"cut -d ?(.) -f ?(\d)", joined):
-        return "".join(f"{_field(line, found[1], int(found[2]))}\n" for line in lines)
-    return None
-
-
-def _field(line: str, delimiter: str, number: int) -> str:
-    parts = line.split(delimiter)
-    if len(parts) == 1:
-        return line  # as cut does
-    return parts[number - 1] if 0 < number <= len(parts) else ""
 
 
 def is_folder_change(statement: Statement) -> tuple[Simple, Statement] | None:

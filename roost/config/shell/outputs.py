@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roost.config.shell.builtins import Assignments
-from roost.config.shell.conditions import Status, filtered, is_folder_change, known_texts, output_of, piped
+from roost.config.shell.conditions import Status, is_folder_change, known_texts, output_of, piped
 from roost.config.shell.effects import submits
 from roost.config.shell.expand import folder_of
+from roost.config.shell.filters import filtered
 from roost.config.shell.state import State, Value, text_value
 from roost.config.shell.syntax import Simple, Statement, Substitution, Word
 
