@@ -126,11 +126,11 @@ class _OpenRLHF(Reader):
     def job(self) -> Job:
         self._check_version()
         self._check_optimizers()
-        counts = {role: self._count(role) for role in ROLES}
         started = self._started()
+        counts = {role: self._count(role, int(started[role])) for role in ROLES}
         self.width = self._width([counts[role] for role in ROLES if started[role]], USUAL_WIDTH)
         self._learners(counts, started)
-        self._report_unused(started)
+        self._report_unused(counts, started)
         width = self._width([counts[role] for role in ROLES if started[role]], self.used)
         machines = max(1, -(-self.used // width))
         self._report_machines(machines, width, [counts[role] for role in ROLES if started[role]])
@@ -229,10 +229,10 @@ class _OpenRLHF(Reader):
 
     # --- roles
 
-    def _count(self, role: str) -> _Count:
+    def _count(self, role: str, minimum: int) -> _Count:
         return _Count(
-            self._number(f"--{role}.num_nodes", 1, MAX_NODES),
-            self._number(f"--{role}.num_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE),
+            self._number(f"--{role}.num_nodes", minimum, MAX_NODES),
+            self._number(f"--{role}.num_gpus_per_node", minimum, MAX_ACCELERATORS_PER_NODE),
         )
 
     def _started(self) -> dict[str, bool]:
@@ -245,7 +245,7 @@ class _OpenRLHF(Reader):
             "reward": not is_remote,
         }
 
-    def _report_unused(self, started: Mapping[str, bool]) -> None:
+    def _report_unused(self, counts: Mapping[str, _Count], started: Mapping[str, bool]) -> None:
         reasons = {
             "ref": (f"{self._key('--algo.kl.init_coef')} is 0", "remove it, or write a coefficient above 0"),
             "critic": (f"{self._key('--algo.advantage.estimator')} is not gae", "remove it, or use gae"),
@@ -253,7 +253,7 @@ class _OpenRLHF(Reader):
         }
         for role, (why, fix) in reasons.items():
             flag = f"--{role}.num_gpus_per_node"
-            if not started[role] and self._is_given(flag):
+            if not started[role] and self._is_given(flag) and counts[role].gpus:
                 what = f"gives GPUs to the {NAMES.get(role, role)}, which is never started"
                 self.root.findings.note("RST-N067", self._where(flag), what, why, fix)
 

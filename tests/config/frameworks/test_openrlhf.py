@@ -77,6 +77,14 @@ def test_the_numbers_of_a_remote_reward_model_still_count(tmp_path):
     assert found["RST-N066"].fix == "write --reward.num_nodes 1 --reward.num_gpus_per_node 4"
 
 
+def test_a_role_that_is_not_started_may_have_no_gpus(tmp_path):
+    none = "--ref.num_nodes 0 --reward.num_gpus_per_node 0 --critic.num_nodes 0 --critic.num_gpus_per_node 0"
+    job = f"{JOB} --algo.kl.init_coef 0 --actor.num_gpus_per_node 4"
+    assert processes_of(plan_of(tmp_path, f"{job} {none}")) == {"actor": "4 x 1 on 0-3"}
+    assert "RST-N067" not in codes(tmp_path, f"{job} {none}")
+    assert codes(tmp_path, f"{PPO} --reward.num_nodes 0")["RST-C024"].fix == "write --reward.num_nodes 1"
+
+
 def test_findings_name_flags_as_they_are_written(tmp_path):
     flags = "--colocate_all_models --vllm_num_engines 3 --vllm_tensor_parallel_size 2 --advantage_estimator rloo"
     found = codes(tmp_path, f"{PPO} \\\n  {flags}")
