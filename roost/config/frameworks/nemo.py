@@ -61,9 +61,9 @@ PLACING = tuple(
         """cluster.{num_nodes,gpus_per_node,segment_size}
         {grpo,ppo}.{async_grpo,async_ppo}.{enabled,max_trajectory_age_steps} async_rl.*
         policy.{model_name,max_total_sequence_length,train_micro_batch_size}
-        policy.{dtensor_cfg,megatron_cfg}.{enabled,tensor_parallel_size,context_parallel_size,activation_checkpointing}
+        policy.{automodel_cfg,dtensor_cfg,megatron_cfg}.{enabled,tensor_parallel_size,activation_checkpointing}
         policy.megatron_cfg.{tensor_model_parallel_size,pipeline_model_parallel_size,expert_model_parallel_size}
-        policy.dtensor_cfg.{lora_cfg.enabled,lora_cfg.dim,expert_parallel_size}
+        policy.{automodel_cfg,dtensor_cfg}.{lora_cfg.enabled,lora_cfg.dim,expert_parallel_size,context_parallel_size}
         policy.megatron_cfg.{peft.enabled,peft.dim,context_parallel_size,expert_tensor_parallel_size}
         policy.{sequence_packing,dynamic_batching}.{enabled,train_mb_tokens}
         policy.generation.{backend,max_new_tokens,colocated.*}
@@ -71,10 +71,11 @@ PLACING = tuple(
         policy.generation.{vllm_cfg,trtllm_cfg}.{gpu_memory_utilization,moe_tensor_parallel_size,moe_expert_parallel_size}
         policy.generation.sglang_cfg.{gpus_per_server,mem_fraction_static,tp_size}
         policy.generation.sglang_cfg.sglang_server_config.{num_gpus,num_gpus_per_engine}
-        env.reward_model.{model_name,resources.*} env.reward_model.dtensor_cfg.{tensor,context}_parallel_size
+        env.reward_model.{model_name,resources.*}
+        env.reward_model.{automodel_cfg,dtensor_cfg}.{tensor,context}_parallel_size
         env.nemo_gym.num_gpu_nodes data.{train,validation,default}.env_name data.env_name
-        value.model_name value.{dtensor_cfg,megatron_cfg}.{enabled,*_parallel_size}
-        teacher.model_name teacher.{dtensor_cfg,megatron_cfg}.{enabled,*_parallel_size} teacher teachers
+        value.model_name value.{automodel_cfg,dtensor_cfg,megatron_cfg}.{enabled,*_parallel_size}
+        teacher.model_name teacher.{automodel_cfg,dtensor_cfg,megatron_cfg}.{enabled,*_parallel_size} teacher teachers
         on_policy_distillation.{enabled,teacher_model_by_agent_name.*,deduplicate_shared_teacher_checkpoints}
         on_policy_distillation.non_colocated_teachers.*""",
     ).patterns()
@@ -263,7 +264,7 @@ class _Nemo(Reader):
         megatron = section.below("megatron_cfg")
         if megatron.flag("enabled"):
             return megatron_sizes(megatron)
-        plain = section.below("dtensor_cfg")
+        plain = section.below(_plain(section))
         return ParallelSizes(
             plain.whole_number("tensor_parallel_size", 1, 1) or 1,
             context=plain.whole_number("context_parallel_size", 1, 1) or 1,
@@ -273,7 +274,7 @@ class _Nemo(Reader):
     def _model(self, section: Section, trains: bool = True) -> ModelUse:
         path = first_text((section, "model_name"))
         is_megatron = section.below("megatron_cfg").values.get("enabled") is True
-        backend = section.below("megatron_cfg" if is_megatron else "dtensor_cfg")
+        backend = section.below("megatron_cfg" if is_megatron else _plain(section))
         adapter = backend.below("peft" if is_megatron else "lora_cfg")
         rank = first_number((adapter, "dim")) if adapter.values.get("enabled") is True else None
         batching = (section.below(name) for name in ("sequence_packing", "dynamic_batching"))
@@ -310,7 +311,7 @@ class _Nemo(Reader):
     def _on_gpus(self, name: str, section: Section, devices: Sequence[int], role: Role) -> None:
         """One process per GPU."""
         sizes = self._sizes(section)
-        where = section.where("megatron_cfg" if section.below("megatron_cfg").flag("enabled") else "dtensor_cfg")
+        where = section.where("megatron_cfg" if section.below("megatron_cfg").flag("enabled") else _plain(section))
         check_divides(sizes, len(devices), where, self.root)
         written = ".".join(map(str, section.path))
         model = self._model(section, role is Role.LEARNER)
@@ -502,6 +503,11 @@ class _Nemo(Reader):
                 "planned are the learner's nodes first, then those of engines, reward model and teachers",
                 "compare with the nodes that NeMo-RL prints, where the order matters",
             )
+
+
+def _plain(section: Section) -> str:
+    """The key of a learner without Megatron, which NeMo-RL has renamed."""
+    return "automodel_cfg" if "automodel_cfg" in section.values else "dtensor_cfg"
 
 
 def _environments(data: Section) -> Iterator[str]:

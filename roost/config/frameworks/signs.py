@@ -56,7 +56,7 @@ def is_nemo(values: Mapping[Any, Any]) -> bool:
     if isinstance(cluster, Mapping) and ("component_placement" in cluster or "num_gpus_per_node" in cluster):
         return False
     has_policy = isinstance(policy, Mapping) and any(
-        key in policy for key in ("generation", "model_name", "dtensor_cfg", "megatron_cfg")
+        key in policy for key in ("generation", "model_name", "automodel_cfg", "dtensor_cfg", "megatron_cfg")
     )
     return has_policy or (isinstance(cluster, Mapping) and "gpus_per_node" in cluster)
 

@@ -286,6 +286,20 @@ def test_a_script_whose_config_is_not_known(tmp_path):
     assert (found.where.line, "output of a command" in found.why) == (2, True)
 
 
+def test_nemo_calls_the_learner_without_megatron_automodel_now(tmp_path):
+    sizes = {"enabled": True, "tensor_parallel_size": 2, "context_parallel_size": 2, "activation_checkpointing": True}
+    config = {
+        "policy": {"model_name": "m", "automodel_cfg": sizes, "generation": {"backend": "vllm"}},
+        "cluster": {"gpus_per_node": 8},
+    }
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({"grpo": {}} | config))
+    actor = next(part for part in roost.plan(file).components if part.name == "actor")
+    assert (actor.parallel.tensor, actor.parallel.context, actor.model.recomputes) == (2, 2, True)
+    found = findings_of(file, "policy.automodel_cfg.tensor_parallel_size=3")
+    assert found["RST-N056"].where.path[-1] == "automodel_cfg"
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "path"),
     [
