@@ -112,6 +112,9 @@ def resolved(value: Value) -> Any:
     return Unresolved(value.shown, unknown.reason, how_to_give(unknown))
 
 
+GIVE_ARGUMENTS = "give the script its arguments: roost plan SCRIPT -- ..."
+
+
 def how_to_give(unknown: Unknown) -> str:
     if unknown.variable:
         return f"give it: {unknown.variable}=... before roost"

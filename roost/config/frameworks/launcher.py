@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks.arguments import MODULE, Arguments, Start, how_to_give
+from roost.config.frameworks.arguments import GIVE_ARGUMENTS, MODULE, Arguments, Start, how_to_give
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.state import Command, Reading, Value
@@ -188,7 +188,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         given = " ".join(f"{name}=..." for name in names if not name.startswith("$"))
         fixes = [f"give {given} before roost"] if given else []
         if any(name.startswith("$") for name in names):
-            fixes.append("give the script its arguments: roost plan SCRIPT -- ...")
+            fixes.append(GIVE_ARGUMENTS)
         findings.warn(
             "RST-C041",
             Where(*position),

@@ -607,6 +607,7 @@ def test_a_reference_of_an_unset_variable_says_how_to_give_it(tmp_path, monkeypa
     monkeypatch.delenv("MY_NODES", raising=False)
     found = codes(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES")
     assert found["RST-C022"].fix == "give it: MY_NODES=... before roost"
+    assert codes(tmp_path, f"{VERL} trainer.nnodes=$2")["RST-C022"].fix.startswith("give the script its arguments")
     monkeypatch.setenv("MY_NODES", "2")
     assert processes_of(plan_of(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES"))["actor"] == "16 x 1 on 0-15"
 

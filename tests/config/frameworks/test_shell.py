@@ -496,6 +496,8 @@ def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
         ("set -u; set +u; show $MISSING", []),
         ("set -u; if grep -q x y; then show $MISSING; fi", []),
         ("set -u; source no_such_file.sh; show $MISSING", []),
+        ('SIZE=$3; if [ -z "$SIZE" ]; then exit 1; fi', ["$3"]),
+        ('SIZE=$SPAN; if [ -z "$SIZE" ]; then exit 1; fi', ["SIZE"]),
     ],
 )
 def test_a_script_with_set_u_stops_at_what_is_not_set(text, names, tmp_path):
