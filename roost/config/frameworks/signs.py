@@ -128,10 +128,17 @@ def starts_areal(start: Start) -> bool:
     return source is not None and is_areal(source.values)
 
 
+def names_trl(start: Start) -> bool:
+    """Return True for programs whose config is one of TRL's."""
+    source = _config(start)
+    return source is not None and is_trl(source.values)
+
+
 def _config(start: Start) -> Source | None:
     """The YAML that `--config` names, where it is here."""
     option = start.arguments.options.get("--config")
-    file = find_file(option.known, start.command) if option is not None and option.known else None
+    name = start.arguments.values.get("--config") if option is None else option.known
+    file = find_file(name, start.command) if isinstance(name, str) and name else None
     is_yaml = file is not None and file.suffix in (".yaml", ".yml")
     return read_config(file, start.command, Findings()) if file is not None and is_yaml else None
 

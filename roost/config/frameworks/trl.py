@@ -34,6 +34,7 @@ from roost.config.frameworks.pools import (
     visible_devices,
 )
 from roost.config.frameworks.registry import Framework
+from roost.config.frameworks.signs import names_trl
 from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
     DeviceList,
@@ -100,7 +101,7 @@ PLACING = (
             *("num_processes", "num_machines", "gpu_ids", "nproc_per_node", "nnodes", "num_gpus", "num_nodes"),
             *("config_file", "accelerate_config", "config", "multi_gpu", "distributed_type", "machine_rank"),
             *("model_name_or_path", "use_peft", "lora_r", "max_prompt_length", "max_completion_length"),
-            *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "deepspeed"),
+            *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_device", "deepspeed"),
         )
     ),
     *(VISIBLE, "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
@@ -122,6 +123,8 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
     read = read_flags([word for word in words if word not in settings], SWITCHES)
     found = read_overrides(settings)
     found.unknown += read.unknown
+    if words and (words[0].known or "").endswith((".yaml", ".yml")):  # HfArgumentParser takes it without a flag, too
+        found.set(("--config",), words[0].known, words[0].position)
     for key, value in read.values.items():
         name = "--" + key[2:].replace("-", "_")
         found.set((name,), value, read.positions[(key,)])
@@ -137,7 +140,7 @@ def is_trl(start: Start) -> bool:
         return True
     has_overrides = any(re.match(r"[+~]*(?!train\.)[\w.]+=", word.prefix) for word in rest)
     is_named = NAMED.fullmatch(program) is not None and (bool(arguments.values) or _launcher_at(start) is not None)
-    return (is_named and not has_overrides) or bool(_keywords(start))
+    return (is_named and not has_overrides) or bool(_keywords(start)) or names_trl(start)
 
 
 def with_files(start: Start, findings: Findings) -> Arguments:
@@ -566,11 +569,12 @@ class _TRL(Reader):
     def _report_idle_settings(self) -> None:
         """Settings of engines that another setting leaves without effect."""
         mode = self._mode()
-        reasons = {}
+        old = "it is of TRL before 2025-04, whose engine had a GPU of its own"
+        reasons = {"vllm_device": (old, "remove it; for GPUs of their own, write vllm_mode: server")}
         is_unread = "--config" in self.root.values and not any(key in self.root.values for key in MAIN_KEYS)
         if mode == "none" and not is_unread:  # use_vllm may be in a file that is not here
             why = "use_vllm is false by default; the learner generates by itself"
-            reasons = dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size"), (why, "add use_vllm"))
+            reasons |= dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size"), (why, "add use_vllm"))
         elif mode == "server":
             why = "it is for engines in the learner's processes; a server has its own"
             reasons["vllm_tensor_parallel_size"] = (why, "give --tensor_parallel_size to trl vllm-serve")

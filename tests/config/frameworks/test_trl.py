@@ -104,6 +104,19 @@ def test_a_config_of_trl_is_under_the_command_line(tmp_path, monkeypatch):
     assert processes_of(plan)["rollout"] == "2 x 4 on 0-7"
 
 
+@pytest.mark.parametrize("given", ["--config job.yaml", "job.yaml", "--config=job.yaml --learning_rate 1e-6"])
+def test_a_program_of_any_name_with_a_config_of_trl(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "model_name_or_path: m\nnum_generations: 4\nuse_vllm: true\nvllm_tensor_parallel_size: 2\n"
+    plan = plan_of(tmp_path, f"{LAUNCH} 4 tune.py {given}", job_yaml=text)
+    assert processes_of(plan) == {"actor": "4 x 1 on 0-3", "rollout": "2 x 2 on 0-3"}
+
+
+def test_the_device_of_an_engine_of_an_old_version_is_named(tmp_path):
+    found = codes(tmp_path, f"{LAUNCH} 3 train_grpo.py --use_vllm --vllm_device cuda:3")["RST-N068"]
+    assert found.where.path[-1] == "--vllm_device"
+
+
 def test_a_yaml_of_trl_is_recognised(tmp_path):
     file = tmp_path / "grpo.yaml"
     file.write_text("model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\nnum_processes: 4\n")
