@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from textwrap import shorten
 
 from roost.config.findings import Findings, Where, counted, shown
 from roost.config.frameworks.arguments import GIVE_ARGUMENTS, MODULE, Arguments, Start, how_to_give
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
+from roost.config.shell.children import base_name
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.state import Command, Reading, Value
 from roost.config.source import Launch, Source
 
 MAX_NAMED = 4
-MAX_BEGIN = 60  # characters of a command
+MAX_NAME = 120
 # Programs that belong to a framework without being jobs that Roost plans.
 _UNPLANNED: Mapping[str, str] = {
     r"verl\.trainer\.main|(?:.*/)?verl/trainer/main\.py": "EasyR1 has keys of its own (worker...), which are not read",
@@ -213,8 +215,13 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             'add "$@" at the end of the command that starts the job',
         )
     if not jobs and not findings.has_errors:
-        starts = [_begin(one) for one in reading.commands.values()]
-        started = f"it starts {counted(len(starts), 'command')}: {'; '.join(starts[-MAX_NAMED:])}" if starts else ""
+        commands = reading.commands.values()
+        starts = list(dict.fromkeys(filter(None, map(_started_by, commands))))
+        kind = "program" if starts else "command"
+        is_open = any(word.unknown is not None and word.unknown.argument for one in commands for word in one.words)
+        starts = starts or [" ".join(word.shown for word in one.words[:3]) for one in commands]
+        named = [shorten(text, MAX_NAME, placeholder=" ...") for text in starts[-MAX_NAMED:]]
+        started = f"it starts {counted(len(starts), kind)}: {'; '.join(named)}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
         absent = [f"{path} of line {position[1]} is not here" for path, position in reading.absent[:MAX_NAMED]]
         findings.error(
@@ -222,15 +229,29 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             Where(str(file)),
             "starts no job that Roost knows",
             "; ".join(filter(None, (started, *_unplanned(reading), *absent, ended))) or "it starts nothing",
-            f"{'plan from the folder that it is started in, or ' if absent else ''}"
-            f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
+            f"{_open_fix(reading)}give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 
 
-def _begin(command: Command) -> str:
-    """A command up to the program that it starts, as far as it fits."""
-    program = max(_programs(command.words), default=0)
-    return " ".join(" ".join(word.shown for word in command.words[: max(3, program + 1)]).split())[:MAX_BEGIN]
+def _open_fix(reading: Reading) -> str:
+    """What else may let a script start a job."""
+    if any(
+        word.unknown is not None and word.unknown.argument for one in reading.commands.values() for word in one.words
+    ):
+        return f"{GIVE_ARGUMENTS}, or "
+    if reading.absent:
+        return "plan from the folder that it is started in, or "
+    return "plan it with the files that it sources, or " if reading.missing else ""
+
+
+def _started_by(command: Command) -> str:
+    """The program that a command starts, behind its launcher; empty for a command without one."""
+    words = command.words
+    if not words or base_name(words[0]) in _BYSTANDERS.split():
+        return ""
+    files = (at for at, word in enumerate(words) if word.shown.endswith(".py"))
+    at = next(_programs(words), next(files, None))
+    return "" if at is None else words[at].shown if at == 0 else f"{words[0].shown} {words[at].shown}"
 
 
 def _unplanned(reading: Reading) -> Iterator[str]:

@@ -473,6 +473,16 @@ def test_tokens_of_slime_count_beside_dynamic_batches_only(tmp_path):
     ("text", "code", "words"),
     [
         (f"exit 3\n{VERL}", "RST-C038", "it ends in line 2, by its own exit"),
+        (
+            "set -x\nsrun -N 2 deepspeed --num_gpus 2 --module my.tune --lr 1",
+            "RST-C038",
+            "it starts 1 program: srun my.tune",
+        ),
+        (
+            'A=$B\ncat x.py\n. no.sh\npython3 "$A/run.py" go',
+            "RST-C038",
+            "it starts 1 program: python3 $B/run.py",
+        ),
         (f"show it\nexit 3\n{VERL}", "RST-C038", "it starts 1 command: show it; it ends in line 3, by its own exit"),
         (f"{SLIME} --rollout-num-gpus --rollout-num-gpus-per-engine 4", "RST-C024", "has no value; it must be"),
         (f"export CUDA_VISIBLE_DEVICES=4,5\n{SLIME} --colocate", "RST-N082", "shows 2 GPUs to 8 processes"),
