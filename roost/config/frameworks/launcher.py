@@ -218,7 +218,6 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         commands = reading.commands.values()
         starts = list(dict.fromkeys(filter(None, map(_started_by, commands))))
         kind = "program" if starts else "command"
-        is_open = any(word.unknown is not None and word.unknown.argument for one in commands for word in one.words)
         starts = starts or [" ".join(word.shown for word in one.words[:3]) for one in commands]
         named = [shorten(text, MAX_NAME, placeholder=" ...") for text in starts[-MAX_NAMED:]]
         started = f"it starts {counted(len(starts), kind)}: {'; '.join(named)}" if starts else ""

@@ -282,10 +282,8 @@ class Builtins(ABC):
         code = arguments[0].known if arguments else "0"
         if code != "0" and not self.doubts and self.conditions:
             values = {name: state.scalar(name) for name in self.conditions[-1]}
-            empty = {name: value for name, value in values.items() if value is None or value.tested == ""}
-            unknowns = {name: None if value is None else value.unknown for name, value in empty.items()}
-            names = [f"${one.argument}" if one and one.argument else name for name, one in unknowns.items()]
-            self.reading.stops.append((position, tuple(names)))
+            names = [_asked(name, values[name]) for name in values if _is_empty(name, values[name], state)]
+            self.reading.stops.append((position, tuple(dict.fromkeys(names))))
             return None
         if not self.doubts:
             self.reading.ended = position
@@ -510,3 +508,20 @@ class Assignments(Builtins):
         except NotKnown:
             reason = "it is computed from what is not known"
             return of_unknown(Unknown(f"${assignment.name}", reason, assignment.position, assignment.name))
+
+
+def _asked(name: str, value: Value | None) -> str:
+    """The variable without a value, or the argument that gives it one."""
+    if name == "#" or name.isdigit():
+        return "$1" if name == "#" else f"${name}"
+    argument = value.unknown.argument if value is not None and value.unknown is not None else 0
+    return f"${argument}" if argument else name
+
+
+def _is_empty(name: str, value: Value | None, state: State) -> bool:
+    """Return True if a variable or argument, or with `#` all arguments, have no value."""
+    if name == "#":
+        return not state.arguments
+    if name.isdigit():
+        return int(name) > len(state.arguments) or state.arguments[int(name) - 1].tested == ""
+    return value is None or value.tested == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from roost.config.shell.state import State
@@ -89,7 +90,7 @@ def changes(statement: Statement, builtins: Collection[str]) -> bool:
 
 
 def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
-    """Names of the variables that simple conditions look at."""
+    """Names of the variables and arguments that simple conditions look at; `#` for their number."""
     found: list[str] = []
     for statement in statements:
         inner = statement.commands[0] if isinstance(statement, Pipeline) else statement
@@ -98,7 +99,7 @@ def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
         words = inner.words if isinstance(inner, Simple) else inner.tokens if isinstance(inner, Condition) else ()
         for word in words:
             parts = word.parts if isinstance(word, Word) else ()
-            found += [part.name for part in parts if isinstance(part, Parameter) and part.name.isidentifier()]
+            found += [part.name for part in parts if isinstance(part, Parameter) and re.fullmatch(r"\w+|#", part.name)]
     return tuple(found)
 
 

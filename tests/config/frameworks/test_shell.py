@@ -497,6 +497,8 @@ def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
         ("set -u; if grep -q x y; then show $MISSING; fi", []),
         ("set -u; source no_such_file.sh; show $MISSING", []),
         ('SIZE=$3; if [ -z "$SIZE" ]; then exit 1; fi', ["$3"]),
+        ('if [ "$#" -lt 2 ]; then exit 1; fi', ["$1"]),
+        ("[[ -n $2 ]] || { exit 2; }", ["$2"]),
         ('SIZE=$SPAN; if [ -z "$SIZE" ]; then exit 1; fi', ["SIZE"]),
     ],
 )
