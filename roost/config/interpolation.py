@@ -286,6 +286,9 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
                 return Unresolved(text, "it refers to a value that is not known")
             return _released(found)
         except failures as error:
+            unset = re.search(r"Environment variable '(\w+)' not found", str(error))
+            if unset is not None:
+                return Unresolved(text, f"{unset[1]} is not set", f"give it: {unset[1]}=... before roost")
             return Unresolved(text, str(error).splitlines()[0])
 
     return _map_mapping(values, look_up)

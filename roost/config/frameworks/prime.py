@@ -66,8 +66,16 @@ DEFAULTS: Mapping[str, Any] = {
     "inference.vllm.gpu_memory_utilization": 0.9,
     "orchestrator.max_off_policy_steps": 8,
 }
+# Keys of older versions, and those that give the same now.
+OLD_KEYS: Mapping[str, str] = {
+    "num_training_nodes": "deployment.num_train_nodes",
+    "num_inference_nodes": "deployment.num_infer_nodes",
+    "trainer_gpu_ids": "deployment.num_train_gpus",
+    "inference_gpu_ids": "deployment.num_infer_gpus",
+}
 PLACING = (
     VISIBLE,
+    *OLD_KEYS,
     *Entry(
         FOR_PLACING,
         """deployment.{type,gpus_per_node,num_train_gpus,num_infer_gpus,num_train_nodes,num_infer_nodes,num_gpus}
@@ -189,6 +197,10 @@ class _Prime(Reader):
     def job(self) -> Job:
         for key in ("deployment", "inference", "trainer", "orchestrator"):
             self.root.mapping(key)
+        for old, new in OLD_KEYS.items():
+            if old in self.root:
+                why = "prime-rl stops at a key that its version does not have"
+                self.root.error("RST-N069", old, "is a key of older versions", why, f"write {new}")
         deployment = self.root.below("deployment")
         default = int(DEFAULTS["deployment.gpus_per_node"])
         self.width = deployment.whole_number("gpus_per_node", 1, default, MAX_ACCELERATORS_PER_NODE) or default

@@ -286,6 +286,21 @@ def test_a_script_whose_config_is_not_known(tmp_path):
     assert (found.where.line, "output of a command" in found.why) == (2, True)
 
 
+def test_a_key_of_an_older_prime_rl_is_refused(tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text("num_inference_nodes = 2\n\n[orchestrator]\nbatch_size = 8\n\n[inference]\n")
+    found = findings_of(file)["RST-N069"]
+    assert (found.where.line, found.fix) == (1, "write deployment.num_infer_nodes")
+
+
+def test_a_variable_of_a_config_says_how_to_give_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("MY_SIZE", raising=False)
+    file = tmp_path / "job.yaml"
+    file.write_text("policy: {model_name: m}\ncluster: {gpus_per_node: '${oc.env:MY_SIZE}', num_nodes: 1}\nsft: {}\n")
+    found = findings_of(file)["RST-C022"]
+    assert (found.why, found.fix) == ("MY_SIZE is not set", "give it: MY_SIZE=... before roost")
+
+
 def test_nemo_calls_the_learner_without_megatron_automodel_now(tmp_path):
     sizes = {"enabled": True, "tensor_parallel_size": 2, "context_parallel_size": 2, "activation_checkpointing": True}
     config = {
