@@ -228,11 +228,12 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             Where(str(file)),
             "starts no job that Roost knows",
             "; ".join(filter(None, (started, *_unplanned(reading), *absent, ended))) or "it starts nothing",
-            f"{_open_fix(reading)}give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
+            _other_fix(reading)
+            + f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 
 
-def _open_fix(reading: Reading) -> str:
+def _other_fix(reading: Reading) -> str:
     """What else may let a script start a job."""
     if any(
         word.unknown is not None and word.unknown.argument for one in reading.commands.values() for word in one.words
