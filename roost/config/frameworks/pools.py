@@ -122,6 +122,20 @@ def check_divides(
         )
 
 
+def engine_experts(section: Section, key: str, gpus: int, root: Section, program: str) -> int:
+    """The expert size of an engine, which is 1 or all `gpus` of each of its stages; TensorRT-LLM takes others too."""
+    expert = section.whole_number(key, 1, 1) or 1
+    if expert not in (1, gpus) and section.values.get("name") != "trtllm":
+        root.findings.error(
+            "RST-N056",
+            section.where(key),
+            f"is {expert}; it is 1, or the {gpus} GPUs of each stage of an engine",
+            f"tensor size * data size = {gpus}; {program} ends with an assertion",
+            f"write {section.spell(key, gpus)}",
+        )
+    return expert
+
+
 def add_visible(arguments: Arguments, command: Command, *section: str) -> None:
     """Add the GPUs that a command is shown."""
     visible = command.variables.get(VISIBLE)

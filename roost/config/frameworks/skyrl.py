@@ -12,7 +12,15 @@ from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
 from roost.config.frameworks.arguments import Arguments, Start
-from roost.config.frameworks.pools import USUAL_WIDTH, Machines, Reader, check_divides, machines_for, megatron_sizes
+from roost.config.frameworks.pools import (
+    USUAL_WIDTH,
+    Machines,
+    Reader,
+    check_divides,
+    engine_experts,
+    machines_for,
+    megatron_sizes,
+)
 from roost.config.frameworks.registry import Framework
 from roost.config.job import (
     OFFLOADED_PARTS,
@@ -381,18 +389,10 @@ class _SkyRL(Reader):
             self.add(name, "generator.inference_engine", where, requested, Role.ENGINE, sizes, model)
 
     def _engine_sizes(self) -> ParallelSizes:
-        tensor, pipeline, data, expert = (
-            self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline", "data", "expert")
+        tensor, pipeline, data = (
+            self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline", "data")
         )
-        if expert not in (1, tensor * data):
-            section, key = self._engine_key("expert_parallel_size")
-            self.root.findings.error(
-                "RST-N056",
-                section.where(key),
-                f"is {expert}; it is 1, or the {tensor * data} GPUs of each stage of an engine",
-                f"tensor {tensor} * data {data} = {tensor * data}; SkyRL ends with an assertion",
-                f"write {section.spell(key, tensor * data)}",
-            )
+        expert = engine_experts(*self._engine_key("expert_parallel_size"), tensor * data, self.root, "SkyRL")
         return ParallelSizes(tensor, pipeline, expert=expert)
 
     def _check_executor(self, width: int) -> None:

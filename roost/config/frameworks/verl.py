@@ -30,6 +30,7 @@ from roost.config.frameworks.pools import (
     add_visible,
     check_divides,
     check_expert_parts,
+    engine_experts,
     engines_on,
     enough_visible,
     machines_for,
@@ -95,7 +96,7 @@ PLACING = tuple(
         """trainer.{nnodes,n_gpus_per_node,use_v1} trainer.v1.trainer_mode model_engine
         rollout.{nnodes,n_gpus_per_node} data.{max_prompt_length,max_response_length}
         actor_rollout_ref.rollout.{name,nnodes,n_gpus_per_node,gpu_memory_utilization,free_cache_engine}
-        actor_rollout_ref.rollout.{tensor_model_parallel_size,data_parallel_size,pipeline_model_parallel_size}
+        actor_rollout_ref.rollout.{tensor_model,pipeline_model,data,expert}_parallel_size
         actor_rollout_ref.rollout.disaggregation.* actor_rollout_ref.model.{path,lora_rank,lora.rank,lora_adapter_path}
         actor_rollout_ref.model.enable_gradient_checkpointing
         actor_rollout_ref.actor.{strategy,use_kl_loss,ulysses_sequence_parallel_size}
@@ -418,15 +419,17 @@ class _Verl(Reader):
 
     def _engine_size(self, section: Section) -> tuple[int, ParallelSizes]:
         tensor = section.whole_number("tensor_model_parallel_size", 1, TENSOR) or 1
-        data = section.whole_number("data_parallel_size", 1, 1) or 1
-        pipeline = section.whole_number("pipeline_model_parallel_size", 1, 1) or 1
+        data, pipeline = (
+            section.whole_number(f"{name}_parallel_size", 1, 1) or 1 for name in ("data", "pipeline_model")
+        )
         parts = section.below("disaggregation")
         width = tensor
         if parts.flag("enabled"):
             prefill = parts.whole_number("prefill_replicas", 1, 1) or 1
             decode = parts.whole_number("decode_replicas", 1, 1) or 1
             width = tensor * prefill + (parts.whole_number("decode_tensor_model_parallel_size", 1) or tensor) * decode
-        return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline)
+        expert = engine_experts(section, "expert_parallel_size", tensor * data, self.root, "verl")
+        return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline, expert=expert)
 
     def _cut(self, devices: Sequence[int], size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
         """The devices of engines whose sizes are in the section `engine`."""

@@ -125,6 +125,8 @@ def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     data = parts.engine_size(part) // (tensor * pipeline)
     section = given(name=parts.engine(part, _ENGINES)) | {"tensor_model_parallel_size": tensor}
     section |= above_one(pipeline_model_parallel_size=pipeline, data_parallel_size=data)
+    if part.parallel.expert == tensor * data:  # the only one that verl takes
+        section |= above_one(expert_parallel_size=part.parallel.expert)
     section |= given(gpu_memory_utilization=part.model.memory_fraction)
     return section if parts.engines_sleep() else section | {"free_cache_engine": False}
 

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 import roost
-from roost.config.findings import ConfigError
+from roost.config.findings import ConfigError, Findings
 from roost.config.frameworks.registry import ENTRIES
+from roost.config.job import Notation
 from roost.config.ranks import spell_ranks
+from roost.placement.convert.convert_plan import convert_plan
 from tests.cli.terminal import run
 from tests.grid import grid
 
@@ -604,6 +606,18 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"sleep"}
     plan = plan_of(tmp_path, f"{VERL} actor_rollout_ref.rollout.free_cache_engine=False")
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
+
+
+def test_experts_of_verl_engines_are_divided(tmp_path):
+    sizes = "actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.data_parallel_size=2"
+    key = "actor_rollout_ref.rollout.expert_parallel_size"
+    plan = plan_of(tmp_path, f"{VERL} {sizes} {key}=4")
+    assert {part.name: part.parallel.expert for part in plan.components}["rollout"] == 4
+    findings = Findings()
+    assert f"{key}=4" in convert_plan(plan, Notation.VERL, findings).text
+    assert not [one for one in findings.warnings if "expert" in one.what]
+    assert codes(tmp_path, f"{VERL} {sizes} {key}=2")["RST-N056"].fix == f"write {key}=4"
+    assert "RST-N056" not in codes(tmp_path, f"{VERL} {sizes} {key}=2 actor_rollout_ref.rollout.name=trtllm")
 
 
 def test_findings_stand_at_the_line_of_the_argument(tmp_path):
