@@ -153,7 +153,7 @@ class WsdDecayStyle(StrEnum):
 
 
 _CLIPPED = "loss_type: ppo"
-_GSPO = "importance_sampling_level: sequence"
+_GSPO = "importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004"
 _DAPO = "clip_range_high: 0.28, loss_aggregation: token-mean, dynamic_sampling: true"
 _DR_GRPO = "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"
 
@@ -220,7 +220,7 @@ def other_name(choices: type[object], word: str) -> str:
     One word is a value of the same setting; anything else names all settings.
 
     >>> other_name(PolicyLoss, "GSPO")
-    'loss_type: ppo, importance_sampling_level: sequence'
+    'loss_type: ppo, importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004'
     >>> other_name(PolicyLoss, "ppoo")
     ''
     """

@@ -343,7 +343,9 @@ def _number(setting: Setting, section: Section, name: str) -> float | None:
     number = section.number(name)
     most = setting.maximum
     if number is not None and most is not None and number > most:
-        section.error("RST-T007", name, f"is {number:g}; it must be at most {most:g}", fix=f"write {name}: {most:g}")
+        usual = default_of(setting.name)
+        fix = f"write {section.spell(name, f'{most if usual is None else usual:g}')}"
+        section.error("RST-T007", name, f"is {number:g}; it must be at most {most:g}", fix=fix)
     return number
 
 

@@ -245,7 +245,7 @@ def test_train_and_the_notations_own_key_must_agree(key, notation, path):
 
 
 KNOWN_ELSEWHERE = [
-    ({"loss_type": "gspo"}, "write loss_type: ppo, importance_sampling_level: sequence"),
+    ({"loss_type": "gspo"}, "importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004"),
     ({"loss_type": "DAPO"}, "clip_range_high: 0.28"),
     ({"advantage_estimator": "dr-grpo"}, "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"),
     ({"advantage_estimator": "reinforce_plus_plus"}, "write advantage_estimator: reinforce++"),
@@ -259,6 +259,12 @@ def test_names_of_other_frameworks_are_answered_with_the_spelling_here(train, fi
     _, findings = read(config_of(**train))
     (finding,) = findings.found
     assert finding.code == "RST-T006" and fix in finding.fix and "did you mean" not in str(finding)
+
+
+@grid(("train", "fix"), [({"clip_range": 1.5}, "write clip_range: 0.2"), ({"eval_top_p": 2}, "write eval_top_p: 1")])
+def test_the_fix_of_a_number_that_is_too_large_is_the_default(train, fix):
+    _, findings = read(config_of(**train))
+    assert [finding.fix for finding in findings.found] == [fix]
 
 
 @pytest.mark.parametrize("kind", OTHER_NAMES)
