@@ -133,6 +133,14 @@ BROKEN = {
         "is recompute, but samples may be of an older policy",
     ),
     "dual-clip": (rlinf(dual_clip=1), "train.dual_clip", "is 1; it must be above 1"),
+    "no-advantages": (rlinf(advantage_clip=0), "train.advantage_clip", "is 0, which clips all advantages to 0"),
+    "no-rewards": (rlinf(reward_clip=0), "train.reward_clip", "is 0, which clips all rewards to 0"),
+    "no-low-ratios": (rlinf(log_ratio_clip=0), "train.log_ratio_clip", "is 0, with which no ratio is below 1"),
+    "no-high-ratios": (
+        rlinf(log_ratio_clip_high=0),
+        "train.log_ratio_clip_high",
+        "is 0, with which no ratio is above 1",
+    ),
     "float16": (rlinf(compute_dtype="float16"), "train.compute_dtype", "is float16, whose losses Roost does not scale"),
     "small-weights": (
         rlinf(weight_dtype="bfloat16"),
@@ -750,6 +758,18 @@ def test_a_frozen_part_that_roost_trains_is_said_to_be_trained(config, key):
     (finding,) = (each for each in found(config) if each.where.key_path == key)
     assert (finding.code, finding.severity) == ("RST-T014", Severity.WARNING)
     assert "Roost trains what this would freeze" in finding.why
+
+
+@grid(
+    ("engine", "fix"),
+    [
+        ("torch", "write sampling_mask_replay: true, or leave top_p, top_k and min_p out"),
+        ("vllm", "leave top_p, top_k and min_p out; masks are replayed with the built-in engine alone"),
+    ],
+)
+def test_the_fix_of_truncated_sampling_works_with_the_engine(engine, fix):
+    fixes = [finding.fix for finding in found(rlinf(top_p=0.9, engine=engine)) if finding.code == "RST-T031"]
+    assert fixes == [fix]
 
 
 def test_virtual_pipeline_stages_are_not_taken_for_a_slip():

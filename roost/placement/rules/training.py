@@ -42,6 +42,7 @@ COMPARING = (
     *(AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO),
     AdvantageEstimator.REINFORCE_BASELINE,
 )
+NO_MASKS = ("vllm", "sglang")  # engines whose sampling masks Roost cannot read
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
 
 
@@ -57,7 +58,7 @@ def check_training(
     check_components(settings, by_name, placing, at, findings)
     _check_batches(settings, by_name, at, findings)
     _check_shaping(settings, at, findings)
-    _check_sampling(settings, at, findings)
+    _check_sampling(settings, notation, at, findings)
     _check_loss(settings, at, findings)
     _check_types(settings, at, findings)
     _check_learners(settings, by_name, at, findings)
@@ -207,9 +208,13 @@ def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
     if advantage.kl_penalty_coef and advantage.kl_penalty_target == 0:
         what, why = "is 0; it must be above 0", "the coefficient follows the KL over the target"
         findings.error("RST-T095", at("kl_penalty_target"), what, why, "write 0.1, or leave it out")
+    for name, of_what in (("reward_clip", "rewards"), ("advantage_clip", "advantages")):
+        if getattr(advantage, name) == 0:
+            what, fix = f"is 0, which clips all {of_what} to 0", "write a number above 0, or null for no clip"
+            findings.error("RST-T095", at(name), what, "nothing would be learnt from them", fix)
 
 
-def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None:
+def _check_sampling(settings: TrainSettings, notation: Notation, at: At, findings: Findings) -> None:
     sampling = settings.sampling
     for key, value, fix in (("temperature", 0, "write 1.0"), ("min_p", 1, "write 0.05")):
         if getattr(sampling, key) == value:
@@ -232,13 +237,18 @@ def _check_sampling(settings: TrainSettings, at: At, findings: Findings) -> None
     if sampling.sampling_mask_replay:
         _check_replay(settings, at, findings)
     elif cuts:
+        # Also a script of another framework takes overrides, but has no section `train`.
+        written = "sampling_mask_replay: true" if notation.is_trained else "train.sampling_mask_replay=true"
+        fix = f"write {written}, or leave top_p, top_k and min_p out"
+        if settings.engine in NO_MASKS:
+            fix = "leave top_p, top_k and min_p out; masks are replayed with the built-in engine alone"
         findings.warn(
             "RST-T031",
             at(cuts[0]),
             "draws from a part of the distribution, which the learner's own log-probabilities do not know",
             f"top_p {sampling.top_p:g}, top_k {sampling.top_k}, min_p {sampling.min_p:g}; old_logprobs "
             f"{settings.learner.loss.old_logprobs.value}",
-            "write sampling_mask_replay: true, or leave top_p, top_k and min_p out",
+            fix,
         )
 
 
@@ -247,7 +257,7 @@ def _check_replay(settings: TrainSettings, at: At, findings: Findings) -> None:
     if not sampling.truncated_by:
         why, fix = "no top_p, top_k or min_p truncates the distribution", "write one of them, or remove it"
         findings.warn("RST-T094", at(key), "has no effect", why, fix)
-    elif settings.engine in ("vllm", "sglang"):
+    elif settings.engine in NO_MASKS:
         why, fix = f"engine is {settings.engine}", f"write engine: torch, or {key}: false"
         findings.error("RST-T109", at(key), "needs an engine whose sampling masks Roost reads", why, fix)
 
@@ -289,6 +299,10 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             "before the first optimizer step all ratios are 1",
             "write max_mean_ratio: 5, or leave it out",
         )
+    for name, side in (("log_ratio_clip", "below"), ("log_ratio_clip_high", "above")):
+        if getattr(loss, name) == 0:
+            what, why = f"is 0, with which no ratio is {side} 1", "log-ratios are clamped by it before all else"
+            findings.error("RST-T095", at(name), what, why, "write a magnitude of 20, or leave it out")
     _check_kind_of_loss(loss, at, findings)
     _check_correction(loss, at, findings)
 
