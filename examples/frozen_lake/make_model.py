@@ -3,7 +3,7 @@
 python examples/frozen_lake/make_model.py [FOLDER]
 """
 
-import sys
+import argparse
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -14,8 +14,10 @@ WORDS = ["<end>", *"P_OGX√\n", "Left", "Down", "Right", "Up"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="runs/frozen-lake-model", metavar="FOLDER")
+    folder = parser.parse_args().folder
     logging.disable_progress_bar()
-    folder = sys.argv[1] if len(sys.argv) > 1 else "runs/frozen-lake-model"
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(WORDS),

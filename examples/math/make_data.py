@@ -5,9 +5,9 @@ python examples/math/make_data.py [FOLDER]
 Every sum of two numbers up to 5 has eight rows in train, and two with other words in held_out.
 """
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ if __name__ == "__main__":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data", metavar="FOLDER")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in data_sets().items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

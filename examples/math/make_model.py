@@ -5,8 +5,8 @@ python examples/math/make_model.py [FOLDER [VOCABULARY]]
 VOCABULARY is a number of tokens that a tensor size divides; those beyond the words stay unused.
 """
 
+import argparse
 import re
-import sys
 
 import torch
 from make_data import LARGEST, NAMES, THINGS, VERBS
@@ -50,7 +50,10 @@ def write_model(folder: str, vocabulary: int = len(WORDS)) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="runs/math-model", metavar="FOLDER")
+    parser.add_argument("vocabulary", nargs="?", type=int, default=len(WORDS), metavar="VOCABULARY")
+    given = parser.parse_args()
     logging.disable_progress_bar()
-    folder = sys.argv[1] if len(sys.argv) > 1 else "runs/math-model"
-    write_model(folder, *map(int, sys.argv[2:3]))
-    print("model:", folder)
+    write_model(given.folder, given.vocabulary)
+    print("model:", given.folder)

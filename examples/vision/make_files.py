@@ -3,7 +3,7 @@
 python examples/vision/make_files.py [FOLDER]
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from transformers.utils import logging
@@ -11,8 +11,10 @@ from transformers.utils import logging
 from roost.rollout.colours import write_colour_data, write_colour_model
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/vision-files"), metavar="FOLDER")
+    folder = parser.parse_args().folder
     logging.disable_progress_bar()
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/vision-files")
     print("model:", write_colour_model(folder / "model"))
     print("data:", write_colour_data(folder / "train.jsonl", count=128, seed=1))
     print("data:", write_colour_data(folder / "held_out.jsonl", count=32, seed=2))
