@@ -18,7 +18,9 @@ from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.notations.rlinf import MODEL_PARALLEL_COMPONENTS
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import PlacementMode
+from roost.placement.memory.model import known_shape
 from roost.placement.rank_map import BoundRanks
+from roost.placement.rules.heads import check_heads
 from roost.placement.strategies import FlexiblePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 
 CONTIGUOUS = MODEL_PARALLEL_COMPONENTS
@@ -253,6 +255,11 @@ def _check_sizes(bound: Mapping[str, Bound], findings: Findings) -> None:
         part = bound.get(name)
         if part is None:
             continue
+        errors, shape = findings.num_errors, known_shape(part.component)
+        if shape is not None:
+            check_heads(part.component, shape, part.count, part.where, findings)
+        if findings.num_errors > errors:
+            continue  # other accelerators would not help
         tensor = part.component.parallel.tensor
         if tensor > part.count:
             findings.error(

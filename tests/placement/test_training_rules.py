@@ -702,7 +702,7 @@ def test_learners_of_roll_have_the_sizes_that_are_written(strategy, sizes, argum
         (
             {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 2, "num_attention_heads": 28,
              "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064},
-            "write 1, 2, 4 or 28, as far as it divides the 6 ranks",
+            "write 1 or 2",
         ),
         ({}, "write 1, 2, 3 or 6"),
     ],
@@ -713,6 +713,62 @@ def test_the_fix_names_sizes_of_context_groups(config, fix, tmp_path):
     job["actor"] = {"model": {"model_path": str(tmp_path), "context_parallel_size": 3 if config else 4}}
     fixes = [finding.fix for finding in found(job) if finding.code == "RST-T120"]
     assert fixes == [fix]
+
+
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+
+
+@grid(
+    ("placement", "section", "size"),
+    [
+        ({"actor,rollout": "0-7"}, "actor", 3),
+        ({"actor,rollout": "0-7"}, "rollout", 3),
+        ({"actor": "0-6", "rollout": "7"}, "actor", 7),
+    ],
+)
+def test_a_size_that_cannot_divide_heads_is_told_those_that_divide_all(placement, section, size, tmp_path):
+    """And nothing of other numbers of accelerators, with which the heads would not be divided either."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+
+    def with_size(size):
+        job = rlinf(placement, model=str(tmp_path)) | {"actor": {"model": {"model_path": str(tmp_path)}}}
+        sizes = job["actor"]["model"] if section == "actor" else job.setdefault("rollout", {})
+        sizes["tensor_model_parallel_size" if section == "actor" else "tensor_parallel_size"] = size
+        return [finding for finding in found(job) if finding.severity is not Severity.NOTE]
+
+    findings = with_size(size)
+    assert {finding.code for finding in findings} == {"RST-P033"}
+    (fix,) = {finding.fix for finding in findings}
+    count = 7 if "actor" in placement else 8
+    fitting = [number for number in (1, 2, 4) if count % number == 0]
+    assert fix == f"use a tensor parallel size of {', '.join(map(str, fitting))}".replace(", 4", " or 4")
+    assert not [each.code for number in fitting for each in with_size(number) if "-P" in each.code]
+
+
+def test_sizes_of_a_model_that_reads_images_are_found_at_their_key(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    actor = {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), "tensor_model_parallel_size": 2}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(rlinf({"actor": "0-3", "rollout": "4"}) | {"actor": actor}))
+    findings = Findings()
+    try_plan(read_job(load(tmp_path / "job.yaml", [], findings), findings, None, trains=True), findings)
+    places = [each.where.key_path for each in findings.errors if each.code == "RST-T160"]
+    assert places == ["actor.model.tensor_model_parallel_size"]
+
+
+def test_the_fix_names_sizes_of_fsdp_groups():
+    job = rlinf({"actor": "0-5", "rollout": "6-7"}) | {"actor": {"fsdp_config": {"fsdp_size": 4}}}
+    job["actor"]["training_backend"] = "fsdp"
+    assert [finding.fix for finding in found(job) if finding.code == "RST-T121"] == [
+        "write 1, 2 or 3, or leave it out: 6"
+    ]
 
 
 def test_two_sizes_of_context_groups_are_refused():

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roost.config.job import COMPILED_SIZE, MICRO_BATCH_TOKENS, MeshSizes, ModelUse, ParallelSizes, Role, Sharding
+from roost.config.job import (
+    COMPILED_SIZE,
+    MICRO_BATCH_TOKENS,
+    Component,
+    MeshSizes,
+    ModelUse,
+    ParallelSizes,
+    Role,
+    Sharding,
+)
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import CONVERTED_BY_PEFT, ModelShape, UnknownShape, shape_from_config
 
@@ -380,7 +389,7 @@ def footprint(component: ComponentPlan, device_gib: float | None, fraction: floa
     return UNKNOWN
 
 
-def known_shape(component: ComponentPlan) -> ModelShape | None:
+def known_shape(component: Component | ComponentPlan) -> ModelShape | None:
     """Shape of the component's model; None if its config is not known or its family not supported."""
     if component.model.config is None:
         return None

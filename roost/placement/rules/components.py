@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roost.cluster.inventory import Inventory
-from roost.config.findings import Findings, Where, remainder
-from roost.config.job import Notation, Role, Sharding, size_place
+from roost.config.findings import Findings, Where
+from roost.config.job import Notation, Role, size_place
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import IN_16_BITS, ComponentPlan
 from roost.placement.memory.host import host_uses
@@ -23,6 +23,7 @@ from roost.placement.memory.model import (
 from roost.placement.memory.phases import takes_policy
 from roost.placement.memory.residency import Decision, Residency, displaced_devices, spelled_sum
 from roost.placement.memory.shape import ModelShape, UnknownShape, shape_from_config
+from roost.placement.rules.heads import check_heads
 
 
 def check_rules(
@@ -113,30 +114,9 @@ def _check_shape(part: ComponentPlan, residency: Residency, place: Where, findin
         fix = "check its memory yourself, or ask for this family to be counted"
         findings.warn("RST-M002", place, "the memory of its model cannot be computed", str(error), fix)
         return
-    for number, noun, name, size in _uneven(part, shape):
-        findings.error(
-            "RST-P033",
-            size_place(place, part.written_name, name),
-            f"{number} {noun} cannot be split over {name} parallel size {size}",
-            remainder(number, size),
-            f"use a parallel size that divides {number}",
-        )
+    check_heads(part, shape, len(part.table.device_nodes) or part.world_size, place, findings)
     if part.role is Role.ENGINE:
         _check_kv_cache(part, shape, residency, place, findings)
-
-
-def _uneven(part: ComponentPlan, shape: ModelShape) -> list[tuple[int, str, str, int]]:
-    """Numbers of the model that the sizes must divide and do not. Beside FSDP there are no pipeline stages."""
-    tensor, pipeline = part.parallel.tensor, part.parallel.pipeline
-    if part.role is Role.HELPER:
-        return []
-    wanted = [(shape.heads, "attention heads", "tensor", tensor)]
-    # An engine with more parts than key heads keeps copies of them; Megatron does not.
-    if part.role is not Role.ENGINE or tensor < shape.kv_heads:
-        wanted.append((shape.kv_heads, "key heads", "tensor", tensor))
-    if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:
-        wanted.append((shape.layers, "layers", "pipeline", pipeline))
-    return [each for each in wanted if each[0] % each[-1]]
 
 
 def _check_kv_cache(

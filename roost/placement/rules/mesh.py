@@ -12,6 +12,7 @@ from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
 from roost.placement.memory.shape import EXPERT_FAMILIES, ModelShape
+from roost.placement.rules.heads import any_of, tensor_sizes
 
 MANY = 64  # no context group has more ranks
 
@@ -36,7 +37,7 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
     _check_ranks(part.parallel, ranks, at, findings)
     if shape is not None:
         _check_context(shape, part.parallel, ranks, at, findings)
-        _check_tensor(shape, part.parallel, at, findings)
+        _check_tensor(part, shape, ranks, at, findings)
         _check_experts(shape, part.parallel, ranks, at, findings)
 
 
@@ -77,7 +78,7 @@ def _check_pipeline(sizes: ParallelSizes, is_mixture: bool, reads_images: bool, 
 
 def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     if ranks % sizes.context:
-        fix = f"write {_any_of(size for size in range(1, min(ranks, MANY) + 1) if ranks % size == 0)}"
+        fix = f"write {any_of(size for size in range(1, min(ranks, MANY) + 1) if ranks % size == 0)}"
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
         findings.error("RST-T120", at("context"), what, fix=fix)
         return
@@ -92,12 +93,14 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -
         return
     shard, largest = sizes.shard or ranks, ranks // sizes.tensor
     if shard < ranks and (shard % sizes.context or ranks % (shard * sizes.tensor)):
+        usable = [size for size in range(sizes.context, largest, sizes.context) if largest % size == 0]
+        fix = f"write {any_of(usable)}, or leave it out: {largest}" if usable else f"leave it out: {largest}"
         findings.error(
             "RST-T121",
             at("shard"),
             f"{ranks} ranks cannot be divided into FSDP groups of {shard}",
             f"tensor {sizes.tensor}, context {sizes.context}; context groups lie within FSDP groups",
-            f"write a multiple of {sizes.context} that divides {largest}, or leave it out: {largest}",
+            fix,
         )
         return
     copy = min(shard, largest) * sizes.tensor
@@ -111,32 +114,23 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -
         )
 
 
-def _any_of(sizes: Iterable[int]) -> str:
-    """Numbers as a choice, for a fix.
-
-    >>> _any_of([1, 2, 4]), _any_of([1])
-    ('1, 2 or 4', '1')
-    """
-    *others, last = map(str, sizes)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def _check_context(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     """Check that context groups can exchange tokens for the heads that a tensor-parallel rank has."""
     heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
     if key_heads and not heads_divide(sizes.context, heads, key_heads):
-        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads)]
+        groups = ranks // sizes.tensor
+        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads) and groups % size == 0]
         findings.error(
             "RST-T120",
             at("context"),
             f"{heads} heads and {key_heads} key heads cannot be divided over {sizes.context} ranks",
             "context parallelism exchanges tokens for heads in attention",
-            f"write {_any_of(fitting)}, as far as it divides the {ranks // sizes.tensor} ranks",
+            f"write {any_of(fitting)}",
         )
 
 
-def _check_tensor(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Findings) -> None:
-    tensor = sizes.tensor
+def _check_tensor(part: ComponentPlan, shape: ModelShape, ranks: int, at: At, findings: Findings) -> None:
+    sizes, tensor = part.parallel, part.parallel.tensor
     if shape.family in EXPERT_FAMILIES and sizes.expert % tensor:
         findings.error(
             "RST-T122",
@@ -152,7 +146,7 @@ def _check_tensor(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Fin
             at("tensor"),
             f"tensor size {tensor} does not divide the model's {size} {name}",
             remainder(size, tensor),
-            f"write a tensor size that divides {size}",
+            f"write tensor size {any_of(tensor_sizes(part, shape, ranks))}",
         )
 
 
@@ -276,7 +270,9 @@ def check_undivided(parts: Mapping[str, ComponentPlan], at: At, findings: Findin
         is_divided = sizes.tensor * sizes.context * sizes.expert > 1
         if part.role in (Role.LEARNER, Role.SCORER) and is_divided and "vision_config" in config:
             given = {"tensor": sizes.tensor, "context": sizes.context, "expert": sizes.expert}
-            written = " and ".join(f"{name} size {size}" for name, size in given.items() if size > 1)
+            given = {each: size for each, size in given.items() if size > 1}
+            written = " and ".join(f"{each} size {size}" for each, size in given.items())
             what = f"{written} would divide a model that reads images"
             why, fix = f"its model_type is {config.get('model_type')}", "write tensor, context and expert sizes of 1"
-            findings.error("RST-T160", at(name), what, f"{why}; FSDP shards it", fix)
+            place = size_place(at(name), part.written_name, next(iter(given)))
+            findings.error("RST-T160", place, what, f"{why}; FSDP shards it", fix)
