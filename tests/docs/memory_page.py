@@ -69,7 +69,8 @@ INTRODUCTION = f"""\
 GiB per device that plans expect while Roost's learner works: weights in float32 that compute in bfloat16, AdamW,
 activation checkpoints, micro-batches of {TOKENS:,} tokens. Learner and engines share H100s of {DEVICE_GIB} GB in nodes
 of {PER_NODE}, and take turns: the engines sleep while the learner works, and their KV cache gets what is left while
-they generate. "Fits" means at most {RESERVED_FRACTION:.0%} of the device. Dimensions are those of
+they generate. "Fits" means at most {RESERVED_FRACTION:.0%} of the device: the rest is for the driver, NCCL and
+fragmentation. A plan is refused only above 100% (RST-M004). Dimensions are those of
 [Larger models](guides/larger-models.md); an expert size divides the ranks of shard, context and tensor, and of a
 mixture with a tensor size it is a multiple of that."""
 
