@@ -74,13 +74,15 @@ def resolve_settings(
 
 
 def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:
-    """The keys of the config that a setting follows from; keys without a value decide nothing."""
+    """The keys of the config that a setting follows from; those without a value, or not followed, decide nothing."""
+    idle = {found.where.path for found in root.findings.warnings if found.code == "RST-T014"}
     found = []
     for path in DERIVED_FROM[notation].get(name, ()):
         *above, last = path.split(".")
         section = root.below(*above)
-        if section.values.get(last) is not None:
-            found.append(section.where(last))
+        where = section.where(last)
+        if section.values.get(last) is not None and where.path not in idle:
+            found.append(where)
     return tuple(found)
 
 

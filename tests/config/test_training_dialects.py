@@ -810,12 +810,6 @@ TOKEN_KL = {"add_token_level_kl": True, "kl_penalty": "k3", "target_kl": 0.1, "k
         ),
         case(
             ROLL,
-            {"actor_train.pg_variant": "vanilla"},
-            importance_sampling_level=ImportanceSamplingLevel.TOKEN,
-            id="vanilla-of-another-worker",
-        ),
-        case(
-            ROLL,
             {**PG_WORKER, "actor_train.pg_variant": "tis", "pg_clip": 0.3},
             loss_type=PolicyLoss.CISPO,
             clip_range=1.0,
@@ -1192,7 +1186,6 @@ def test_what_roost_does_not_follow_is_said(notation, unlike):
         pytest.param(RLINF, {"algorithm.filter_rewards": True, "runner.task_type": "reasoning"}, id="filter-rewards"),
         pytest.param(ROLL, {"add_len_reward": True}, id="length-reward"),
         pytest.param(ROLL, {"pg_variant": "topr"}, id="variant-at-the-top"),
-        pytest.param(ROLL, {"actor_train.pg_variant": "topr"}, id="variant-of-a-worker-without-variants"),
         pytest.param(ROLL, {"max_len_mask": True, **ENVIRONMENTS}, id="length-mask-of-agents"),
         pytest.param(ROLL, {"difficulty_mask": True, **ENVIRONMENTS}, id="difficulty-mask-of-agents"),
         pytest.param(ROLL, {"error_max_len_clip": True, **ENVIRONMENTS}, id="error-clip-of-agents"),
@@ -1202,6 +1195,24 @@ def test_what_roost_does_not_follow_is_said(notation, unlike):
 )
 def test_a_key_that_the_other_program_ignores_is_not_warned_about(notation, written):
     assert not read(with_all(config_of(notation), written))[1].found
+
+
+@pytest.mark.parametrize(
+    ("written", "unread"),
+    [
+        ({"actor_train.pg_variant": "topr"}, ["pg_variant"]),
+        ({"actor_train.pg_variant": "vanilla"}, ["pg_variant"]),
+        ({"actor_train.pg_variant": "ppo", "actor_train.cispo_epsilon_low": 0.3}, ["cispo_epsilon_low"]),
+        ({**PG_WORKER, "actor_train.pg_variant": "cispo", "actor_train.tis_upper_bound": 2.0}, ["tis_upper_bound"]),
+        ({**PG_WORKER, "actor_train.pg_variant": "topr", "actor_train.topr_positive_weight": 0.5}, []),
+    ],
+)
+def test_keys_of_variants_that_the_worker_does_not_read_are_named(written, unread):
+    settings, findings = read(with_all(config_of(ROLL), written))
+    assert [finding.where.path[-1] for finding in findings.found] == unread
+    assert {finding.code for finding in findings.found} <= {"RST-T014"}
+    if "pg_variant" in unread:
+        assert settings == read(config_of(ROLL))[0]
 
 
 @pytest.mark.parametrize(

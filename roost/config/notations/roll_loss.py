@@ -28,6 +28,13 @@ UNREAD_BY_ROLL = (
     *("tis_lower_bound", "tis_upper_bound", "cispo_epsilon_low", "cispo_epsilon_high", "cispo_use_unified_mask"),
     "kimi15_tau",
 )
+OWN_KEYS = {  # of each variant; those of topr are settings of their own
+    TIS: UNREAD_BY_ROLL[:2],
+    CISPO: UNREAD_BY_ROLL[2:5],
+    "kimi15": UNREAD_BY_ROLL[5:],
+}
+WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+WORKER_OF_AGENTS = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
 RATIO_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "seq": ImportanceSamplingLevel.SEQUENCE}
 AGENT_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "segment": ImportanceSamplingLevel.TURN_MEAN}
 CORRECTION_LEVELS = {
@@ -50,6 +57,7 @@ def loss_settings(root: Section, learner: Section) -> dict[str, Any]:
     is_clipped = variant == PPO
     around = 1 + 2 * (CLIP if clip is None else clip)
     _note_norm(root)
+    _warn_unread(root, learner, variant)
     return {
         "loss_aggregation": named(root, "loss_agg_mode", AGGREGATIONS),
         **clip_ranges(low, high),
@@ -73,6 +81,21 @@ def _variant(learner: Section) -> str:
     return str(learner.values.get("pg_variant") or PPO)
 
 
+def _warn_unread(root: Section, learner: Section, variant: str) -> None:
+    """Name the keys of variants that ROLL's worker does not read: all of them, or those of the other variants."""
+    keys = [key for name, own in OWN_KEYS.items() if name != variant for key in own]
+    why, fix = f"it is of another pg_variant than {variant}", "remove it"
+    if not has_variants(learner):
+        written = learner.get("pg_variant")
+        keys = [*(["pg_variant"] if written != PPO else []), *keys]
+        worker = WORKER_OF_AGENTS if "train_env_manager" in root else WORKER
+        why = f"worker_cls is not {worker}, and ROLL's other workers have no variants"
+        fix = f"write worker_cls: {worker}, or remove it"
+    for key in keys:
+        if learner.get(key) is not None:
+            learner.findings.warn("RST-T014", learner.where(key), "has no effect", why, fix)
+
+
 def _level(root: Section, learner: Section, variant: str) -> ImportanceSamplingLevel | None:
     """Level of the ratio: environments read `ratio_type`, others `importance_sampling`, but not for variants."""
     if variant == VANILLA:
@@ -87,8 +110,8 @@ def _of_variant(learner: Section, variant: str) -> dict[str, Any]:
     """The loss of a variant and its own keys."""
     if variant in (VANILLA, PPO):
         return {}
-    for key in UNREAD_BY_ROLL:
-        if learner.get(key) is not None:
+    for key in OWN_KEYS.get(variant, ()):
+        if key in UNREAD_BY_ROLL and learner.get(key) is not None:
             learner.findings.warn(
                 "RST-T048",
                 learner.where(key),

@@ -317,7 +317,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
         *of_policy("cispo_epsilon_high"),
         *of_policy("tis_upper_bound"),
     ),
-    "loss_type": of_policy("pg_variant"),
+    "loss_type": (*of_policy("pg_variant"), *of_policy("worker_cls")),
     "cispo_mask": of_policy("cispo_use_unified_mask"),
     "kimi15_tau": of_policy("kimi15_tau"),
     "importance_sampling_level": (*of_policy("pg_variant"), "importance_sampling", "ratio_type"),
