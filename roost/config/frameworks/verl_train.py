@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from roost.config.findings import shown
 from roost.config.frameworks.arguments import typed
 from roost.config.job import Job
-from roost.config.known_keys.tables import DATA, FILES, LOGGING, NOT_FOLLOWED, OFF, REWARD, START, Effect, Entry, Known
+from roost.config.known_keys.tables import NOT_FOLLOWED as NOT_FOLLOWED
+from roost.config.known_keys.verl import ACTOR, CLIP_RATIO, CORRECTION, GROUPS, ROLLOUT, TABLE as TABLE
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
@@ -18,6 +19,7 @@ from roost.config.notations.words import (
     OPTIMIZER_CLASSES,
     OPTIMIZERS,
     SCHEDULES,
+    compute_dtype,
     engine_of,
     interval,
     lora_rank,
@@ -26,17 +28,28 @@ from roost.config.notations.words import (
     whole_number,
 )
 from roost.config.source import Section
-from roost.config.train import AdvantageEstimator, ImportanceSamplingLevel, OldLogprobs, PolicyLoss, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    OldLogprobs,
+    PolicyLoss,
+    Whitening,
+    default_of,
+)
 
-_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
-_GROUPS, _CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
-_IS_THRESHOLD = f"{_CORRECTION}.rollout_is_threshold"
-_OVERLONG = "reward_kwargs.overlong_buffer_cfg"
+_MODEL = "actor_rollout_ref.model"
+_IS_THRESHOLD = f"{CORRECTION}.rollout_is_threshold"
+_OVERLONG = (  # sections that have had DAPO's overlong shaping, the newest first
+    "reward.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.overlong_buffer",
+)
+_REPLAYS = ("router_replay", "megatron.router_replay", "veomni.router_replay")
+_COMPUTED = ("fsdp_config.dtype", "fsdp_config.mixed_precision.param_dtype", "megatron.dtype", "veomni.dtype")
 
 
 def _overlong(*names: str) -> tuple[str, ...]:
-    """Keys of DAPO's overlong shaping, in both sections that have had them."""
-    return tuple(f"{section}.{_OVERLONG}.{name}" for section in ("reward", "reward_model") for name in names)
+    return tuple(f"{section}.{name}" for section in _OVERLONG for name in names)
 
 
 ADV_ESTIMATORS = {
@@ -46,7 +59,6 @@ ADV_ESTIMATORS = {
 }
 GROUND_TRUTH = "reward_model.ground_truth"  # the column of verl's data sets
 REWARD_CLASS = "roost.rollout.rewards.math_answer.ExactAnswer"
-CLIP_RATIO = 0.2
 # Defaults of verl's own configs (the version is in verl.py).
 DEFAULTS: Mapping[str, Any] = {
     "prompts_per_step": 1024,
@@ -99,39 +111,42 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     ),
     "prompts_per_step": ("data.train_batch_size", "async_training.require_batches"),
     "max_new_tokens": ("data.max_response_length",),
-    "num_generations": (f"{_ROLLOUT}.n",),
-    "temperature": (f"{_ROLLOUT}.temperature",),
-    "top_p": (f"{_ROLLOUT}.top_p",),
-    "top_k": (f"{_ROLLOUT}.top_k",),
-    "engine": (f"{_ROLLOUT}.name",),
-    "minibatch_size": (f"{_ACTOR}.ppo_mini_batch_size",),
-    "shuffle_minibatches": (f"{_ACTOR}.shuffle",),
-    "ppo_epochs": (f"{_ACTOR}.ppo_epochs",),
-    "micro_batch_tokens": (f"{_ACTOR}.ppo_max_token_len_per_gpu",),
-    "learning_rate": (f"{_ACTOR}.optim.lr",),
-    "weight_decay": (f"{_ACTOR}.optim.weight_decay",),
-    "optimizer": (f"{_ACTOR}.optim.optimizer",),
-    "warmup_steps": (f"{_ACTOR}.optim.lr_warmup_steps",),
-    "warmup_ratio": (f"{_ACTOR}.optim.lr_warmup_steps_ratio",),
-    "lr_scheduler_type": (f"{_ACTOR}.optim.lr_scheduler_type", f"{_ACTOR}.optim.warmup_style"),
-    "min_learning_rate": (f"{_ACTOR}.optim.min_lr_ratio",),
-    "adam_beta1": (f"{_ACTOR}.optim.betas",),
-    "adam_beta2": (f"{_ACTOR}.optim.betas",),
-    "max_grad_norm": (f"{_ACTOR}.grad_clip", f"{_ACTOR}.optim.clip_grad"),
-    "loss_type": (f"{_ACTOR}.policy_loss.loss_mode",),
-    "importance_sampling_level": (f"{_ACTOR}.policy_loss.loss_mode",),
-    "sapo_temperature_pos": (f"{_ACTOR}.tau_pos",),
-    "sapo_temperature_neg": (f"{_ACTOR}.tau_neg",),
-    "dynamic_sampling": (f"{_GROUPS}.enable",),
-    "rollout_is": (f"{_CORRECTION}.rollout_is",),
+    "num_generations": (f"{ROLLOUT}.n",),
+    "temperature": (f"{ROLLOUT}.temperature",),
+    "top_p": (f"{ROLLOUT}.top_p",),
+    "top_k": (f"{ROLLOUT}.top_k",),
+    "engine": (f"{ROLLOUT}.name",),
+    "minibatch_size": (f"{ACTOR}.ppo_mini_batch_size",),
+    "shuffle_minibatches": (f"{ACTOR}.shuffle",),
+    "ppo_epochs": (f"{ACTOR}.ppo_epochs",),
+    "micro_batch_tokens": (f"{ACTOR}.ppo_max_token_len_per_gpu",),
+    "learning_rate": (f"{ACTOR}.optim.lr",),
+    "weight_decay": (f"{ACTOR}.optim.weight_decay",),
+    "optimizer": (f"{ACTOR}.optim.optimizer",),
+    "warmup_steps": (f"{ACTOR}.optim.lr_warmup_steps",),
+    "warmup_ratio": (f"{ACTOR}.optim.lr_warmup_steps_ratio",),
+    "lr_scheduler_type": (f"{ACTOR}.optim.lr_scheduler_type", f"{ACTOR}.optim.warmup_style"),
+    "min_learning_rate": (f"{ACTOR}.optim.min_lr_ratio",),
+    "adam_beta1": (f"{ACTOR}.optim.betas",),
+    "adam_beta2": (f"{ACTOR}.optim.betas",),
+    "max_grad_norm": (f"{ACTOR}.grad_clip", f"{ACTOR}.optim.clip_grad"),
+    "loss_type": (f"{ACTOR}.policy_loss.loss_mode",),
+    "importance_sampling_level": (f"{ACTOR}.policy_loss.loss_mode",),
+    "sapo_temperature_pos": (f"{ACTOR}.tau_pos",),
+    "sapo_temperature_neg": (f"{ACTOR}.tau_neg",),
+    "dynamic_sampling": (f"{GROUPS}.enable",),
+    "rollout_is": (f"{CORRECTION}.rollout_is",),
     "importance_weight_cap": (_IS_THRESHOLD,),
-    "rollout_is_batch_normalize": (f"{_CORRECTION}.rollout_is_batch_normalize",),
+    "rollout_is_batch_normalize": (f"{CORRECTION}.rollout_is_batch_normalize",),
     "rollout_rejection": (
-        *(f"{_CORRECTION}.rollout_rs{end}" for end in ("", "_threshold", "_threshold_lower")),
+        *(f"{CORRECTION}.rollout_rs{end}" for end in ("", "_threshold", "_threshold_lower")),
         _IS_THRESHOLD,
     ),
-    "old_logprobs": (f"{_CORRECTION}.bypass_mode",),
+    "old_logprobs": (f"{CORRECTION}.bypass_mode",),
     "max_staleness": ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"),
+    "router_replay": (*(f"{ACTOR}.{section}.mode" for section in _REPLAYS), f"{ROLLOUT}.enable_rollout_routing_replay"),
+    "compute_dtype": tuple(f"{ACTOR}.{key}" for key in _COMPUTED),
+    "weight_dtype": (f"{ACTOR}.fsdp_config.model_dtype",),
     "overlong_buffer_tokens": _overlong("enable", "len"),
     "overlong_penalty": _overlong("penalty_factor"),
     "kl_penalty_target": ("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"),
@@ -139,16 +154,16 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "value_clip": ("critic.cliprange_value",),
     "critic_warmup_steps": ("trainer.critic_warmup",),
     "critic_lr_warmup_steps": ("critic.optim.lr_warmup_steps",),
-    "eval_top_p": (f"{_ROLLOUT}.val_kwargs.top_p",),
-    "eval_top_k": (f"{_ROLLOUT}.val_kwargs.top_k",),
-    "repetition_penalty": (f"{_ROLLOUT}.repetition_penalty",),
-    "clip_range": (f"{_ACTOR}.clip_ratio_low",),
-    "clip_range_high": (f"{_ACTOR}.clip_ratio_high",),
-    "dual_clip": (f"{_ACTOR}.clip_ratio_c",),
-    "loss_aggregation": (f"{_ACTOR}.loss_agg_mode",),
-    "entropy_coef": (f"{_ACTOR}.entropy_coeff",),
-    "kl_coef": (f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.kl_loss_coef"),
-    "kl_estimator": (f"{_ACTOR}.kl_loss_type",),
+    "eval_top_p": (f"{ROLLOUT}.val_kwargs.top_p",),
+    "eval_top_k": (f"{ROLLOUT}.val_kwargs.top_k",),
+    "repetition_penalty": (f"{ROLLOUT}.repetition_penalty",),
+    "clip_range": (f"{ACTOR}.clip_ratio_low",),
+    "clip_range_high": (f"{ACTOR}.clip_ratio_high",),
+    "dual_clip": (f"{ACTOR}.clip_ratio_c",),
+    "loss_aggregation": (f"{ACTOR}.loss_agg_mode",),
+    "entropy_coef": (f"{ACTOR}.entropy_coeff",),
+    "kl_coef": (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"),
+    "kl_estimator": (f"{ACTOR}.kl_loss_type",),
     "kl_penalty_coef": ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"),
     "kl_penalty_estimator": ("algorithm.kl_penalty",),
     "advantage_estimator": ("algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"),
@@ -158,91 +173,11 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "max_steps": ("trainer.total_training_steps",),
     "max_epochs": ("trainer.total_epochs",),
     "eval_every": ("trainer.test_freq",),
-    "eval_samples": (f"{_ROLLOUT}.val_kwargs.n",),
-    "eval_temperature": (f"{_ROLLOUT}.val_kwargs.temperature",),
+    "eval_samples": (f"{ROLLOUT}.val_kwargs.n",),
+    "eval_temperature": (f"{ROLLOUT}.val_kwargs.temperature",),
     "checkpoint_every": ("trainer.save_freq",),
     "keep_checkpoints": ("trainer.max_actor_ckpt_to_keep",),
 }
-_SPEED = Known(Effect.SPEED, "it tunes verl's workers, which Roost does not run")
-_BACKEND = Known(Effect.BACKEND, "it sets up parts of verl that Roost does not run")
-_OTHER_CLIP = Known(
-    Effect.TRAINING,
-    "verl reads clip_ratio_low and clip_ratio_high, which are 0.2 where they are left out",
-    "write clip_ratio_low and clip_ratio_high",
-    (None, CLIP_RATIO),
-)
-_SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
-_SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
-_METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
-_CHOSEN = Known(Effect.NOTHING, "bypass_mode says whether the ratio is against the engine's log-probs")
-_PURE_GRADIENT = Known(
-    Effect.TRAINING, "Roost clips the ratio, as ppo_clip does", "remove it, or write ppo_clip", (None, "ppo_clip")
-)
-_LOOP = Known(
-    Effect.TRAINING,
-    "it changes how samples are generated, and Roost does not run verl's agent loops",
-    "write an agent or an environment in train.task",
-    (None, "", "null", "single_turn_agent"),
-)
-_BEFORE = Known(
-    Effect.NOTHING, "Roost evaluates before the first step wherever eval_every is above 0", harmless=(None, True)
-)
-_OFF = replace(NOT_FOLLOWED, harmless=OFF)  # off in verl too
-TABLE = (
-    Entry(LOGGING, "trainer.{logger,project_name,experiment_name,log_val_generations,rollout_data_dir}"),
-    Entry(LOGGING, "trainer.validation_data_dir *.disable_log_stats"),
-    Entry(_BEFORE, "trainer.val_before_train"),
-    Entry(FILES, "trainer.{default_local_dir,default_hdfs_dir,del_local_ckpt_after_load} *.checkpoint.*"),
-    Entry(START, "trainer.{resume_mode,resume_from_path}"),
-    Entry(
-        _SPEED,
-        """*micro_batch_size* *use_dynamic_bsz *max_token_len_per_gpu *.enable_gradient_checkpointing
-        *.enable_activation_offload *.use_remove_padding *.use_torch_compile *.enforce_eager *.enable_chunked_prefill
-        *.enable_prefix_caching *.max_num_batched_tokens *.max_num_seqs *.max_model_len *.load_format *.layered_summon
-        *.use_shm trainer.balance_batch data.{filter_overlong_prompts_workers,dataloader_num_workers}
-        *.log_prob_* *.update_weights_bucket_megabytes *.free_cache_engine *.forward_prefetch *.fsdp_size""",
-    ),
-    Entry(_LOOP, "*.agent.{default_agent_loop,agent_loop_config_path}"),
-    Entry(_BACKEND, "*fsdp_config.* *.megatron.* ray_kwargs.* *.engine_kwargs.* *.mode *.agent.* *.override_config.*"),
-    Entry(_BACKEND, "actor_rollout_ref.ref.* *.profiler.* *.trust_remote_code data.{return_raw_chat,tokenizer}"),
-    Entry(replace(NOT_FOLLOWED, harmless=(None, "constant")), "*.optim.lr_decay_style"),
-    # With true verl samples at val_kwargs.temperature, as Roost does.
-    Entry(replace(NOT_FOLLOWED, harmless=(*OFF, True)), "*.val_kwargs.do_sample"),
-    Entry(
-        _OFF,
-        """*.{ignore_eos,skip_rollout,skip.enable,prometheus.enable,enable_rollout_routing_replay,use_prefix_grouper}
-        *.{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing,entropy_checkpointing,use_liger}
-        *.{entropy_from_logits_with_chunking,tiled_mlp.enabled,trace.token2text,mtp.enable}
-        *.{multi_turn.enable,multi_turn.use_inference_chat_template,over_sample_rate,optim.lr_warmup_steps_ratio}
-        algorithm.{use_pf_ppo,use_kl_in_reward} trainer.esi_redundant_time critic.{enable,shuffle}
-        critic.optim.min_lr_ratio global_profiler.*""",
-    ),
-    Entry(
-        replace(DATA, harmless=OFF),
-        "data.{return_raw_input_ids,return_full_prompt,validation_shuffle,trust_remote_code,use_shm,need_tools_kwargs}",
-    ),
-    Entry(
-        replace(REWARD, harmless=OFF),
-        "{reward,reward_model}.{enable,enable_resource_pool,launch_reward_fn_async,reward_model.enable}",
-    ),
-    Entry(_OTHER_CLIP, f"{_ACTOR}.clip_ratio"),
-    Entry(_PURE_GRADIENT, f"{_CORRECTION}.loss_type"),
-    Entry(_CHOSEN, f"{_ROLLOUT}.calculate_log_probs {_ACTOR}.use_rollout_log_probs"),
-    Entry(_SAMPLED, f"{_GROUPS}.max_num_gen_batches"),
-    Entry(_METRIC, f"{_GROUPS}.metric"),
-    Entry(
-        _SHAPED,
-        "{reward,reward_model}.reward_kwargs.max_resp_len {reward,reward_model}.reward_kwargs.overlong_buffer_cfg.log",
-    ),
-    Entry(_SPEED, "critic.{ppo_*,forward_*} *.use_fused_kernels *.expert_parallel_size *.multi_stage_wake_up *.dtype"),
-    Entry(
-        _BACKEND,
-        """critic.{strategy,megatron.*,model.*} trainer.{use_legacy_worker_impl,device} *.override_optimizer_config.*
-        *.optim.optimizer_impl""",
-    ),
-    Entry(REWARD, "reward.* reward_model.* custom_reward_function.*"),
-    Entry(DATA, "data.*"),
-)
 
 
 def derived(root: Section, job: Job) -> dict[str, Any]:
@@ -278,6 +213,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "dynamic_sampling": algorithm.below("filter_groups").flag("enable") or None,
         **_correction(algorithm.below("rollout_correction"), _is_fully_async(root)),
         **_overlong_shaping(root),
+        "router_replay": _router_replay(actor, rollout),
+        **_data_types(actor, rollout),
         "value_clip": root.below("critic").number("cliprange_value"),
         "critic_warmup_steps": whole_number(trainer, "critic_warmup", 0),
         "critic_lr_warmup_steps": whole_number(root.below("critic", "optim"), "lr_warmup_steps", 0),
@@ -493,14 +430,64 @@ def _narrow(found: dict[str, Any], level: ImportanceSamplingLevel, low: float, h
 
 
 def _overlong_shaping(root: Section) -> dict[str, Any]:
-    for name in ("reward", "reward_model"):
-        section = root.below(name, *_OVERLONG.split("."))
+    for path in _OVERLONG:
+        section = root.below(*path.split("."))
         if section.flag("enable"):
             return {
                 "overlong_buffer_tokens": section.whole_number("len", 1),
                 "overlong_penalty": section.number("penalty_factor"),
             }
     return {}
+
+
+def _router_replay(actor: Section, rollout: Section) -> bool | None:
+    """R3 replays the experts that the engine chose."""
+    returned = "enable_rollout_routing_replay"
+    for path in _REPLAYS:
+        section = actor.below(*path.split("."))
+        mode = section.text("mode") if "mode" in section else None
+        if mode == "R3":
+            return True
+        if mode not in (None, "disabled"):
+            why = f"{mode} is no replay of the engine's experts; Roost has that of R3 alone"
+            fix = f"write R3 and {rollout.where(returned).key_path}=true, which is train.router_replay, or disabled"
+            section.findings.warn("RST-T014", section.where("mode"), "is not followed", why, fix)
+    if rollout.flag(returned):
+        why = "verl replays the engine's experts with router_replay.mode=R3 alone, and so does Roost"
+        rollout.findings.warn(
+            "RST-T014", rollout.where(returned), "has no effect", why, "write train.router_replay=true, or remove it"
+        )
+    return None
+
+
+def _data_types(actor: Section, rollout: Section) -> dict[str, Any]:
+    """Types of the learner; engines compute in the learner's."""
+    computed = next((found for key in _COMPUTED if (found := _data_type(actor, key)) is not None), None)
+    own = actor.source.values.get("train")
+    chosen = (own.get("compute_dtype") if isinstance(own, Mapping) else None) or computed or default_of("compute_dtype")
+    served = rollout.values.get("dtype")
+    wanted = compute_dtype(served)
+    if served not in (None, "auto") and wanted != chosen:
+        rollout.findings.warn(
+            "RST-T014",
+            rollout.where("dtype"),
+            f"is {shown(served)}, but engines compute in {chosen}",
+            "engines have the learner's compute_dtype, so that both give tokens the same probability",
+            f"write +train.compute_dtype={wanted}, or remove it" if wanted else "remove it",
+        )
+    return {"compute_dtype": computed, "weight_dtype": _data_type(actor, "fsdp_config.model_dtype")}
+
+
+def _data_type(actor: Section, path: str) -> str | None:
+    *above, key = path.split(".")
+    section = actor.below(*above)
+    word = section.values.get(key)
+    found = compute_dtype(word)
+    if word is not None and found is None:
+        why = "the learner has float32 and bfloat16; losses of float16 would have to be scaled"
+        fix = f"write {section.where(key).key_path}=bfloat16"
+        section.findings.warn("RST-T014", section.where(key), f"is {shown(word)}, which is not followed", why, fix)
+    return found
 
 
 def _minibatches(actor: Section, prompts: int | None) -> int | None:

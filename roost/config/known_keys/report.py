@@ -15,7 +15,7 @@ from typing import Any
 from roost.config.findings import Findings, counted, did_you_mean
 from roost.config.job import Notation
 from roost.config.known_keys import loop, rlinf, roll
-from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known
+from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known, as_reported
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.notations.roll import NESTED_ROLES, USUAL_ROLES, holds_role
 from roost.config.source import NEAR_MISS, Section
@@ -23,7 +23,6 @@ from roost.config.train import SETTINGS
 
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)
 HARMLESS = Known(Effect.NOTHING, "it has no effect with this value, or with the other settings")
-NOT_FOLLOWED = "RST-T014"  # said of a key that Roost follows in other configs
 MAX_NAMES = 12
 FEW = 4
 
@@ -35,15 +34,12 @@ def report_keys(uses: Sequence[KeyUse], root: Section, notation: Notation) -> tu
     out here.
     """
     reported = {finding.where.path for finding in root.findings.collected}
-    unfollowed = {found.where.path: found for found in root.findings.warnings if found.code == NOT_FOLLOWED}
     looked_at = {tuple(unlike.path.split(".")) for unlike in UNLIKE[notation]} - reported
     settled = tuple(
         replace(use, known=HARMLESS, is_set=False)
         if use.where.path in looked_at and use.known.effect is Effect.TRAINING
-        else replace(use, known=Known(Effect.TRAINING, found.why, found.fix))
-        if use.known.effect is Effect.FOLLOWED and (found := unfollowed.get(use.where.path)) is not None
         else use
-        for use in uses
+        for use in as_reported(uses, root.findings)
     )
     left = [use for use in settled if use.where.path not in reported]
     _warn_unknown(left, notation, root.findings)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from roost.config.findings import Where
+from roost.config.findings import Findings, Where
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -76,6 +76,13 @@ class KeyUse:
     def name(self) -> str:
         """The key within its section."""
         return ".".join(str(part) for part in self.where.path[1:]) or self.where.key_path
+
+
+def as_reported(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...]:
+    """The keys, where those that a warning says are not followed have its reason."""
+    unfollowed = {found.where.path: found for found in findings.warnings if found.code == "RST-T014"}
+    reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
+    return tuple(replace(use, known=reasons.get(use.where.path, use.known)) for use in uses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED, framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_areal, is_nemo, is_prime, is_trl
 from roost.config.job import Job, Layout, Notation, ResolvedSetting
-from roost.config.known_keys.tables import KeyUse
+from roost.config.known_keys.tables import KeyUse, as_reported
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
@@ -125,6 +125,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
     if needs_components:
         uses = framework_keys(root, notation, framework.placing, training is not None)
         report_framework_keys(uses, root, notation, is_trained=training is not None)
+        uses = as_reported(uses, root.findings)
     return replace(
         job,
         training=training,

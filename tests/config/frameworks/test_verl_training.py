@@ -16,6 +16,7 @@ from tests.cli.terminal import run
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+OVERLONG = "reward_model.overlong_buffer"
 SMALL = (
     "algorithm.adv_estimator=grpo data.train_files=train.jsonl actor_rollout_ref.model.path=/models/small "
     f"{ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.name=hf trainer.n_gpus_per_node=1"
@@ -52,6 +53,26 @@ def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
     assert [finding.why for finding in findings.warnings if "rollout_rs" in finding.where.key_path] == [
         "seq_max_k2 with the threshold 2.5 is none of Roost's bounds, which are of ratios by level"
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"{ACTOR}.router_replay.mode=R2",
+        f"{ROLLOUT}.enable_rollout_routing_replay=True",
+        f"{ROLLOUT}.dtype=bfloat16",
+        f"{ACTOR}.fsdp_config.dtype=float16",
+        f"{ACTOR}.fsdp_config.model_dtype=float16",
+        f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_c=3.0",
+    ],
+)
+def test_a_key_that_is_not_followed_has_the_reason_of_its_warning(arguments, tmp_path):
+    job, findings = job_of(tmp_path, arguments)
+    key = arguments.split()[-1].partition("=")[0]
+    (warning,) = [finding for finding in findings.warnings if finding.where.key_path == key]
+    (use,) = [use for use in job.keys if use.where.key_path == key]
+    assert warning.code == "RST-T014"
+    assert (use.known.effect.value, use.known.reason) == ("not followed", warning.why)
 
 
 @pytest.mark.parametrize(("lower", "code"), [("0", "RST-T093"), ("-1", "RST-C026")])
@@ -133,6 +154,13 @@ def test_the_fully_asynchronous_trainer_compares_with_the_engine(extra, word, tm
         ("algorithm.adv_estimator=rloo", "advantage_estimator", "leave_one_out"),
         ("algorithm.norm_adv_by_std_in_grpo=False", "advantage_estimator", "group_mean"),
         ("trainer.total_training_steps=7", "max_steps", 7),
+        (f"{ACTOR}.router_replay.mode=R3 {ROLLOUT}.enable_rollout_routing_replay=True", "router_replay", True),
+        (f"{ACTOR}.router_replay.mode=disabled", "router_replay", False),
+        (f"{ACTOR}.fsdp_config.dtype=bfloat16 {ROLLOUT}.dtype=bf16", "compute_dtype", "bfloat16"),
+        (f"{ACTOR}.fsdp_config.model_dtype=bf16", "weight_dtype", "bfloat16"),
+        (f"{OVERLONG}.enable=True {OVERLONG}.len=64 {OVERLONG}.penalty_factor=0.5", "overlong_buffer_tokens", 64),
+        (f"{OVERLONG}.enable=True {OVERLONG}.len=64 {OVERLONG}.penalty_factor=0.5", "overlong_penalty", 0.5),
+        (f"{OVERLONG}.enable=False {OVERLONG}.len=64", "overlong_buffer_tokens", 0),
         ("trainer.test_freq=5 trainer.save_freq=-1", "eval_every", 5),
         ("trainer.test_freq=5 trainer.save_freq=-1", "checkpoint_every", 0),
         ("actor_rollout_ref.model.lora_rank=32", "lora_rank", 32),
