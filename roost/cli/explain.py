@@ -20,9 +20,11 @@ from roost.cli.options import (
 )
 from roost.config.compose import load
 from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.frameworks.keys import TRAINED
 from roost.config.job import Notation, ResolvedSetting, family
 from roost.config.known_keys.tables import KeyUse
 from roost.config.notations.notation import read_job
+from roost.config.source import Source
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
 from roost.view.text import explain_setting, print_findings, print_keys, print_settings
@@ -59,6 +61,8 @@ def explain_command(
         if job is not None and job.resolved:
             _explain_training(job.resolved, job.notation, job.source.file, process, findings, console)
     elif plan is not None and (keys := _keys_of(plan, process)) is not None:
+        if plan.notation in TRAINED and not plan.training:
+            keys = _of_training(keys, load(config, overrides or [], Findings()), notation)
         if keys:
             print_keys(keys, plan.file, console)
         else:
@@ -85,6 +89,15 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
     is_component = any(path in (part.name, part.written_name, family(part.name)) for part in plan.components)
     found = [use for use in plan.keys if use.where.key_path == path or use.where.key_path.startswith(f"{path}.")]
     return found if first == "keys" or (found and not is_component) else None
+
+
+def _of_training(keys: list[KeyUse], source: Source | None, notation: Notation | None) -> list[KeyUse]:
+    """The keys as training uses them, where the job can be trained; its placing reads none of them."""
+    job = None if source is None else read_job(source, Findings(), notation, trains=True)
+    if job is None or job.training is None:
+        return keys
+    uses = {use.where.path: use for use in job.keys if use.is_set}
+    return [uses[key.where.path] for key in keys if key.where.path in uses]
 
 
 def _explain_training(

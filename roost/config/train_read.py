@@ -66,8 +66,10 @@ def resolve_settings(
     """
     resolved = []
     for name in SETTINGS:
-        keys = (written[name],) if name in written else deciding_keys(root, notation, name)
-        is_default = name in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
+        by_epochs = name == "max_steps" and value_of(settings, name) is None
+        decided = "max_epochs" if by_epochs else name
+        keys = (written[decided],) if decided in written else deciding_keys(root, notation, decided)
+        is_default = decided in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
         origin = origin_of(keys) if keys else Origin.NOTATION if is_default else Origin.ROOST
         resolved.append(ResolvedSetting(name, _plain(value_of(settings, name)), origin, keys))
     return tuple(resolved)

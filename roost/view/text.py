@@ -224,7 +224,7 @@ def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> No
 
 def _key_row(use: KeyUse, file: str | None) -> tuple[str, str, str]:
     followed = use.known.effect is Effect.FOLLOWED
-    reason = f"the config has no section train; there it is {use.known.reason}" if followed else use.known.reason
+    reason = f"by training alone, as {use.known.reason}" if followed else use.known.reason
     return _short(use.where, file), f"{use.known.effect.value}: {reason}", use.hint or use.known.instead
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,7 @@ from roost.config.source import Section
 MAX_NAMES = 12
 CHECK_TRAIN = "roost check --train"
 Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
+LIKELY = 0.85  # how alike a key that is not followed must be to a known one of its section to be a slip of it
 NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
 
 
@@ -63,7 +65,21 @@ def _known(written: str, followed: Following) -> Known:
         if any(written == key or written.startswith(f"{key}.") for key in keys):
             return Known(Effect.FOLLOWED, f"{name} in train")
     matching = (entry.known for entry in table if any(fnmatchcase(written, one) for one in entry.patterns()))
-    return next(matching, other)
+    found = next(matching, None)
+    if found is not None:
+        return found
+    hint = _nearest(written, followed)
+    return replace(other, reason=hint, instead="correct the key, or remove it") if hint else other
+
+
+def _nearest(written: str, followed: Following) -> str:
+    """A hint for a key that is nearly one of its section's known keys."""
+    derived_from, table, _ = followed
+    parent, _, name = written.rpartition(".")
+    known = [key for keys in derived_from.values() for key in keys]
+    known += [pattern for entry in table for pattern in entry.patterns() if "*" not in pattern]
+    siblings = dict.fromkeys(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == parent)
+    return did_you_mean(name, siblings, LIKELY)
 
 
 def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notation, is_trained: bool = False) -> None:

@@ -422,3 +422,36 @@ def test_staleness_is_from_the_keys_of_the_asynchronous_trainer(tmp_path):
     file.write_text(file.read_text().replace("verl.trainer.main_ppo", program))
     shown = run("explain", file, "train.max_staleness")
     assert "async_training.staleness_threshold" in shown.output, shown.output
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (f"{ACTOR}.clip_ratio_hihg", "did you mean clip_ratio_high?"),
+        (f"{ACTOR}.optim.weight_deca", "did you mean weight_decay?"),
+        (f"{ACTOR}.something_else", "Roost has nothing for it"),
+    ],
+)
+def test_a_slip_of_a_known_key_is_named(key, why, tmp_path):
+    _, findings = job_of(tmp_path, f"{key}=0.3")
+    assert [finding.why for finding in findings.warnings if finding.where.key_path == key] == [why]
+
+
+def test_steps_by_epochs_come_from_the_key_of_epochs(tmp_path):
+    def origin(arguments):
+        job, _ = job_of(tmp_path, arguments)
+        (steps,) = [setting for setting in job.resolved if setting.name == "max_steps"]
+        return steps.value, steps.origin, [place.key_path for place in steps.keys]
+
+    assert origin("trainer.total_epochs=2") == (None, Origin.CONFIG, ["trainer.total_epochs"])
+    assert origin("") == (None, Origin.NOTATION, [])
+    assert origin("trainer.total_training_steps=7") == (7, Origin.CONFIG, ["trainer.total_training_steps"])
+
+
+def test_explained_keys_say_what_training_follows(tmp_path):
+    file = script(tmp_path, f"{ACTOR}.optim.lr=1e-5 {ACTOR}.router_replay.mode=R2 trainer.logger=console")
+    shown = " ".join(run("explain", str(file), "keys").output.split())
+    assert "followed: by training alone, as learning_rate in train" in shown
+    assert "not followed: R2 is no replay of the engine's experts" in shown
+    assert "files or logging: logging" in shown
+    assert "trainer.n_gpus_per_node" not in shown  # it places
