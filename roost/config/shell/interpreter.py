@@ -236,7 +236,7 @@ class Interpreter(Outputs):
 
     def _printed(self, command: Statement, state: State) -> Value | None:
         """Output of a command that the next one of the pipeline reads; None if it is not known."""
-        if not isinstance(command, Simple) or command.stdout is not None:
+        if not isinstance(command, Simple) or command.is_redirected:
             return None
         name, body = command.words[0].text if command.words else "", command.stdin.body if command.stdin else None
         if name in ("cat", "tee"):

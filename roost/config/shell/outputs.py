@@ -49,15 +49,15 @@ class Outputs(Assignments):
             self._do_cd(words, change.position, inner)
         first, *filters = piped(statement)
         text: str | None = None
-        if isinstance(first, Simple):
+        if isinstance(first, Simple) and not first.is_redirected:
             self._reads(*first.words)
             words = [value for word in first.words for value in self.expander.words(word, inner)]
             texts = known_texts(words)
-            if texts is not None and first.words:
+            if texts and texts[0] not in inner.functions:
                 text = output_of(texts, inner) if first.stdin is None else self._of_input(first.stdin, texts, inner)
         for one in filters:
             texts = None
-            if isinstance(one, Simple):
+            if isinstance(one, Simple) and not one.is_redirected and one.stdin is None:
                 texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
             text = filtered(text, texts) if text is not None and texts is not None else None
         return None if text is None else text_value(text.rstrip("\n"))

@@ -45,6 +45,7 @@ class Parser(WordParser):
 
     stdin: Input | None = None  # of the command that is parsed
     stdout: Word | None = None
+    is_redirected = False
 
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
         """The statements before the first error, and the error; as in bash, statements before the error are run."""
@@ -271,10 +272,11 @@ class Parser(WordParser):
             tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
 
     def _redirected(self, compound: Statement) -> Statement:
-        outer, self.stdin = self.stdin, None
+        outer, self.stdin = (self.stdin, self.stdout, self.is_redirected), None
         while self._redirection():
             pass
-        given, self.stdin = self.stdin, outer
+        given = self.stdin
+        self.stdin, self.stdout, self.is_redirected = outer
         return replace(compound, stdin=given) if isinstance(compound, Loop) and given is not None else compound
 
     def _redirection(self) -> bool:
@@ -284,6 +286,8 @@ class Parser(WordParser):
         if match is None:
             return False
         self.at = match.end()
+        number = match[0].removesuffix(match[1])
+        self.is_redirected |= number == "1" or (not number and match[1].startswith((">", "&>")))
         self._skip_blanks()
         if match[1] in ("<<", "<<-"):
             delimiter = self._word()
@@ -309,7 +313,8 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         assignments: list[Assignment] = []
         words: list[Word] = []
-        outer, self.stdin, self.stdout = (self.stdin, self.stdout), None, None
+        outer = self.stdin, self.stdout, self.is_redirected
+        self.stdin, self.stdout, self.is_redirected = None, None, False
         while True:
             if self._redirection():
                 continue
@@ -328,9 +333,9 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise self._error("( is not expected here")
-        given, written = self.stdin, self.stdout
-        self.stdin, self.stdout = outer
-        return Simple(tuple(assignments), tuple(words), self._position(start), given, written)
+        redirected = self.stdin, self.stdout, self.is_redirected
+        self.stdin, self.stdout, self.is_redirected = outer
+        return Simple(tuple(assignments), tuple(words), self._position(start), *redirected)
 
     def _assignment(self, match: re.Match[str]) -> Assignment:
         position = self._position()

@@ -170,6 +170,7 @@ class Simple:
     position: Position
     stdin: Input | None = None
     stdout: Word | None = None  # the file that its output goes to
+    is_redirected: bool = False  # its output goes to a file or elsewhere
 
 
 @dataclass(frozen=True, slots=True)

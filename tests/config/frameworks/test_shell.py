@@ -89,6 +89,12 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("git diff --quiet && N=3; show $N", "condition in line 1"),
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
+        ("N=$(echo hi >&2); show $N", "output of a command"),
+        ("N=$(1>log echo hi); show $N", "output of a command"),
+        ("N=$(echo a &> /dev/null); show $N", "output of a command"),
+        ("N=$(echo a | tr a b >> log); show $N", "output of a command"),
+        ("N=$(echo a | cat <<< b); show $N", "output of a command"),
+        ("echo() { :; }; N=$(echo a); show $N", "output of a command"),
     ],
 )
 def test_what_only_a_run_tells_is_unknown_with_a_reason(text, reason, tmp_path):
