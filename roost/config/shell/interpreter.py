@@ -536,6 +536,7 @@ class Interpreter(Outputs):
         """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
         start = value.position if value.position[1] else position
         text, unknowns = value.as_script(start)
+        self.steps += len(text) // 100  # parsing takes longer than a statement
         state.variables |= unknowns
         statements, error = Parser(text, start[0], places_of(text, start)).parse()
         if error is not None:
