@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown, evaluate
 from roost.config.shell.expand import AT_RUN_TIME, MAX_TRIES, Expander
@@ -13,6 +13,8 @@ from roost.config.shell.filters import computed, unescaped
 from roost.config.shell.patterns import matches_pattern, regular
 from roost.config.shell.state import State, Value, text_value
 from roost.config.shell.syntax import AndOr, Condition, Literal, Pipeline, Simple, Statement, Word
+
+_OPTIONS = {"pwd": "-P -L", "realpath": "-e -m -s -q", "readlink": "-f -e -m"}
 
 
 def echoed(arguments: Sequence[str]) -> str | None:
@@ -50,8 +52,22 @@ def output_of(words: Sequence[str], state: State) -> str | None:
         return printed(arguments)
     if name == "expr":
         return computed(" ".join(arguments))
-    text = _line_of(name, [word for word in arguments if not re.fullmatch(r"-\w|--", word)], state)
-    return None if text is None else f"{text}\n"
+    operands = _operands(name, arguments)
+    text = None if operands is None else _line_of(name, operands, state)
+    return None if text is None else f"{text}\n" if text else ""
+
+
+def _operands(name: str, arguments: Sequence[str]) -> list[str] | None:
+    """Arguments without the options that change nothing here; None for other options."""
+    words, allowed = list(arguments), _OPTIONS.get(name, "").split()
+    if name == "basename" and words[:1] == ["-s"] and len(words) == 3:
+        words = [words[2], words[1]]
+    options = [words.pop(0) for word in arguments if word in allowed and word == words[0]]
+    if name == "readlink" and not options:
+        return None  # what a link holds
+    if words[:1] == ["--"]:
+        return words[1:]
+    return None if any(word.startswith("-") for word in words) else words
 
 
 def echo_of(words: Sequence[Value], state: State) -> Value | None:
@@ -70,12 +86,14 @@ def _line_of(name: str, paths: Sequence[str], state: State) -> str | None:
     if name == "pwd":
         return str(state.folder) if state.folder is not None else None
     if name == "dirname" and len(paths) == 1:
-        return str(PurePosixPath(paths[0]).parent)
+        folder, slash, _ = paths[0].rstrip("/").rpartition("/")
+        return folder.rstrip("/") or ("/" if slash or paths[0].startswith("/") else ".")
     if name == "basename" and paths:
-        base = PurePosixPath(paths[0]).name
-        return base.removesuffix(paths[1]) if len(paths) > 1 and paths[1] != base else base
-    if name in ("realpath", "readlink") and len(paths) == 1:
-        return os.path.normpath((state.folder or Path()) / paths[0])
+        base = paths[0].rstrip("/").rpartition("/")[2] or paths[0][:1]
+        return None if len(paths) > 2 else base.removesuffix(paths[1]) if paths[1:] not in ([], [base]) else base
+    if name in ("realpath", "readlink") and len(paths) == 1 and paths[0]:
+        is_known = state.folder is not None or paths[0].startswith("/")
+        return os.path.normpath((state.folder or Path()) / paths[0]) if is_known else None
     if name == "seq" and 1 <= len(paths) <= 3 and all(re.fullmatch(r"\d{1,4}", word) for word in paths):
         numbers = [int(word) for word in paths]
         first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
