@@ -451,6 +451,9 @@ class Expander:
     def _indirect(self, part: Parameter, state: State, position: Position) -> list[Value]:
         if part.is_list:
             return [text_value(key, position) for key in state.array(part.name)]
+        if part.operator in ("*", "@") and part.argument is None:
+            reason = "which variables there are is known only where the script runs"
+            return [of_unknown(Unknown(part.raw, reason, position, is_list=True))]
         name = state.scalar(part.name)
         text = name.known if name is not None else None
         if not text or not re.fullmatch(r"[A-Za-z_]\w*", text):

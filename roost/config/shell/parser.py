@@ -242,7 +242,7 @@ class Parser(WordParser):
             patterns = []
             while True:
                 self._skip_blanks()
-                patterns.append(self._word())
+                patterns.append(self._word(is_pattern=True))
                 self._skip_blanks()
                 if not self._take("|"):
                     break
@@ -267,7 +267,8 @@ class Parser(WordParser):
             if operator is not None:
                 tokens.append(operator)
                 continue
-            word = self._some_word("" if is_expression else END_OF_WORD)
+            is_pattern = tokens[-1:] in (["=="], ["="], ["!="])
+            word = self._some_word("" if is_expression else END_OF_WORD, is_pattern)
             plain = word.text if len(word.parts) == 1 and not getattr(word.parts[0], "is_quoted", True) else None
             tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
 

@@ -31,7 +31,10 @@ END_OF_WORD = " \t\n;&|()<>"
 RESERVED_WORD = re.compile(r"(then|else|elif|fi|do|done|esac|\})(?=[\s;&|)]|$)")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
 _OPERATOR = re.compile(r":[-=+?]|[-=+?]|##?|%%?|//|/[#%]?|\^\^?|,,?|:|@(?=[A-Za-z]\})")
-_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "0": "\0"}
+_ESCAPES = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
+_ESCAPE = re.compile(
+    r"((?:\\(?:x[\da-fA-F]{1,2}|[0-7]{1,3}))+)|\\(?:u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|c(.)|(.))|[^\\]+", re.DOTALL
+)
 
 
 class WordParser(ABC):
@@ -142,12 +145,18 @@ class WordParser(ABC):
 
     # --- words
 
-    def _word(self, ends: str = END_OF_WORD) -> Word:
-        """A word; without `ends`, one that goes on to the next blank, as regular expressions do."""
-        position = self._position()
+    def _word(self, ends: str = END_OF_WORD, is_pattern: bool = False) -> Word:
+        """A word; without `ends`, one that goes on to the next blank, as regular expressions do.
+
+        A pattern may have `@(a|b)` and its like.
+        """
+        position, start = self._position(), self.at
         parts: list[Part] = []
         while self.at < len(self.text):
             character = self.text[self.at]
+            if is_pattern and character == "(" and self.at > start and self.text[self.at - 1] in "?*+@!":
+                self._choices(parts)
+                continue
             if character in (ends or " \t\n"):
                 if character in "<>" and self.text.startswith("(", self.at + 1):
                     self.at += 1
@@ -157,10 +166,21 @@ class WordParser(ABC):
             self._piece(parts, is_quoted=False)
         return _word_of(parts, position)
 
-    def _some_word(self, ends: str = END_OF_WORD) -> Word:
+    def _choices(self, parts: list[Part]) -> None:
+        """Add the `(a|b)` of a pattern, whose blanks and bars are part of it."""
+        start, depth = self.at, 0
+        while self.at < len(self.text):
+            character = self.text[self.at]
+            self._piece(parts, is_quoted=False)
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth == 0:
+                return
+        raise self._error("( is not closed", start)
+
+    def _some_word(self, ends: str = END_OF_WORD, is_pattern: bool = False) -> Word:
         """A word that must be here."""
         start = self.at
-        word = self._word(ends)
+        word = self._word(ends, is_pattern)
         if self.at == start:
             raise self._error(f"{self._shown()} is not expected here")
         return word
@@ -262,6 +282,10 @@ class WordParser(ABC):
         if self._peek("$("):
             self.at += 1
             parts.append(self._command_substitution(start, is_quoted))
+        elif self._peek("$[") and (closed := self._matching(self.at + 2, "]")) is not None:
+            expression = self._inner(self.at + 2, closed)
+            self.at = closed + 1
+            parts.append(Arithmetic(expression, self.text[start : self.at], is_quoted))
         elif self._peek("${"):
             parts.append(self._parameter(is_quoted))
         elif self._peek("$'") and not is_quoted:
@@ -269,9 +293,11 @@ class WordParser(ABC):
             if match is None:
                 raise self._error("a single quote is not closed")
             parts.append(Literal("", True))
-            for one in re.compile(r"\\(.)|[^\\]+", re.DOTALL).finditer(self.text, *match.span(1)):
-                text = _ESCAPES.get(one[1], one[0])
+            for one in _ESCAPE.finditer(self.text, *match.span(1)):
+                text, null, _ = _unescaped(one).partition("\0")
                 parts.append(Literal(SourceText(text, self._source(*one.span()).places), True))
+                if null:
+                    break  # as bash does
             self.at = match.end()
         elif self._peek('$"') and not is_quoted:
             self.at += 1
@@ -294,6 +320,10 @@ class WordParser(ABC):
             raise self._error("${ is not followed by a name", start)
         self.at = name.end()
         index = None
+        if is_indirect and (listed := re.compile(r"[*@](?=\})").match(self.text, self.at)):  # names that begin so
+            self.at += 2
+            self.depth -= 1
+            return Parameter(name[0], self.text[start : self.at], is_quoted, None, listed[0], is_indirect=True)
         if self._peek("["):
             closed = self._matching(self.at + 1, "]")
             if closed is None:
@@ -352,6 +382,20 @@ class WordParser(ABC):
                 return None
             at += 1
         return None
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """The text of an escape of `$'...'`; one that bash does not know stays as it is."""
+    numbers, short, long, control, letter = match.groups()
+    if numbers:
+        codes = re.findall(r"x[\da-fA-F]+|\d+", numbers)
+        return bytes(
+            int(f"0{one}" if one[0] == "x" else one, 16 if one[0] == "x" else 8) % 256 for one in codes
+        ).decode(errors="surrogateescape")
+    if short or long:
+        code = int(short or long, 16)
+        return chr(code) if code <= 0x10FFFF else match[0]
+    return chr(ord(control) & 0x1F) if control else _ESCAPES.get(letter, match[0])
 
 
 def _word_of(parts: list[Part], position: Position) -> Word:

@@ -90,6 +90,14 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
         ("N=$(echo hi >&2); show $N", "output of a command"),
+        ("N=$(readlink /etc/passwd); show $N", "output of a command"),
+        ("N=$(realpath --relative-to=/a /a/b); show $N", "output of a command"),
+        ("N=$(basename -a a/b); show $N", "output of a command"),
+        ("N=$(seq -w 8 10); show $N", "output of a command"),
+        ("[[ $HOME == @(/x|/y) ]] && N=1; show $N", "condition in line 1"),
+        ("case $HOME in !(/x|/y)) N=1;; esac; show $N", "condition in line 1"),
+        ('A_1=x; show "${!A_@}"', "which variables there are"),
+        ("A_1=x; for one in ${!A_*}; do N=$one; done; show $N", "condition in line 1"),
         ("N=$(1>log echo hi); show $N", "output of a command"),
         ("N=$(echo a &> /dev/null); show $N", "output of a command"),
         ("N=$(echo a | tr a b >> log); show $N", "output of a command"),
@@ -345,6 +353,10 @@ def test_functions_that_nest_too_deep_stop_the_reading(tmp_path):
     reading = read(tmp_path, f"{text}f20() {{ N=3; }}; N=1; f0; show $N")
     assert reading.is_cut
     assert shown(reading) == []
+
+
+def test_texts_that_are_parsed_count_by_their_length(tmp_path):
+    assert read(tmp_path, f"X={'c' * 40_000}; for i in {{1..100}}; do eval ': $X'; eval \": $X\"; done").is_cut
 
 
 def test_keys_that_a_branch_leaves_alone_are_known(tmp_path):
