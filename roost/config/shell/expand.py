@@ -9,18 +9,17 @@ from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
+from roost.config.shell.braces import with_braces
 from roost.config.shell.patterns import compiled, with_classes
 from roost.config.shell.state import IFS, State, Unknown, Value, elements, next_index, of_unknown, text_value
 from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word, joined_text, places_of
 from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
+MAX_BRACES = 1_000_000  # of one word, times its characters
 MAX_VALUE = 100_000  # characters of one value
 MAX_MATCHED = 4_000  # characters of a value that a pattern is tried on
 MAX_TRIES = 100_000_000  # characters that patterns are tried on in one reading
-_BRACES = re.compile(
-    r"\{([^{},\s]*(?:,[^{},\s]*)+|-?\d{1,6}\.\.-?\d{1,6}(?:\.\.-?\d{1,6})?|[a-z]\.\.[a-z](?:\.\.-?\d{1,6})?|[A-Z]\.\.[A-Z](?:\.\.-?\d{1,6})?)\}"
-)
 _GLOB = re.compile(r".*([*?]|/[^\s]*\[[^\]]+\])", re.DOTALL)
 _NUMBER = re.compile(r"\s*[-+]?(?:[1-9]\d{0,17}|0)\s*")
 OUTPUT = "the output of a command is known only where the script runs"
@@ -48,9 +47,12 @@ class Expander:
     def words(self, word: Word, state: State) -> list[Value]:
         """The arguments that a word becomes: none, one or several."""
         found: list[Value] = []
-        for part in _with_braces(word):
+        texts = [part.text for part in word.parts if isinstance(part, Literal) and not part.is_quoted]
+        if sum(text.count("{") for text in texts) * sum(map(len, texts)) > MAX_BRACES:
+            raise TooMuch("a word has too many braces")
+        for count, part in enumerate(with_braces(word), 1):
             found += self._split(part, state)
-            if len(found) > MAX_WORDS:
+            if max(count, len(found)) > MAX_WORDS:
                 raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
         return found
 
@@ -267,28 +269,31 @@ class Expander:
         if part.is_indirect:
             return self._indirect(part, state, position)
         if part.is_list:
-            values = list(state.arguments) if part.name in ("@", "*") else list(state.array(part.name).values())
-            if part.name in AT_RUN_TIME and part.name not in state.variables:
-                reason = "it is known only where the script runs"
-                values = [of_unknown(Unknown(part.raw, reason, position, is_list=True))]
-            if part.is_length:
-                return [self._length(values, part, position)]
-            if part.operator in (":-", "-", ":+", "+"):
-                chosen = bool(values) == (part.operator in (":+", "+"))
-                if not chosen:
-                    return values if part.operator in (":-", "-") else []
-                return self.words(part.argument, state) if part.argument is not None else []
-            if part.operator == ":":
-                return self._slice(values, part, state, position)
-            values = [self._changed(value, part, state) for value in values]
-            if part.is_quoted and _is_star(part):
-                return [merged(_joined(values, _separator(state, part)), position)] if values else []
+            values = self._list(part, state, position)
+            if part.is_quoted and _is_star(part) and not part.is_length:
+                return [merged(_joined(values, _separator(state, part)), position)]
             return values
         value = self._plain(part, state, position)
         if part.is_length:
             text = value.tested if value is not None else ""
             return [text_value(str(len(text)), position) if text is not None else value or Value()]
         return [self._with_operator(part, value, state, position)]
+
+    def _list(self, part: Parameter, state: State, position: Position) -> list[Value]:
+        values = list(state.arguments) if part.name in ("@", "*") else list(state.array(part.name).values())
+        if part.name in AT_RUN_TIME and part.name not in state.variables:
+            reason = "it is known only where the script runs"
+            values = [of_unknown(Unknown(part.raw, reason, position, is_list=True))]
+        if part.is_length:
+            return [self._length(values, part, position)]
+        if part.operator in (":-", "-", ":+", "+"):
+            chosen = bool(values) == (part.operator in (":+", "+"))
+            if not chosen:
+                return values if part.operator in (":-", "-") else []
+            return self.words(part.argument, state) if part.argument is not None else []
+        if part.operator == ":":
+            return self._slice(values, part, state, position)
+        return [self._changed(value, part, state) for value in values]
 
     def _length(self, values: list[Value], part: Parameter, position: Position) -> Value:
         unknown = next((one.unknown for one in values if one.unknown is not None and len(one.parts) == 1), None)
@@ -357,33 +362,44 @@ class Expander:
         return self._changed(value, part, state)
 
     def _substring(self, value: Value, argument: Word, part: Parameter, state: State) -> Value:
-        text, bounds = value.tested, self.one(argument, state).tested
-        if text is None or bounds is None:
+        text = value.tested
+        if text is None:
             return value
-        start, _, length = bounds.partition(":")
         try:
-            begin = evaluate(start or "0", lambda name: self.number_of(name, state))
-            count = evaluate(length, lambda name: self.number_of(name, state)) if length else None
+            begin, count = self._bounds(argument, state)
         except NotKnown:
             return of_unknown(Unknown(part.raw, "its bounds are not known", value.position))
-        begin = begin if begin >= 0 else max(0, len(text) + begin)
-        end = None if count is None else begin + count if count >= 0 else count
-        return text_value(text[begin:end], value.position)
+        begin = begin if begin >= 0 else len(text) + begin
+        end = len(text) if count is None else begin + count if count >= 0 else len(text) + count
+        return text_value(text[begin:end] if 0 <= begin <= end else "", value.position)
+
+    def _bounds(self, argument: Word, state: State) -> tuple[int, int | None]:
+        """The first and the number of `${X:first:number}`, without one None; NotKnown where they depend on a run."""
+        bounds = self.one(argument, state).tested
+        if bounds is None or "?" in bounds:
+            raise NotKnown("bounds")
+        start, colon, length = bounds.partition(":")
+        begin = evaluate(start or "0", lambda name: self.number_of(name, state))
+        return begin, evaluate(length or "0", lambda name: self.number_of(name, state)) if colon else None
 
     def _slice(self, values: list[Value], part: Parameter, state: State, position: Position) -> list[Value]:
-        bounds = self.one(part.argument or Word((), position), state).tested
-        start, _, length = (bounds or "").partition(":")
+        is_arguments = part.name in ("@", "*")
+        unknown = Unknown(part.raw, "its bounds are not known", position, is_list=True)
         try:
-            begin = evaluate(start or "0", lambda name: self.number_of(name, state))
-            count = evaluate(length, lambda name: self.number_of(name, state)) if length else None
+            begin, count = self._bounds(part.argument or Word((), position), state)
         except NotKnown:
-            return [of_unknown(Unknown(part.raw, "its bounds are not known", position))]
-        if part.name in ("@", "*"):  # they count from $0
+            return [of_unknown(unknown)]
+        is_open = state.target(part.name) in state.associative and not is_arguments  # in an order of bash's own
+        if is_open or any(one.unknown is not None and one.unknown.is_list for one in values):
+            return [of_unknown(replace(unknown, reason="its elements are not known"))]
+        if count is not None and count < 0:
+            return [of_unknown(unknown)]  # an error
+        if is_arguments:  # they count from $0
             values = [text_value(state.script, position), *values]
-        if any(one.unknown is not None and one.unknown.is_list for one in values):
-            return [of_unknown(Unknown(part.raw, "its elements are not known", position, is_list=True))]
-        begin = begin if begin >= 0 else max(0, len(values) + begin)
-        return values[begin : None if count is None else begin + max(0, count)]
+        keys = list(range(len(values))) if is_arguments else [int(key) for key in state.array(part.name)]
+        begin = begin if begin >= 0 else max(keys, default=0) + 1 + begin
+        found = [value for key, value in zip(keys, values, strict=True) if 0 <= begin <= key]
+        return found[:count]
 
     def _changed(self, value: Value, part: Parameter, state: State) -> Value:
         """`${X%pattern}`, `${X/pattern/text}`, `${X^^}` and their like."""
@@ -519,40 +535,6 @@ def merged(parts: list[str | Unknown], position: Position) -> Value:
     if sum(len(part) for part in merged if isinstance(part, str)) > MAX_VALUE:
         raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
     return Value(tuple(merged), position)
-
-
-def _with_braces(word: Word, depth: int = 0) -> list[Word]:
-    """The words that `{a,b}` and `{1..4}` stand for; a brace that is quoted is none."""
-    for at, part in enumerate(word.parts):
-        match = _BRACES.search(part.text) if isinstance(part, Literal) and not part.is_quoted else None
-        if match is None or not isinstance(part, Literal) or depth > 4:
-            continue
-        choices = match[1].split(",") if "," in match[1] else _sequence(*match[1].split(".."))
-        found: list[Word] = []
-        for choice in choices:
-            text = part.text[: match.start()] + choice + part.text[match.end() :]
-            parts = (*word.parts[:at], Literal(text), *word.parts[at + 1 :])
-            found += _with_braces(replace(word, parts=parts), depth + 1)
-            if len(found) > MAX_WORDS:
-                raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
-        return found
-    return [word]
-
-
-def _sequence(first: str, last: str, step: str = "1") -> list[str]:
-    """The words of `{first..last..step}`; numbers that begin with 0 have the same width.
-
-    >>> _sequence("08", "10"), _sequence("c", "a"), _sequence("0", "5", "2")
-    (['08', '09', '10'], ['c', 'b', 'a'], ['0', '2', '4'])
-    """
-    start, end = (ord(one) if one.isalpha() else int(one) for one in (first, last))
-    by = (abs(int(step)) or 1) * (1 if end >= start else -1)
-    if abs(end - start) // abs(by) > MAX_WORDS:
-        raise TooMuch(f"a word becomes more than {MAX_WORDS:,} arguments")
-    numbers = range(start, end + (1 if by > 0 else -1), by)
-    is_padded = any(re.match(r"-?0\d", one) for one in (first, last))
-    width = max(len(first), len(last)) if is_padded else 0
-    return [chr(number) if first.isalpha() else str(number).zfill(width) for number in numbers]
 
 
 def folder_of(state: State, path: str) -> Path:

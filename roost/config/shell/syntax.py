@@ -6,6 +6,7 @@ import bisect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -138,6 +139,19 @@ class Word:
         """The word itself, where it has no expansion."""
         texts = [part.text for part in self.parts if isinstance(part, Literal)]
         return "".join(texts) if len(texts) == len(self.parts) else None
+
+
+def word_of(parts: list[Part], position: Position) -> Word:
+    """A word, with literals that follow each other as one."""
+    found: list[Part] = []
+    for is_quoted, run in groupby(parts, lambda part: part.is_quoted if isinstance(part, Literal) else None):
+        pieces = list(run)
+        if is_quoted is None or len(pieces) == 1:
+            found += pieces
+        else:
+            texts = [piece.text for piece in pieces if isinstance(piece, Literal)]
+            found.append(Literal(joined_text(texts), is_quoted))
+    return Word(tuple(found), position)
 
 
 @dataclass(frozen=True, slots=True)

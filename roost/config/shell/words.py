@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from itertools import groupby
 
 from roost.config.shell.syntax import (
     Arithmetic,
@@ -23,6 +22,7 @@ from roost.config.shell.syntax import (
     places_between,
     places_of,
     position_in,
+    word_of,
 )
 from roost.config.yaml_events import Position
 
@@ -141,7 +141,7 @@ class WordParser(ABC):
                     parser.at = plain.end()
         except ShellError:
             return None
-        return _word_of(parts, position)
+        return word_of(parts, position)
 
     # --- words
 
@@ -164,7 +164,7 @@ class WordParser(ABC):
                     continue
                 break
             self._piece(parts, is_quoted=False)
-        return _word_of(parts, position)
+        return word_of(parts, position)
 
     def _choices(self, parts: list[Part]) -> None:
         """Add the `(a|b)` of a pattern, whose blanks and bars are part of it."""
@@ -193,7 +193,7 @@ class WordParser(ABC):
         parts: list[Part] = []
         while parser.at < end:
             parser._piece(parts, is_quoted)
-        return _word_of(parts, self._position(start))
+        return word_of(parts, self._position(start))
 
     def _piece(self, parts: list[Part], is_quoted: bool) -> None:
         """Add the literal or expansion that begins here."""
@@ -356,7 +356,7 @@ class WordParser(ABC):
         parts: list[Part] = []
         while self.at < len(self.text):
             if self._peek("}"):
-                return _word_of(parts, position)
+                return word_of(parts, position)
             if self.text[self.at] in " \t\n;&|()<>" or (is_quoted and self.text[self.at] == "'"):
                 parts.append(Literal(self._source(self.at, self.at + 1), is_quoted))
                 self.at += 1
@@ -396,16 +396,3 @@ def _unescaped(match: re.Match[str]) -> str:
         code = int(short or long, 16)
         return chr(code) if code <= 0x10FFFF else match[0]
     return chr(ord(control) & 0x1F) if control else _ESCAPES.get(letter, match[0])
-
-
-def _word_of(parts: list[Part], position: Position) -> Word:
-    """A word, with literals that follow each other as one."""
-    found: list[Part] = []
-    for is_quoted, run in groupby(parts, lambda part: part.is_quoted if isinstance(part, Literal) else None):
-        pieces = list(run)
-        if is_quoted is None or len(pieces) == 1:
-            found += pieces
-        else:
-            texts = [piece.text for piece in pieces if isinstance(piece, Literal)]
-            found.append(Literal(joined_text(texts), is_quoted))
-    return Word(tuple(found), position)

@@ -90,6 +90,9 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
         ("N=$(echo hi >&2); show $N", "output of a command"),
+        ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
+        ('A=(a b c); show "${A[@]:$(nproc)}"', "bounds are not known"),
+        ('declare -A M=([a]=1 [b]=2); show "${M[@]:1}"', "elements are not known"),
         ("N=$(readlink /etc/passwd); show $N", "output of a command"),
         ("N=$(realpath --relative-to=/a /a/b); show $N", "output of a command"),
         ("N=$(basename -a a/b); show $N", "output of a command"),
@@ -467,8 +470,11 @@ def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
         "".join(f"A[{at}]=1\n" for at in range(9_000)),
         f"X={'a' * 190}\nfor i in {{1..200}}; do [[ $X =~ a*a*a*b ]]; done",
         "".join(f"if a; then V{at}=1; fi\n" for at in range(1_500)),
+        "show " + "{" * 9_000 + "," + "}" * 9_000,
+        "show " + "{,}" * 200,
+        "show {1..999999999999999}",
     ],
-    ids=range(21),
+    ids=range(24),
 )
 def test_reading_ends(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
