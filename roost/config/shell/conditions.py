@@ -12,7 +12,7 @@ from roost.config.shell.expand import AT_RUN_TIME, MAX_TRIES, Expander
 from roost.config.shell.filters import computed, unescaped
 from roost.config.shell.patterns import matches_pattern, regular
 from roost.config.shell.state import State, Value, text_value
-from roost.config.shell.syntax import AndOr, Condition, Literal, Pipeline, Simple, Statement, Word
+from roost.config.shell.syntax import AndOr, Condition, Literal, Pipeline, Simple, Statement, Word, joined_text, placed
 
 _OPTIONS = {"pwd": "-P -L", "realpath": "-e -m -s -q", "readlink": "-f -e -m"}
 
@@ -75,7 +75,10 @@ def echo_of(words: Sequence[Value], state: State) -> Value | None:
     texts = known_texts(words)
     if texts is not None:
         text = output_of(texts, state)
-        return None if text is None else text_value(text, words[0].position)
+        own = joined_text([part for one in words[1:] for part in (*one.parts, " ") if isinstance(part, str)])
+        if text is not None and text.rstrip("\n") == own[:-1]:  # as it is written
+            return text_value(joined_text([own[:-1], text[len(own) - 1 :]]), words[0].position)
+        return None if text is None else text_value(placed(text, words[0].position), words[0].position)
     if words[0].known != "echo" or words[1].prefix.startswith("-"):
         return None
     parts = [part for at, one in enumerate(words[1:]) for part in ([" "] if at else []) + list(one.parts)]

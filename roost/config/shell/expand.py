@@ -12,7 +12,17 @@ from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.braces import with_braces
 from roost.config.shell.patterns import compiled, with_classes
 from roost.config.shell.state import IFS, State, Unknown, Value, elements, next_index, of_unknown, text_value
-from roost.config.shell.syntax import Arithmetic, Literal, Parameter, Part, Substitution, Word, joined_text, places_of
+from roost.config.shell.syntax import (
+    Arithmetic,
+    Literal,
+    Parameter,
+    Part,
+    Substitution,
+    Word,
+    joined_text,
+    placed,
+    places_of,
+)
 from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
@@ -89,6 +99,7 @@ class Expander:
                 parts.append(text)
             else:
                 values = self._values(part, state, word.position)
+                values = [_placed(value, word.position) for value in values]
                 parts += _joined(values, _separator(state, part) if _is_star(part) else " ")
         return merged(parts, word.position)
 
@@ -180,6 +191,7 @@ class Expander:
                 has_word = True
                 continue
             values = [text_value(part.text)] if isinstance(part, Literal) else self._values(part, state, word.position)
+            values = [_placed(value, word.position) for value in values]
             if part.is_quoted:
                 is_list = isinstance(part, Parameter) and part.is_list
                 if not is_list:
@@ -500,6 +512,12 @@ def _separator(state: State, part: Part) -> str | Unknown:
     if text is None:
         return Unknown(raw, "IFS is not known", given.position if given else (None, None, None))
     return text[:1]
+
+
+def _placed(value: Value, position: Position) -> Value:
+    """A value whose texts have a place: its own, or that of the word where it has none."""
+    start = value.position if value.position[0] is not None else position
+    return replace(value, parts=tuple(placed(part, start) if isinstance(part, str) else part for part in value.parts))
 
 
 def _joined(values: list[Value], between: str | Unknown) -> list[str | Unknown]:

@@ -85,7 +85,7 @@ class Value:
 
     def as_script(self, start: Position) -> tuple[str, dict[str, Value]]:
         """The text of a script, and the variables in it that stand for what is not known."""
-        pieces: list[str] = [SourceText("", ((0, start),))]
+        pieces: list[str] = [SourceText("", ((0, start, True),))]
         variables = {}
         for number, part in enumerate(self.parts):
             if isinstance(part, str):

@@ -22,26 +22,29 @@ class ShellError(ValueError):
 
 
 MAX_PLACES = 5_000  # of one text; of a longer one only the beginning is known
-Places = tuple[tuple[int, Position], ...]  # offsets in a text, in order, and where the text from each on is written
+# Offsets in a text, in order, where the text from each on is written, and whether its characters have that one place,
+# as those of a value have that is not written in the script.
+Places = tuple[tuple[int, Position, bool], ...]
 
 
 def line_places(text: str, file: str | None) -> Places:
     """Places of the lines of a whole file."""
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    return tuple((start, (file, number, 1)) for number, start in enumerate(starts, 1))
+    return tuple((start, (file, number, 1), False) for number, start in enumerate(starts, 1))
 
 
 def position_in(places: Places, at: int) -> Position:
     """Where the character at an offset is written."""
-    start, (file, line, column) = places[bisect.bisect_right(places, at, key=itemgetter(0)) - 1]
-    return file, line, (column or 1) + at - start
+    start, (file, line, column), is_one = places[bisect.bisect_right(places, at, key=itemgetter(0)) - 1]
+    return (file, line, column) if is_one else (file, line, (column or 1) + at - start)
 
 
 def places_between(places: Places, start: int, end: int) -> Places:
     """Places of the text between two offsets."""
     first = bisect.bisect_right(places, start, key=itemgetter(0))
     last = bisect.bisect_left(places, end, key=itemgetter(0))
-    return ((0, position_in(places, start)), *((at - start, position) for at, position in places[first:last]))
+    begin = (0, position_in(places, start), places[first - 1][2])
+    return (begin, *((at - start, position, is_one) for at, position, is_one in places[first:last]))
 
 
 class SourceText(str):
@@ -67,7 +70,7 @@ def joined_text(texts: Iterable[str]) -> str:
     pieces, places, length = [], [], 0
     for text in texts:
         if isinstance(text, SourceText):
-            places += [(length + at, position) for at, position in text.places]
+            places += [(length + at, position, is_one) for at, position, is_one in text.places]
         pieces.append(text)
         length += len(text)
     whole = "".join(pieces)
@@ -76,7 +79,12 @@ def joined_text(texts: Iterable[str]) -> str:
 
 def places_of(text: str, start: Position) -> Places:
     """Places of a text, of which only the start may be known."""
-    return text.places if isinstance(text, SourceText) else ((0, start),)
+    return text.places if isinstance(text, SourceText) else ((0, start, True),)
+
+
+def placed(text: str, start: Position) -> SourceText:
+    """A text that has a place, if only one for all of it."""
+    return text if isinstance(text, SourceText) else SourceText(text, places_of(text, start))
 
 
 @dataclass(frozen=True, slots=True)

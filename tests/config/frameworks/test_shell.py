@@ -419,6 +419,24 @@ Y=$'show x;\n show y
     ]
 
 
+def test_words_behind_values_without_places_have_their_own(tmp_path):
+    """Of the environment, of echo and printf; words within such a value have the place of the value."""
+    text = """echo "show a  b" c | bash
+eval show "$E" d $E e
+X="$E"; bash -c "show $X f"
+printf 'show g %s\\n' h | bash
+"""
+    reading = read(tmp_path, text, E="u v")
+    commands = [command for command in reading.commands.values() if command.words[0].known == "show"]
+    places = [[(word.known, *word.position[1:]) for word in command.words[1:]] for command in commands]
+    assert places == [
+        [("a", 1, 12), ("b", 1, 15), ("c", 1, 18)],
+        [("u", 2, 11), ("v", 2, 11), ("d", 2, 16), ("u", 2, 18), ("v", 2, 18), ("e", 2, 21)],
+        [("u", 3, 3), ("v", 3, 3), ("f", 3, 26)],
+        [("g", 4, 1), ("h", 4, 1)],
+    ]
+
+
 def test_sourced_files_are_read_where_they_are(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a.sh").write_text("ARGS=(--layers 4)\n")
