@@ -113,7 +113,8 @@ def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Posi
             continue
         stops = part.operator in (":?", "?") or (state.stops_at_unset and part.operator not in _REPLACED)
         if part.name.isdigit():
-            if stops and int(part.name) > len(state.arguments):
+            is_given = int(part.name) <= len(state.arguments) or any(one.is_open for one in state.arguments)
+            if stops and not is_given:
                 yield f"${part.name}", position
         elif stops and part.name.isidentifier() and not _may_be_set(part.name, state):
             yield part.name, position

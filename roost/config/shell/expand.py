@@ -172,15 +172,15 @@ class Expander:
     def _split(self, word: Word, state: State) -> list[Value]:
         found: list[Value] = []
         current: list[str | Unknown] = []
-        has_word = False
+        has_word = is_unsure = False
         dropped: Unknown | None = None  # after the value that `current` is from
         position = word.position
 
         def close() -> None:
-            nonlocal current, has_word
+            nonlocal current, has_word, is_unsure
             if has_word:
-                found.append(replace(merged(current, position), dropped=dropped))
-            current, has_word = [], False
+                found.append(replace(merged(current, position), dropped=dropped, is_split=is_unsure))
+            current, has_word, is_unsure = [], False, False
 
         parts, fields = list(self._spliced(word.parts, state, position)), word_fields(state)
         is_alone = len(parts) == 1
@@ -202,7 +202,7 @@ class Expander:
                     if (is_alone and value.position[1] is not None) or (is_alone and value.position[0] is not None):
                         position = value.position
                     current += value.parts
-                    has_word, dropped = True, value.dropped
+                    has_word, dropped, is_unsure = True, value.dropped, is_unsure or (is_list and value.is_split)
                 continue
             for index, value in enumerate(values):
                 if index:
@@ -216,6 +216,7 @@ class Expander:
                             continue
                         current.append(piece)
                         has_word = True
+                        is_unsure |= not piece.is_unset and _may_have_blanks(part)
                         continue
                     if fields is None:
                         current.append(Unknown(piece, "IFS, which splits it, is not known", position, is_list=True))
@@ -320,7 +321,9 @@ class Expander:
             number = int(name)
             if number == 0:
                 return text_value(state.script, position)
-            return state.arguments[number - 1] if number <= len(state.arguments) else None
+            found = state.arguments[number - 1] if number <= len(state.arguments) else None
+            before = next((one.unknown for one in state.arguments[: number - 1] if one.is_open), None)
+            return found if before is None else of_unknown(replace(before, text=part.raw, is_list=False))
         if name == "#":
             return self._length(list(state.arguments), part, position)
         if name in ("?", "$", "!", "-"):
@@ -402,7 +405,7 @@ class Expander:
         except NotKnown:
             return [of_unknown(unknown)]
         is_open = state.target(part.name) in state.associative and not is_arguments  # in an order of bash's own
-        if is_open or any(one.unknown is not None and one.unknown.is_list for one in values):
+        if is_open or any(one.is_open for one in values):
             return [of_unknown(replace(unknown, reason="its elements are not known"))]
         if count is not None and count < 0:
             return [of_unknown(unknown)]  # an error
@@ -512,6 +515,12 @@ def _separator(state: State, part: Part) -> str | Unknown:
     if text is None:
         return Unknown(raw, "IFS is not known", given.position if given else (None, None, None))
     return text[:1]
+
+
+def _may_have_blanks(part: Part) -> bool:
+    """Return False for expansions that are numbers or names, and so one word."""
+    is_name = isinstance(part, Parameter) and (part.is_length or part.name in (*AT_RUN_TIME, *"#?$!-"))
+    return not is_name and not isinstance(part, Arithmetic)
 
 
 def _placed(value: Value, position: Position) -> Value:

@@ -42,6 +42,7 @@ class Value:
     parts: tuple[str | Unknown, ...] = ()
     position: Position = field(default=(None, None, None), compare=False)
     dropped: Unknown | None = field(default=None, compare=False)  # a variable after it that is not set, and so no word
+    is_split: bool = field(default=False, compare=False)  # its unknown part stands without quotes: any number of words
 
     @property
     def known(self) -> str | None:
@@ -58,6 +59,11 @@ class Value:
     def unknown(self) -> Unknown | None:
         """The first part that is not known."""
         return next((part for part in self.parts if isinstance(part, Unknown)), None)
+
+    @property
+    def is_open(self) -> bool:
+        """Return True for a value that may be any number of words."""
+        return self.is_split or (self.unknown is not None and self.unknown.is_list)
 
     @property
     def shown(self) -> str:

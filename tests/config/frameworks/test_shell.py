@@ -90,6 +90,9 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
         ("N=$(echo hi >&2); show $N", "output of a command"),
+        ('set -- $(true; echo x y) b; show "$2"', "output of a command"),
+        ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
+        ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
         ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
         ('A=(a b c); show "${A[@]:$(nproc)}"', "bounds are not known"),
         ('declare -A M=([a]=1 [b]=2); show "${M[@]:1}"', "elements are not known"),
@@ -358,6 +361,11 @@ def test_functions_that_nest_too_deep_stop_the_reading(tmp_path):
     assert shown(reading) == []
 
 
+@pytest.mark.parametrize("word", ['"$(cat x)"', "$((RANDOM + 1))", "$RANDOM", "$#"])
+def test_an_unknown_word_that_is_one_leaves_those_after_it(word, tmp_path):
+    assert shown(read(tmp_path, f"f() {{ show $2; }}; f {word} b")) == [["b"]]
+
+
 def test_texts_that_are_parsed_count_by_their_length(tmp_path):
     assert read(tmp_path, f"X={'c' * 40_000}; for i in {{1..100}}; do eval ': $X'; eval \": $X\"; done").is_cut
 
@@ -530,6 +538,7 @@ def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
         ("show $MISSING", []),
         ("set -u; show ${MISSING:-1} ${MISSING+x} $HOME $SLURM_JOB_ID ${A[@]}", []),
         ("set -u; show ${1:-x} $@ $# $2", ["$2"]),
+        ("set -u; set -- $(cat x); show $2", []),
         ("show $X ${GIVEN:?is needed} ${1:?too} ${HOME:?}", ["GIVEN", "$1"]),
         ("N=${NODES?}; source no_such_file.sh; show ${LATER?}", ["NODES"]),
         ("set -u; set -- a; show $1; f() { show $1; }; f", ["$1"]),
