@@ -379,7 +379,7 @@ class Expander:
     def _substring(self, value: Value, argument: Word, part: Parameter, state: State) -> Value:
         text = value.tested
         if text is None:
-            return value
+            return _blurred(value, part)
         try:
             begin, count = self._bounds(argument, state)
         except NotKnown:
@@ -423,7 +423,7 @@ class Expander:
             return value
         text = value.tested
         if text is None:
-            return value  # its unknown part is what a finding is about
+            return _blurred(value, part)
         if len(text) > MAX_VALUE:
             raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
         if operator in ("^^", ",,"):
@@ -515,6 +515,12 @@ def _separator(state: State, part: Part) -> str | Unknown:
     if text is None:
         return Unknown(raw, "IFS is not known", given.position if given else (None, None, None))
     return text[:1]
+
+
+def _blurred(value: Value, part: Parameter) -> Value:
+    """A part of a value that is not known, for the reason that the value is not; its known text may be cut off."""
+    unknown = next((one for one in value.parts if isinstance(one, Unknown) and not one.is_unset), None)
+    return value if unknown is None or len(value.parts) == 1 else of_unknown(replace(unknown, text=part.raw))
 
 
 def _may_have_blanks(part: Part) -> bool:

@@ -94,6 +94,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
         ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
         ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
+        ("X=ab$(cat x); N=${X:1}; [[ $N == ab* ]] && N=1; show $N", "condition in line 1"),
         ('A=(a b c); show "${A[@]:$(nproc)}"', "bounds are not known"),
         ('declare -A M=([a]=1 [b]=2); show "${M[@]:1}"', "elements are not known"),
         ("N=$(readlink /etc/passwd); show $N", "output of a command"),
@@ -364,6 +365,12 @@ def test_functions_that_nest_too_deep_stop_the_reading(tmp_path):
 @pytest.mark.parametrize("word", ['"$(cat x)"', "$((RANDOM + 1))", "$RANDOM", "$#"])
 def test_an_unknown_word_that_is_one_leaves_those_after_it(word, tmp_path):
     assert shown(read(tmp_path, f"f() {{ show $2; }}; f {word} b")) == [["b"]]
+
+
+@pytest.mark.parametrize("word", ["${X:1}", "${X#a}", "${X^^}", "${X/b/c}"])
+def test_a_changed_text_that_is_known_in_part_is_unknown(word, tmp_path):
+    (command,) = (one for one in read(tmp_path, f"X=ab$(cat x); show {word}").commands.values())
+    assert [one.shown for one in command.words[1:]] == [word]
 
 
 def test_texts_that_are_parsed_count_by_their_length(tmp_path):
