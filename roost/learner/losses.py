@@ -58,12 +58,14 @@ def importance_weights(
     turn: Tensor,
     level: ImportanceSamplingLevel,
     cap: float | None,
+    counted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Truncated importance weights, min(ratio of learner to engine, cap), and the mask of those above the cap.
 
     Both have no gradient. The cap trades bias for variance: without it, a few unlikely tokens would outweigh all.
+    Tokens that are not `counted` do not count in their turn or sequence.
     """
-    found = ratios(learner, engine, sequence, turn, level)
+    found = ratios(learner, engine, sequence, turn, level, kept=counted)
     return (found.clamp(max=cap), found > cap) if cap else (found, torch.zeros_like(found, dtype=torch.bool))
 
 
@@ -100,15 +102,16 @@ class Correction:
 
 
 def correction(learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, settings: LossSettings) -> Correction:
-    """The correction that the settings ask for; `learner` are log-probs before the first optimizer step."""
+    """The correction that the settings ask for; `learner` are the old log-probs, or with `rollout` the current ones."""
     level, rules = settings.weight_level, settings.rejections
-    weights = kept = capped = None
+    weights = kept = capped = counted = None
     if rules:
         kept = kept_tokens(learner, engine, sequence, turn, rules)
-        engine = _finite(engine, kept, learner)  # the weight of a unit is that of its other tokens
+        counted = kept | (learner - engine).isfinite()  # without a ratio a token is left out of the weight of its unit
+        engine = torch.where(counted, engine, learner)
     if level is not ImportanceSamplingLevel.NONE:
         cap = settings.importance_weight_cap
-        weights, capped = importance_weights(learner, engine, sequence, turn, level, cap)
+        weights, capped = importance_weights(learner, engine, sequence, turn, level, cap, counted)
         weights = weights if kept is None else _finite(weights, kept)
     return Correction(weights, kept, capped)
 

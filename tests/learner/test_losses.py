@@ -13,7 +13,7 @@ from roost.config.train import (
     OldLogprobs,
     PolicyLoss,
 )
-from roost.learner.losses import PolicyBatch, Totals, policy_loss
+from roost.learner.losses import PolicyBatch, Totals, correction, policy_loss
 from tests.grid import grid
 
 
@@ -463,6 +463,16 @@ def test_a_log_prob_that_is_no_number_does_not_count_where_its_token_is_rejected
     assert learnt(unknown) == learnt(-9.0), "another that is rejected"
     for level in (ImportanceSamplingLevel.TURN, ImportanceSamplingLevel.SEQUENCE):
         assert learnt(unknown, level) == learnt(unknown), "the other tokens agree with the engine"
+
+
+@grid("level", [ImportanceSamplingLevel.SEQUENCE, ImportanceSamplingLevel.TURN_MEAN])
+@grid("unknown", [0.0, math.nan])
+def test_the_mean_weight_of_a_unit_is_that_of_the_tokens_with_a_ratio(level, unknown):
+    places = torch.tensor([0, 0, 0])
+    settings = LossSettings(rollout_is=level, rollout_rejection={"token": [0.5, 3.0]})
+    found = correction(logs([0.5] * 3), logs([unknown, 0.25, 0.5]), places, places, settings)
+    assert found.kept.tolist() == [False, True, True]
+    assert found.weights.tolist() == pytest.approx([2**0.5] * 3)
 
 
 @grid("level", list(ImportanceSamplingLevel))
