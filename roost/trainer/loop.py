@@ -308,7 +308,7 @@ class Loop:
         if not loss.scores_policy:
             if self.state.step or not samples:
                 return
-            scores = await (self.models.inference or self.models.policy).score(samples)
+            scores = await self.models.policy.score(samples)
             samples = [replace(each, old_logprobs=array) for each, array in zip(samples, scores, strict=True)]
         check_mismatch(mismatch_metrics(samples), loss.max_logprob_mismatch)
 
