@@ -27,15 +27,13 @@ from roost.config.shell.words import END_OF_WORD, RESERVED_WORD, WordParser
 
 _KEYWORD = re.compile(r"(if|for|while|until|case|select|function|\{|\[\[)(?=[\s;(]|$)")
 _REDIRECTION = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>&|&>>|&>|>>|>\||<(?!\()|>(?!\())")
-_ASSIGNMENT = re.compile(
-    r"([A-Za-z_]\w*)(?:\[((?:[^\[\]\n'\"$]|\$\{?\w+\}?|\$\(\([^()\n]*\)\)|\$\([^()\n]*\)|'[^'\n]*'|\"[^\"\n]*\")*)\])?(\+?)="
-)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?=\[|\+?=)")
+_EQUALS = re.compile(r"(\+?)=")
 _FUNCTION = re.compile(r"([\w.:-]+)[ \t]*\([ \t]*\)")
 _FUNCTION_NAME = re.compile(r"[\w.:-]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _IN = re.compile(r"in(?=\s|;)")
 _CONDITION_END = re.compile(r"\]\](?=[\s;&|)]|$)")
-_ARRAY_KEY = re.compile(r"\[([^\]\n]*)\]=")
 _PIPELINE_PREFIX = re.compile(r"(!|time(?:[ \t]+-p)?)(?=\s)")
 _DECLARING = ("declare", "export", "local", "readonly", "typeset")
 
@@ -325,9 +323,9 @@ class Parser(WordParser):
             if character in "\n;&|)" or (character == "(" and words):
                 break
             may_assign = not words or words[0].text in _DECLARING
-            assigned = _ASSIGNMENT.match(self.text, self.at) if may_assign else None
+            assigned = self._assignment() if may_assign else None
             if assigned is not None:
-                assignments.append(self._assignment(assigned))
+                assignments.append(assigned)
                 continue
             words.append(self._some_word())
         if not words and not assignments and self.at == start:
@@ -338,30 +336,38 @@ class Parser(WordParser):
         self.stdin, self.stdout, self.is_redirected = outer
         return Simple(tuple(assignments), tuple(words), self._position(start), *redirected)
 
-    def _assignment(self, match: re.Match[str]) -> Assignment:
-        position = self._position()
-        index = self._inner(match.start(2), match.end(2), False) if match[2] is not None else None
-        self.at = match.end()
-        appends = bool(match[3])
+    def _assignment(self) -> Assignment | None:
+        """The assignment that stands here; None where there is none."""
+        name = _ASSIGNED.match(self.text, self.at)
+        if name is None:
+            return None
+        position, first = self._position(), name.end() + 1
+        closed = self._index_end(first) if self.text[name.end()] == "[" else None
+        equals = _EQUALS.match(self.text, name.end() if closed is None else closed + 1)
+        if equals is None:
+            return None
+        index = None if closed is None else self._inner(first, closed, False)
+        self.at = equals.end()
+        appends = bool(equals[1])
         if self._take("("):
             items: list[tuple[Word | None, Word]] = []
             start = self.at
             while True:
                 self._skip_lines()
                 if self._take(")"):
-                    return Assignment(match[1], tuple(items), position, index, appends)
+                    return Assignment(name[1], tuple(items), position, index, appends)
                 if self.at >= len(self.text):
-                    raise self._error(f"the array {match[1]} has no )", start)
-                key = _ARRAY_KEY.match(self.text, self.at)
-                inner = None
-                if key is not None:
-                    inner = self._inner(key.start(1), key.end(1), False)
-                    self.at = key.end()
+                    raise self._error(f"the array {name[1]} has no )", start)
+                closed = self._index_end(self.at + 1) if self._peek("[") else None
+                key = None
+                if closed is not None and self.text.startswith("=", closed + 1):
+                    key = self._inner(self.at + 1, closed, False)
+                    self.at = closed + 2
                 before = self.at
                 word = self._word()
                 if self.at == before and key is None:
-                    raise self._error(f"{self._shown()} is not expected in the array {match[1]}")
-                items.append((inner, word))
+                    raise self._error(f"{self._shown()} is not expected in the array {name[1]}")
+                items.append((key, word))
         if self.at < len(self.text) and self.text[self.at] not in END_OF_WORD:
-            return Assignment(match[1], self._word(), position, index, appends)
-        return Assignment(match[1], Word((), position), position, index, appends)
+            return Assignment(name[1], self._word(), position, index, appends)
+        return Assignment(name[1], Word((), position), position, index, appends)

@@ -365,21 +365,45 @@ class WordParser(ABC):
         raise self._error("${ is not closed", start)
 
     def _matching(self, start: int, end: str) -> int | None:
-        """Where the closing bracket of one that opened just before `start` is; None where there is none."""
-        opening, closing = ("(", ")") if end == "))" else ("[", "]")
+        """Where the `))` or `]` of what opened just before `start` is; None where there is none."""
+        if end == "]":
+            return self._index_end(start)
         depth, at = 0, start
         while at < len(self.text):
             character = self.text[at]
             if character == "\\":
                 at += 1
-            elif character == opening:
+            elif character == "(":
                 depth += 1
-            elif character == closing:
+            elif character == ")":
                 if depth == 0:
                     return at if self.text.startswith(end, at) else None
                 depth -= 1
-            elif character == "\n" and end == "]":
-                return None
+            at += 1
+        return None
+
+    def _index_end(self, start: int) -> int | None:
+        """Where the `]` of an index is; one in quotes, in an expansion, or of a bracket inside the index is another."""
+        ends, at = ["]"], start
+        while at < len(self.text) and len(ends) < MAX_DEPTH and self.text[at] != "\n":
+            character, end = self.text[at], ends[-1]
+            if character == "\\":
+                at += 1
+            elif character == end:
+                ends.pop()
+                if not ends:
+                    return at
+            elif character == "'" and end != '"':
+                at = self.text.find("'", at + 1)
+                if at < 0:
+                    return None
+            elif character in '"`':
+                ends.append(character)
+            elif self.text.startswith(("${", "$("), at):
+                at += 1
+                ends.append(")" if self.text[at] == "(" else "}")
+            elif (character, end) in (("[", "]"), ("(", ")")):
+                ends.append(end)
             at += 1
         return None
 
