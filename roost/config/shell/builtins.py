@@ -106,18 +106,17 @@ class Builtins(ABC):
         given = [match[1] for text in texts if (match := re.match(r"([A-Za-z_]\w*)=", text))]
         if command == "local" or (command in ("declare", "typeset") and "g" not in options):
             for name in (*plain, *given, *names):
-                state.make_local(name)
-            if state.locals is not None:
-                for name in plain:
+                if state.make_local(name) and name in plain:
                     state.variables.pop(name, None)
+        changed = {*plain, *given, *names}
         if "n" in options and command != "export":
-            state.references = state.references.union(plain, given, names)
+            state.references = state.references - changed if is_unset else state.references | changed
         if "i" in options:
-            state.integers = state.integers.union(plain, given, names)
+            state.integers = state.integers - changed if is_unset else state.integers | changed
         if "A" in options:
-            state.associative = state.associative.union(plain, given, names)
+            state.associative = state.associative | changed
         if command == "export" or "x" in options:
-            changed = [f"{name}()" for name in plain] if "f" in options else [*plain, *given, *names]
+            changed = {f"{name}()" for name in plain} if "f" in options else changed
             is_gone = is_unset or "n" in options
             state.exported = state.exported.difference(changed) if is_gone else state.exported.union(changed)
 
@@ -129,14 +128,25 @@ class Builtins(ABC):
         return True
 
     def _do_unset(self, arguments: list[Value], position: Position, state: State) -> Status:
+        options = "".join(one.prefix[1:] for one in arguments if one.prefix.startswith("-"))
         for argument in arguments:
             name = argument.known or ""
+            if "f" in options:
+                self._unset_function(name, state)
+                continue
             element = re.fullmatch(r"([A-Za-z_]\w*)\[(.+)\]", name, re.DOTALL)
             if element is not None and element[2] not in ("@", "*"):
                 self._unset_element(element[1], element[2], position, state)
-            else:
-                state.variables.pop(element[1] if element else name, None)
+                continue
+            target = element[1] if element else name if "n" in options else state.target(name)
+            if not options and target not in state.variables and target in state.functions:
+                self._unset_function(target, state)
+            state.unset(target)
         return True
+
+    def _unset_function(self, name: str, state: State) -> None:
+        state.functions.pop(name, None)
+        state.exported = state.exported - {f"{name}()"}
 
     def _unset_element(self, name: str, index: str, position: Position, state: State) -> None:
         key = self.expander.key(name, Word((Literal(index, True),), position), state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -140,6 +140,10 @@ def next_index(array: Array) -> int:
     return max(int(key) for key in array if key.isdecimal()) + 1
 
 
+ATTRIBUTES = ("exported", "associative", "integers", "references")
+Outer = tuple[Value | Array | None, tuple[str, ...]]  # the value of a variable, and its attributes
+
+
 @dataclass(slots=True)
 class State:
     """One shell; a copy is a subshell, or what holds if a condition is true."""
@@ -160,7 +164,7 @@ class State:
     references: frozenset[str] = frozenset()  # names of declare -n, whose values are the names of other variables
     folders: tuple[Path | None, ...] = ()  # that popd goes back to
     option_at: int = 1  # the letter of the argument that getopts reads next
-    locals: dict[str, Value | Array | None] | None = None  # of a function, with their values outside of it
+    locals: dict[str, Outer] | None = None  # of a function, with what they are outside of it
     others: Unknown | None = None  # for variables without a value, which a file that is not here may give one
 
     def copy(self) -> State:
@@ -201,16 +205,31 @@ class State:
         for slot in fields(self):
             setattr(self, slot.name, getattr(other, slot.name))
 
-    def make_local(self, name: str) -> None:
-        """Keep the value of a variable for the end of the function."""
-        if self.locals is not None:
-            self.locals.setdefault(name, self.variables.get(name))
+    def make_local(self, name: str) -> bool:
+        """Keep a variable for the end of the function; False where it is local. It stays exported."""
+        if self.locals is None or name in self.locals:
+            return False
+        kept = tuple(one for one in ATTRIBUTES if name in getattr(self, one))
+        self.locals[name] = (self.variables.get(name), kept)
+        self._set_attributes(name, tuple(one for one in kept if one == "exported"))
+        return True
 
     def end_function(self) -> None:
         """Give local variables back what they were."""
-        for name, value in (self.locals or {}).items():
+        for name, (value, kept) in (self.locals or {}).items():
             self.put(name, value)
-        self.references = self.references.difference(self.locals or {})
+            self._set_attributes(name, kept)
+
+    def unset(self, name: str) -> None:
+        """Remove a variable with its attributes."""
+        self.variables.pop(name, None)
+        self._set_attributes(name, ())
+
+    def _set_attributes(self, name: str, given: Sequence[str]) -> None:
+        for one in ATTRIBUTES:
+            names = getattr(self, one)
+            if (name in names) != (one in given):
+                setattr(self, one, names ^ {name})
 
     def maybe(self, name: str) -> Value | None:
         """The unknown value of a variable that has one only if a file that is not here gives it; else None."""
