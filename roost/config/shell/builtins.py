@@ -97,16 +97,18 @@ class Builtins(ABC):
         state.arguments = outer
         return None
 
-    def _declare(self, command: str, words: Sequence[Value], names: Sequence[str], state: State) -> None:
+    def _declare(self, command: str, words: Sequence[Value], assigned: Sequence[Assignment], state: State) -> None:
         """Apply the attributes that `export`, `local`, `declare` and their like give to names, before assigning."""
         texts = [word.prefix for word in words]
         options = "".join(text[1:] for text in texts if text.startswith(("-", "+")))
         is_unset = any(text.startswith("+") for text in texts)
         plain = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
         given = [match[1] for text in texts if (match := re.match(r"([A-Za-z_]\w*)=", text))]
+        names = [one.name for one in assigned]
         if command == "local" or (command in ("declare", "typeset") and "g" not in options):
+            lists = [one.name for one in assigned if not isinstance(one.value, Word)]  # may have the outer elements
             for name in (*plain, *given, *names):
-                if state.make_local(name) and name in plain:
+                if state.make_local(name) and name not in lists:
                     state.variables.pop(name, None)
         changed = {*plain, *given, *names}
         if "n" in options and command != "export":
@@ -203,7 +205,10 @@ class Builtins(ABC):
             line, _, rest = given.partition("\n")
             self.stdin = text_value(rest, position)
             if "r" in options or "\\" not in line:
-                self._read_line(line, names or ["REPLY"], "a" in options, fields, position, state)
+                if names:
+                    self._read_line(line, names, "a" in options, fields, position, state)
+                else:
+                    state.variables["REPLY"] = text_value(line, position)
                 return bool(given)
         inner = self.stdin.unknown if self.stdin is not None else None
         for name in names:
@@ -216,14 +221,17 @@ class Builtins(ABC):
     def _read_line(
         self, line: str, names: list[str], is_array: bool, fields: re.Pattern[str], position: Position, state: State
     ) -> None:
-        """Give the fields of a line to variables: the last one has the rest."""
+        """Give the fields of a line to variables: the last one has the rest, without the delimiter of a last field."""
         blanks = "".join(one for one in " \t" if fields.fullmatch(one))
         line = line.strip(blanks) if blanks else line
         if is_array:
-            values = [one for one in fields.split(line) if one or not line.isspace()] if line else []
+            values = fields.split(line)
+            values = values if values[-1] else values[:-1]
             state.variables[names[-1]] = {str(at): text_value(one, position) for at, one in enumerate(values)}
             return
         found = fields.split(line, maxsplit=len(names) - 1) if len(names) > 1 else [line]
+        last, *rest = fields.split(found[-1], maxsplit=2)
+        found[-1] = last if rest == [""] else found[-1]
         for at, name in enumerate(names):
             state.variables[name] = text_value(found[at] if at < len(found) else "", position)
 
@@ -242,25 +250,49 @@ class Builtins(ABC):
         return None
 
     def _do_set(self, arguments: list[Value], position: Position, state: State) -> Status:
-        names = [argument.known for argument in arguments]
-        for at, name in enumerate(names[: names.index("--") if "--" in names else None]):
-            is_named = name is not None and name[1:].endswith("o") and names[at + 1 : at + 2] == ["allexport"]
-            if name is not None and (is_named or re.fullmatch(r"[-+][a-zA-Z]*a[a-zA-Z]*", name)):
-                state.exports_all = name.startswith("-")
-            is_named = name is not None and name[1:].endswith("o") and names[at + 1 : at + 2] == ["nounset"]
-            if name is not None and (is_named or re.fullmatch(r"[-+][a-zA-Z]*u[a-zA-Z]*", name)):
-                state.stops_at_unset = name.startswith("-")
-        if "--" in names:
-            state.arguments = tuple(arguments[names.index("--") + 1 :])
+        waiting = list(arguments)
+        while waiting:
+            text, prefix = waiting[0].tested, waiting[0].prefix
+            if text is None and not prefix.startswith(("-", "+")) and prefix:
+                break  # it begins with a known text
+            if text is None:
+                if len(waiting) > 1 or not prefix:
+                    state.arguments = _any_arguments(waiting[0])
+                return True
+            if text in ("-", "--"):
+                state.arguments = tuple(waiting[1:]) if text == "--" or waiting[1:] else state.arguments
+                return True
+            if not text.startswith(("-", "+")):
+                break
+            del waiting[0]
+            names = list(text[1:])
+            for at, letter in enumerate(names):
+                value = waiting[0].prefix if letter == "o" and waiting else ""
+                if value and not value.startswith(("-", "+")):
+                    names[at] = {"allexport": "a", "nounset": "u"}.get(value, "o")
+                    del waiting[0]
+            state.exports_all = text.startswith("-") if "a" in names else state.exports_all
+            state.stops_at_unset = text.startswith("-") if "u" in names else state.stops_at_unset
+        if waiting:
+            state.arguments = tuple(waiting)
         return True
 
     def _do_shift(self, arguments: list[Value], position: Position, state: State) -> Status:
-        count = arguments[0].known if arguments else "1"
-        if count is None or not count.isdecimal() or len(count) > 4:
+        self.reading.reads_arguments = True
+        count = arguments[0].tested if arguments else "1"
+        if count is None:
+            state.arguments = _any_arguments(arguments[0])
+            return None
+        if not count:  # of a variable without a value
+            count = "1"
+        if not count.isdecimal() or len(count) > 4:
+            return False
+        open_list = next((at for at, one in enumerate(state.arguments) if _is_several(one)), int(count))
+        if open_list < int(count):
+            state.arguments = _any_arguments(state.arguments[open_list])
             return None
         if int(count) > len(state.arguments):
             return False
-        self.reading.reads_arguments = True
         state.arguments = state.arguments[int(count) :]
         return True
 
@@ -393,6 +425,17 @@ def next_option(form: str, arguments: Sequence[str], index: int, letter: int) ->
     return Option(":", name, index + 1) if is_quiet else Option("?", None, index + 1)
 
 
+def _is_several(value: Value) -> bool:
+    """Return True if an argument may stand for any number of them."""
+    return any(isinstance(part, Unknown) and part.is_list for part in value.parts)
+
+
+def _any_arguments(value: Value) -> tuple[Value, ...]:
+    """Arguments of which nothing is known because of a value."""
+    unknown = value.unknown
+    return () if unknown is None else (of_unknown(replace(unknown, is_list=True, is_unset=False)),)
+
+
 def _normal(path: Path) -> Path:
     parts: list[str] = []
     for part in path.parts:
@@ -462,6 +505,8 @@ class Assignments(Builtins):
                 }
             elif assignment.appends and old is not None:
                 state.variables[name] = merged([*old.parts, *value.parts], old.position)
+            elif isinstance(state.variables.get(name), dict):
+                state.variables[name] = self._with_first(name, value, state)
             else:
                 state.variables[name] = value
             return
@@ -487,6 +532,15 @@ class Assignments(Builtins):
         self._count(array)
         has_keys = any(key_word is not None for key_word, _ in assignment.value)
         state.variables[name] = state.in_order(name, array) if has_keys else array
+
+    def _with_first(self, name: str, value: Value, state: State) -> Array:
+        """An array with another element 0; what is not known there may be several elements."""
+        array = state.array(name)
+        first = array.get("0")
+        self._count(array)
+        if first is not None and first.unknown is not None and name not in state.associative:
+            return {"0": value, "1": of_unknown(replace(first.unknown, is_list=True))}
+        return {"0": value} | array | {"0": value}  # it is listed first
 
     def _count(self, array: Array) -> None:
         """Count the elements of an array that is assigned as steps."""

@@ -436,12 +436,14 @@ class Interpreter(Outputs):
             inner.exported = inner.exported.union(names)
             for assignment in statement.assignments:
                 self._assign(assignment, inner)
+                if isinstance(assignment.value, Word) and assignment.index is None:  # no element of an array
+                    inner.put(assignment.name, inner.scalar(assignment.name))
             return self._call(words, statement.position, state, inner, names)
         given: list[Value | None] = [None for _ in names]
         if words:  # export and its like have their arguments expanded before the first is assigned
             values = [one.value for one in statement.assignments]
             given = [self.expander.one(one, state) if isinstance(one, Word) else None for one in values]
-            self._declare(name or "", words[1:], names, state)
+            self._declare(name or "", words[1:], statement.assignments, state)
         for assignment, value in zip(statement.assignments, given, strict=True):
             self._assign(assignment, state, is_declared=bool(words), expanded=value)
         if words:

@@ -110,6 +110,11 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("N=$(echo a | tr a b >> log); show $N", "output of a command"),
         ("N=$(echo a | cat <<< b); show $N", "output of a command"),
         ("echo() { :; }; N=$(echo a); show $N", "output of a command"),
+        ("set -- a b; shift $(nproc); show $1", "output of a command"),
+        ("mapfile -t L < x; set -- ${L[@]} b; shift; show $1", "read while the script runs"),
+        ("set $(nproc) b; show $1", "output of a command"),
+        ("set -e$(nproc) b; show $1", "output of a command"),
+        ('A=($(ls)); A=x; show "${A[1]}"', "output of a command"),
     ],
 )
 def test_what_only_a_run_tells_is_unknown_with_a_reason(text, reason, tmp_path):
