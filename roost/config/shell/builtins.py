@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
@@ -14,6 +14,7 @@ from roost.config.shell.conditions import Status, bracket_status, known_texts, p
 from roost.config.shell.effects import unset_names
 from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
 from roost.config.shell.filters import filtered
+from roost.config.shell.getopts import next_option
 from roost.config.shell.slurm import batch_variables
 from roost.config.shell.state import (
     Array,
@@ -60,6 +61,12 @@ class Builtins(ABC):
 
     @abstractmethod
     def _let(self, text: str, state: State, position: Position) -> Status: ...
+
+    def _count(self, array: Array) -> None:
+        """Count the elements of an array that is assigned as steps."""
+        self.steps += len(array) // 1000
+        if len(array) > 20_000:
+            raise TooMuch("an array is too long")
 
     def _of_input(self, given: Input, words: Sequence[str], state: State) -> str | None:
         """The output of a filter that reads a here-string or here-document."""
@@ -155,7 +162,10 @@ class Builtins(ABC):
         if key is None:
             state.variables[name] = {"0": elements(name, position)}
         else:
-            state.variables[name] = {one: value for one, value in state.array(name).items() if one != key}
+            array = dict(state.array(name))
+            array.pop(key, None)
+            self._count(array)
+            state.variables[name] = array
 
     def _do_printf(self, arguments: list[Value], position: Position, state: State) -> Status:
         if len(arguments) > 2 and arguments[0].known == "-v" and (name := arguments[1].known):
@@ -389,42 +399,6 @@ class Builtins(ABC):
         return True  # of redirections; one with a command is followed as that command
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option that getopts found, and where it goes on: at an argument, and at a letter of it."""
-
-    name: str
-    argument: str | None
-    index: int
-    letter: int = 1
-    is_end: bool = False
-
-
-def next_option(form: str, arguments: Sequence[str], index: int, letter: int) -> Option:
-    """The option at an argument, counted from 1, as getopts gives it.
-
-    >>> next_option("n:v", ["-n", "4"], 1, 1)
-    Option(name='n', argument='4', index=3, letter=1, is_end=False)
-    """
-    text = arguments[index - 1] if 0 < index <= len(arguments) else ""
-    if text == "--":
-        return Option("?", None, index + 1, is_end=True)
-    if len(text) < 2 or not text.startswith("-") or letter >= len(text):
-        return Option("?", None, index, is_end=True)
-    name, is_quiet = text[letter], form.startswith(":")
-    following = (index, letter + 1) if letter + 1 < len(text) else (index + 1, 1)
-    at = form.find(name)
-    if at < 0 or name == ":":
-        return Option("?", name if is_quiet else None, *following)
-    if form[at + 1 : at + 2] != ":":
-        return Option(name, None, *following)
-    if letter + 1 < len(text):
-        return Option(name, text[letter + 1 :], index + 1)
-    if index < len(arguments):
-        return Option(name, arguments[index], index + 2)
-    return Option(":", name, index + 1) if is_quiet else Option("?", None, index + 1)
-
-
 def _is_several(value: Value) -> bool:
     """Return True if an argument may stand for any number of them."""
     return any(isinstance(part, Unknown) and part.is_list for part in value.parts)
@@ -487,10 +461,14 @@ class Assignments(Builtins):
                 elif assignment.appends and key in array:
                     array[key] = Value((*array[key].parts, *value.parts), value.position)
                 else:
-                    is_last = key not in array and key.isdecimal() and int(key) >= next_index(array)
+                    is_keyed = name in state.associative or not key.isdecimal()
+                    is_in_order = is_keyed or key in array or int(key) >= next_index(array)
                     array[key] = value
                     self._count(array)
-                    state.variables[name] = array if is_last else state.in_order(name, array)
+                    if not is_in_order:
+                        self.steps += len(array) // 10
+                        array = state.in_order(name, array)
+                    state.variables[name] = array
                     return
                 state.variables[name] = array
                 return
@@ -541,12 +519,6 @@ class Assignments(Builtins):
         if first is not None and first.unknown is not None and name not in state.associative:
             return {"0": value, "1": of_unknown(replace(first.unknown, is_list=True))}
         return {"0": value} | array | {"0": value}  # it is listed first
-
-    def _count(self, array: Array) -> None:
-        """Count the elements of an array that is assigned as steps."""
-        self.steps += len(array) // 1000
-        if len(array) > 20_000:
-            raise TooMuch("an array is too long")
 
     def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
         """A value whose command the caller answered by setting the variable, or with the variable to set."""

@@ -32,6 +32,7 @@ from roost.config.shell.state import (
     Command,
     Doubt,
     Reading,
+    Snapshot,
     State,
     Value,
     going_on,
@@ -87,6 +88,7 @@ class Interpreter(Outputs):
         self.environ, self.read_text, self.job_commands = environ, read_text, job_commands
         self.expander, self.reading = Expander(self._output), Reading()
         self.stdin: Value | None = None
+        self.snapshot: Snapshot | None = None  # of the last command
         self.written: dict[Path, Value] = {}  # files that the script writes from here-documents
         self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops = 0, 0, 0, 0
@@ -507,8 +509,10 @@ class Interpreter(Outputs):
     def _record(self, words: list[Value], position: Position, state: State) -> None:
         key = (position, tuple(word.parts for word in words))
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
+            self.steps += len(state.variables) // 1000  # each is compared
+            self.snapshot = Snapshot(state.variables, self.snapshot)
             here = (state.folder, self.doubts == 0, state.exported, dict(self.written), state.others)
-            self.reading.commands[key] = Command(tuple(words), position, dict(state.variables), *here)
+            self.reading.commands[key] = Command(tuple(words), position, self.snapshot, *here)
 
     def _function(
         self, body: Statement, arguments: list[Value], state: State, given: Mapping[str, Value | Array]

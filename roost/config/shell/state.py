@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 
 from roost.config.shell.syntax import ShellError, SourceText, Statement, joined_text, places_of, position_in
@@ -135,9 +137,9 @@ Array = dict[str, Value]  # by index or key, in order
 def next_index(array: Array) -> int:
     """The index of an element that is added."""
     last = next(reversed(array), "-1")
-    if str(len(array) - 1) == last or not last.isdecimal():  # without gaps, or with text as keys
-        return len(array) if last.isdecimal() else max((int(key) for key in array if key.isdecimal()), default=-1) + 1
-    return max(int(key) for key in array if key.isdecimal()) + 1
+    if last.isdecimal():
+        return int(last) + 1
+    return max((int(key) for key in array if key.isdecimal()), default=-1) + 1  # with text as keys
 
 
 ATTRIBUTES = ("exported", "associative", "integers", "references")
@@ -365,6 +367,29 @@ def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
     differing = of_unknown(replace(unknown, text=text, is_list=True))
     kept = [*lists[0][:head], differing, *lists[0][len(lists[0]) - tail :]]
     return {str(at): value for at, value in enumerate(kept)}
+
+
+class Snapshot(Mapping[str, "Value | Array"]):
+    """Variables at one moment, as those of an earlier one and what differs from them."""
+
+    def __init__(self, values: dict[str, Value | Array], earlier: Snapshot | None = None) -> None:
+        base = {} if earlier is None else earlier.base
+        changed = dict(compress(values.items(), map(is_not, map(base.get, values), values.values())))
+        added = sum(name not in base for name in changed)
+        gone = base.keys() - values.keys() if len(base) + added > len(values) else set()
+        is_near = (len(changed) + len(gone)) ** 2 <= len(base)
+        self.base, self.changed, self.gone = (base, changed, gone) if is_near else (dict(values), {}, set())
+
+    def __getitem__(self, name: str) -> Value | Array:
+        if name in self.gone:
+            raise KeyError(name)
+        return self.changed[name] if name in self.changed else self.base[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in {**self.base, **self.changed} if name not in self.gone)
+
+    def __len__(self) -> int:
+        return len(self.base.keys() | self.changed.keys()) - len(self.gone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,6 +382,17 @@ def test_texts_that_are_parsed_count_by_their_length(tmp_path):
     assert read(tmp_path, f"X={'c' * 40_000}; for i in {{1..100}}; do eval ': $X'; eval \": $X\"; done").is_cut
 
 
+def test_each_command_has_the_variables_of_its_moment(tmp_path):
+    many = " ".join(f"X{at}={at}" for at in range(40))
+    text = f"{many}; A=1; B=2; show 1; A=3; show 2; unset B; C=4; show 3; unset {many.replace('=', ' ')}; B=2; show 4"
+    commands = list(read(tmp_path, text).commands.values())
+    found = [{name: one.variables[name].known for name in one.variables if name in "ABC"} for one in commands]
+    assert found == [{"A": "1", "B": "2"}, {"A": "3", "B": "2"}, {"A": "3", "C": "4"}, {"A": "3", "B": "2", "C": "4"}]
+    numbers = [len([name for name in one.variables if name.startswith("X")]) for one in commands]
+    assert numbers == [40, 40, 40, 0]
+    assert all(len(one.variables) == len(list(one.variables)) for one in commands)
+
+
 def test_keys_that_a_branch_leaves_alone_are_known(tmp_path):
     text = "declare -A M=([a]=1 [b]=2); if x; then M[b]=3; fi; show ${M[a]}"
     assert shown(read(tmp_path, text)) == [["1"]]
@@ -511,8 +522,12 @@ def test_what_cannot_be_parsed_is_said_with_its_place(text, tmp_path):
         "show " + "{" * 9_000 + "," + "}" * 9_000,
         "show " + "{,}" * 200,
         "show {1..999999999999999}",
+        "for i in {450..1}; do for j in {60..1}; do A[i*60+j]=x; done; done",
+        "A=({1..4999} {1..4999} {1..4999}); for i in {1..400}; do for j in {1..60}; do unset A[i*30+j]; done; done",
+        "".join(f"V{at}=1\n" for at in range(12_000)) + "".join(f"a {at}\n" for at in range(2_000)),
+        "A[x;" * 5_000,
     ],
-    ids=range(24),
+    ids=range(28),
 )
 def test_reading_ends(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
