@@ -373,12 +373,13 @@ class Snapshot(Mapping[str, "Value | Array"]):
     """Variables at one moment, as those of an earlier one and what differs from them."""
 
     def __init__(self, values: dict[str, Value | Array], earlier: Snapshot | None = None) -> None:
-        base = {} if earlier is None else earlier.base
+        base: dict[str, Value | Array] = {} if earlier is None else earlier.base
         changed = dict(compress(values.items(), map(is_not, map(base.get, values), values.values())))
         added = sum(name not in base for name in changed)
         gone = base.keys() - values.keys() if len(base) + added > len(values) else set()
         is_near = (len(changed) + len(gone)) ** 2 <= len(base)
-        self.base, self.changed, self.gone = (base, changed, gone) if is_near else (dict(values), {}, set())
+        self.base: dict[str, Value | Array] = base if is_near else dict(values)
+        self.changed, self.gone = (changed, gone) if is_near else ({}, set())
 
     def __getitem__(self, name: str) -> Value | Array:
         if name in self.gone:
