@@ -57,7 +57,7 @@ class Builtins(ABC):
     def _file(self, path: str, state: State, is_program: bool = False) -> bool: ...
 
     @abstractmethod
-    def _text(self, value: Value, position: Position, state: State) -> None: ...
+    def _text(self, value: Value, position: Position, state: State) -> Status: ...
 
     @abstractmethod
     def _let(self, text: str, state: State, position: Position) -> Status: ...
@@ -384,9 +384,8 @@ class Builtins(ABC):
         parts = [part for at, one in enumerate(arguments) for part in ([" "] if at else []) + list(one.parts)]
         if self.depth >= MAX_NESTED:
             self.reading.is_cut = True
-        else:
-            self._text(Value(tuple(parts), position), position, state)
-        return None
+            return None
+        return self._text(Value(tuple(parts), position), position, state)
 
     def _do_let(self, arguments: list[Value], position: Position, state: State) -> Status:
         status: Status = True

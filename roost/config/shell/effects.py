@@ -58,6 +58,19 @@ def succeeds(statement: Statement) -> bool:
     return False
 
 
+def is_command(statement: Statement, functions: Collection[str]) -> bool:
+    """Return True if the status is that of commands that are only recorded: no test, branch or function decides it."""
+    if isinstance(statement, Simple):
+        return not is_test(statement) and not (statement.words and statement.words[0].text in functions)
+    if isinstance(statement, Pipeline):
+        return not statement.is_negated and is_command(statement.commands[-1], functions)
+    if isinstance(statement, Group):
+        return bool(statement.body) and is_command(statement.body[-1], functions)
+    if isinstance(statement, AndOr):
+        return all(is_command(one, functions) for one in (statement.first, *(one for _, one in statement.rest)))
+    return False
+
+
 def submits(statement: Statement) -> bool:
     """Return True for a command that submits a job and prints its number: sbatch, or ray job submit."""
     if isinstance(statement, Pipeline):

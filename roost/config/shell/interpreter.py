@@ -22,7 +22,7 @@ from roost.config.shell.conditions import (
     either,
     negated,
 )
-from roost.config.shell.effects import changes, is_test, place_of, succeeds, through, variables_of
+from roost.config.shell.effects import changes, is_command, is_test, place_of, succeeds, through, variables_of
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
 from roost.config.shell.outputs import Outputs
 from roost.config.shell.parser import Parser
@@ -131,17 +131,13 @@ class Interpreter(Outputs):
         if isinstance(statement, Group):
             return self._apart(statement.body, state) if statement.is_subshell else self._run_all(statement.body, state)
         if isinstance(statement, If):
-            self._if(statement, 0, state)
-            return True
+            return self._if(statement, 0, state)
         if isinstance(statement, Loop):
-            self._loop(statement, state)
-            return True
+            return self._loop(statement, state)
         if isinstance(statement, For):
-            self._for(statement, state)
-            return True
+            return self._for(statement, state)
         if isinstance(statement, Case):
-            self._case(statement, state)
-            return True
+            return self._case(statement, state)
         if isinstance(statement, Function):
             state.functions[statement.name] = statement.body
             return True
@@ -157,16 +153,15 @@ class Interpreter(Outputs):
                 break
             wanted = operator == "&&"
             is_free = succeeds(last) or not changes(following, (*BUILTINS, *state.functions))
-            if status is None and not is_tested and is_free:
+            if status is None and not is_tested and is_free and is_command(last, state.functions):
                 status = True  # a command is taken to succeed
             if status is None:
-                self._in_doubt(
+                status = self._in_doubt(
                     [partial(self._run, following), lambda _: True],
                     state,
                     place_of(statement),
                     variables_of((statement.first,)),
                 )
-                status = None
             elif status is wanted:
                 self.conditions.append(variables_of((statement.first,)))
                 after = self._run(following, state)
@@ -181,7 +176,7 @@ class Interpreter(Outputs):
         state: State,
         position: Position,
         names: Sequence[str] = (),
-    ) -> None:
+    ) -> Status:
         """Follow several branches when it is unknown which is taken; values that differ become unknown.
 
         `names` are the variables that the condition looks at.
@@ -201,6 +196,7 @@ class Interpreter(Outputs):
         going, left = going_on(states)
         self.left += [(one, doubt) for one in left]
         state.become(join(going, doubt))
+        return None
 
     def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
         """Join the shells that left since `before` with one of `flows`; False where there is none."""
@@ -246,32 +242,32 @@ class Interpreter(Outputs):
             return self.expander.one(body, state) if body is not None else self.stdin if is_all else None
         return echo_of(self.expander.arguments(command.words, state), state) if name in ("echo", "printf") else None
 
-    def _if(self, statement: If, at: int, state: State) -> None:
+    def _if(self, statement: If, at: int, state: State) -> Status:
         if at == len(statement.clauses):
-            self._run_all(statement.otherwise, state)
-            return
+            return self._run_all(statement.otherwise, state)
         condition, body = statement.clauses[at]
         status = self._run_all(condition, state)
         if state.flow:
-            return
+            return status
         if status is True:
             self.conditions.append(variables_of(condition))
-            self._run_all(body, state)
+            status = self._run_all(body, state)
             self.conditions.pop()
-        elif status is False:
-            self._if(statement, at + 1, state)
-        else:
-            branches = [lambda branch: self._run_all(body, branch), lambda branch: self._if(statement, at + 1, branch)]
-            self._in_doubt(branches, state, statement.position, variables_of(condition))
+            return status
+        if status is False:
+            return self._if(statement, at + 1, state)
+        branches = [lambda branch: self._run_all(body, branch), lambda branch: self._if(statement, at + 1, branch)]
+        return self._in_doubt(branches, state, statement.position, variables_of(condition))
 
-    def _loop(self, statement: Loop, state: State) -> None:
+    def _loop(self, statement: Loop, state: State) -> Status:
         def is_over(state: State) -> Status:
             status = self._run_all(statement.condition, state)
             return status if statement.is_until else negated(status)
 
         outer = self._take_input(statement.stdin, state)
-        self._rounds(is_over, statement.body, state, statement.position)
+        status = self._rounds(is_over, statement.body, state, statement.position)
         self.stdin = outer
+        return status
 
     def _take_input(self, given: Input | None, state: State) -> Value | None:
         """Let commands read what one is given; returns what they had before."""
@@ -282,50 +278,57 @@ class Interpreter(Outputs):
 
     def _rounds(
         self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
-    ) -> None:
+    ) -> Status:
         """Run a loop: `is_over` runs before each round."""
         before, begun, doubtful = len(self.left), state.copy(), 0
+        status: Status = True
         self.loops += 1
         for _ in range(MAX_ROUNDS):
             over = is_over(state)
             if over is True or state.flow:
+                status = None if state.flow else status
                 break
             if over is None:
-                self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
+                status = self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
                 break
             left = len(self.left)
-            if self._round(body, state):
+            is_left, status = self._round(body, state)
+            if is_left:
                 break
             doubtful += len(self.left) > left
             if doubtful > MAX_DOUBTFUL_ROUNDS:
                 uncertain(state, begun, Doubt.of_rounds(position))
+                status = None
                 break
         else:
             uncertain(state, begun, Doubt.of_rounds(position))
+            status = None
         self.loops -= 1
-        self._rejoin(state, before, ("break",))
+        if self._rejoin(state, before, ("break",)):
+            status = None
         for one, _ in self.left[before:]:
             one.levels = max(1, one.levels - 1)
+        return status
 
-    def _round(self, body: Sequence[Statement], state: State) -> bool:
-        """Run the body of a loop once; True where the loop is left."""
+    def _round(self, body: Sequence[Statement], state: State) -> tuple[bool, Status]:
+        """Run the body of a loop once; True where the loop is left, and the status."""
         before = len(self.left)
-        self._run_all(body, state)
+        status = self._run_all(body, state)
         is_outer = state.levels > 1  # an outer loop is meant
         if state.flow == "continue" and not is_outer:
             state.flow = ""
-        self._rejoin(state, before, ("continue",))
+        if self._rejoin(state, before, ("continue",)):
+            status = None
         is_left = bool(state.flow)
         if state.flow == "break" and state.levels == 1:
             state.flow = ""
         elif state.flow in ("break", "continue"):
             state.levels -= 1
-        return is_left
+        return is_left, status
 
-    def _for(self, statement: For, state: State) -> None:
+    def _for(self, statement: For, state: State) -> Status:
         if not statement.name:
-            self._counted_for(statement, state)
-            return
+            return self._counted_for(statement, state)
         words = list(state.arguments)
         if statement.words is not None:
             words = [value for word in statement.words for value in self.expander.listed(word, state)]
@@ -334,8 +337,7 @@ class Interpreter(Outputs):
         unknown = next((value.unknown for value in words if value.known is None), None)
         if unknown is not None:
             state.variables[statement.name] = of_unknown(replace(unknown, variable=""))
-            self._rounds(lambda _: None, statement.body, state, statement.position)
-            return
+            return self._rounds(lambda _: None, statement.body, state, statement.position)
         waiting = iter(words)
 
         def is_over(state: State) -> Status:
@@ -344,9 +346,9 @@ class Interpreter(Outputs):
                 state.variables[statement.name] = value
             return value is None
 
-        self._rounds(is_over, statement.body, state, statement.position)
+        return self._rounds(is_over, statement.body, state, statement.position)
 
-    def _counted_for(self, statement: For, state: State) -> None:
+    def _counted_for(self, statement: For, state: State) -> Status:
         """`for ((first; condition; step))`."""
         first, condition, step = statement.words or ()
         self._arithmetic(ArithmeticCommand(first, statement.position), state)
@@ -361,9 +363,10 @@ class Interpreter(Outputs):
                 return False
             return negated(self._arithmetic(ArithmeticCommand(condition, statement.position), state))
 
-        self._rounds(is_over, statement.body, state, statement.position)
+        return self._rounds(is_over, statement.body, state, statement.position)
 
-    def _case(self, statement: Case, state: State) -> None:
+    def _case(self, statement: Case, state: State) -> Status:
+        status: Status = True
         subject = self.expander.one(statement.subject, state).tested
         self._reads(statement.subject)
         possible: list[Callable[[State], object]] = []
@@ -374,16 +377,17 @@ class Interpreter(Outputs):
                 if not any(matches_pattern(subject, pattern) for pattern in found if pattern is not None):
                     continue
                 if not possible:
-                    run(state)
+                    status = run(state)
                     if end != ";;&" or state.flow:
-                        return
+                        return status
                     continue
                 possible.append(run)
                 break
             possible.append(run)
-        if possible:
-            names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
-            self._in_doubt([*possible, lambda _: True], state, statement.position, names)
+        if not possible:
+            return status
+        names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
+        return self._in_doubt([*possible, lambda _: True], state, statement.position, names)
 
     def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status:
         self._reads(statement.expression)
@@ -538,7 +542,7 @@ class Interpreter(Outputs):
         self.depth, self.loops = self.depth - 1, loops
         return status
 
-    def _text(self, value: Value, position: Position, state: State) -> None:
+    def _text(self, value: Value, position: Position, state: State) -> Status:
         """Read the text of `bash -c` or `eval`; its unknown parts stand in variables."""
         start = value.position if value.position[1] else position
         text, unknowns = value.as_script(start)
@@ -548,8 +552,9 @@ class Interpreter(Outputs):
         if error is not None:
             self.reading.errors.append(error)
         self.depth += 1
-        self._run_all(statements, state)
+        status = self._run_all(statements, state)
         self.depth -= 1
+        return status if error is None else None
 
     def _file(self, path: str, state: State, is_program: bool = False) -> bool:
         """Read another script in this state; False if it does not exist, or is a program of another kind."""

@@ -115,6 +115,8 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("set $(nproc) b; show $1", "output of a command"),
         ("set -e$(nproc) b; show $1", "output of a command"),
         ('A=($(ls)); A=x; show "${A[1]}"', "output of a command"),
+        ("f() { if a; then return 1; fi; }; f || show $RANDOM", "only where the script runs"),
+        ("f() { if a; then return 1; fi; }; N=1; if { f; }; then N=2; fi; show $N", "condition in line 1"),
     ],
 )
 def test_what_only_a_run_tells_is_unknown_with_a_reason(text, reason, tmp_path):
