@@ -129,7 +129,10 @@ class Interpreter(Outputs):
         if isinstance(statement, Pipeline):
             return self._pipeline(statement, state)
         if isinstance(statement, Group):
-            return self._apart(statement.body, state) if statement.is_subshell else self._run_all(statement.body, state)
+            outer = self._take_input(statement.stdin, state)
+            status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
+            self.stdin = self.stdin if statement.stdin is None else outer
+            return statement.is_background or status
         if isinstance(statement, If):
             return self._if(statement, 0, state)
         if isinstance(statement, Loop):
@@ -185,11 +188,13 @@ class Interpreter(Outputs):
         self.steps += len(state.variables) // 100  # each is compared
         looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
         variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
-        states = []
+        states, given, inputs = [], self.stdin, []
         for branch in branches:
-            copy = state.copy()
+            copy, self.stdin = state.copy(), given
             branch(copy)
             states.append(copy)
+            inputs.append(self.stdin)
+        self.stdin = given if all(one == given for one in inputs) else None
         self.doubts -= 1
         line = f"line {position[1]}" if position[1] else "another line"
         doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
@@ -264,10 +269,7 @@ class Interpreter(Outputs):
             status = self._run_all(statement.condition, state)
             return status if statement.is_until else negated(status)
 
-        outer = self._take_input(statement.stdin, state)
-        status = self._rounds(is_over, statement.body, state, statement.position)
-        self.stdin = outer
-        return status
+        return self._rounds(is_over, statement.body, state, statement.position)
 
     def _take_input(self, given: Input | None, state: State) -> Value | None:
         """Let commands read what one is given; returns what they had before."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from roost.config.shell.syntax import (
     AndOr,
@@ -83,8 +82,11 @@ class Parser(WordParser):
             return []
         found = self._and_or()
         self._skip_blanks()
-        if not any(self._peek(one) for one in ("&&", ";;", ";&")) and not self._take("&"):
-            self._take(";")
+        if not any(self._peek(one) for one in ("&&", ";;", ";&")):
+            if self._take("&"):
+                found = Group((found,), is_subshell=True, is_background=True)
+            else:
+                self._take(";")
         self.depth -= 1
         return [found]
 
@@ -276,7 +278,7 @@ class Parser(WordParser):
             pass
         given = self.stdin
         self.stdin, self.stdout, self.is_redirected = outer
-        return replace(compound, stdin=given) if isinstance(compound, Loop) and given is not None else compound
+        return compound if given is None else Group((compound,), stdin=given)
 
     def _redirection(self) -> bool:
         """Consume a redirection, if one stands here, and note the input and the file of the output."""
@@ -288,6 +290,7 @@ class Parser(WordParser):
         number = match[0].removesuffix(match[1])
         self.is_redirected |= number == "1" or (not number and match[1].startswith((">", "&>")))
         self._skip_blanks()
+        outer, is_other = self.stdin, re.match(r"[1-9{]", match[0]) is not None  # of another descriptor
         if match[1] in ("<<", "<<-"):
             delimiter = self._word()
             is_quoted = any(part.is_quoted for part in delimiter.parts)
@@ -300,10 +303,12 @@ class Parser(WordParser):
             self.stdin = Input(Word((output,), self._position(start)))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;":
             word = self._word()
-            if match[1] in ("<", "<<<", "<>"):
+            if match[1] in ("<", "<<<", "<>", "<&"):
                 self.stdin = Input(word if match[1] == "<<<" else None)
             elif match[0] in (">", ">|"):
                 self.stdout = word
+        if is_other:
+            self.stdin = outer
         return True
 
     def _simple(self) -> Simple:

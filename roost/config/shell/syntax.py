@@ -213,10 +213,15 @@ class AndOr:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`{ ...; }`, or `( ... )`, whose variables are its own."""
+    """`{ ...; }`, or `( ... )`, whose variables are its own, as are those of what `&` runs in the background.
+
+    Other compound commands stand in one if they are given an input.
+    """
 
     body: tuple[Statement, ...]
     is_subshell: bool = False
+    stdin: Input | None = None
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,6 @@ class Loop:
     body: tuple[Statement, ...]
     is_until: bool
     position: Position
-    stdin: Input | None = None
 
 
 @dataclass(frozen=True, slots=True)
