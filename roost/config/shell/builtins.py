@@ -48,6 +48,8 @@ class Builtins(ABC):
     steps: int
     loops: int  # around this place, within its function
     doubts: int  # conditions around this place that are not known
+    exits: list[int]  # that were reached in this shell, each with the doubts at its place
+    inside: int  # subshells and started scripts around this place
     conditions: list[tuple[str, ...]]  # variables of the conditions that are true here
     # Shells that left a function or loop under a condition that is not known; they go on after its end.
     left: list[tuple[State, Doubt]]
@@ -330,17 +332,22 @@ class Builtins(ABC):
         return self._go(folder, position, state)
 
     def _do_exit(self, arguments: list[Value], position: Position, state: State) -> Status:
-        """An exit with an error in a branch that is taken is reported, and the reading goes on."""
-        code = arguments[0].known if arguments else "0"
-        if code != "0" and not self.doubts and self.conditions:
+        """An exit with an error in a branch that is taken is reported, and the reading goes on.
+
+        One of a subshell or of another script ends only that.
+        """
+        code = arguments[0].known if arguments else None
+        is_own = not self.doubts and not self.inside
+        if code not in ("0", None) and is_own and self.conditions:
             values = {name: state.scalar(name) for name in self.conditions[-1]}
             names = [_asked(name, values[name]) for name in values if _is_empty(name, values[name], state)]
             self.reading.stops.append((position, tuple(dict.fromkeys(names))))
             return None
-        if not self.doubts:
+        if is_own:
             self.reading.ended = position
+        self.exits.append(self.doubts)
         state.flow = "exit"
-        return None
+        return {"0": True, None: None}.get(code, False)
 
     def _stop_at_unset(self, words: Sequence[Word], state: State) -> None:
         """Report variables without a value that stop the script; a file that is not here may set them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from roost.config.shell.state import State
+from roost.config.shell.state import State, Value
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
@@ -137,10 +137,26 @@ def _may_be_set(name: str, state: State) -> bool:
     return name in (*state.variables, *_OWN.split()) or state.maybe(name) is not None
 
 
+def behind_options(words: Sequence[Value]) -> list[Value]:
+    """The command that `exec` and `command` start; none for `command -v`, which only looks for it."""
+    rest = list(words[1:])
+    while rest and re.fullmatch("-[acClpvV]+|--", option := rest[0].known or ""):
+        if set(option) & set("vV"):
+            return []
+        del rest[: 2 if option.endswith("a") else 1]
+    return rest
+
+
 def place_of(statement: AndOr) -> Position:
     first = statement.first
-    if isinstance(first, Pipeline):
-        first = first.commands[0]
+    while isinstance(first, Pipeline | AndOr) or (isinstance(first, Group) and first.body):
+        first = (
+            first.commands[0]
+            if isinstance(first, Pipeline)
+            else first.body[0]
+            if isinstance(first, Group)
+            else first.first
+        )
     return getattr(first, "position", (None, None, None))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from roost.config.shell.arithmetic import NotKnown
+from roost.config.shell.branches import Branches
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED
 from roost.config.shell.children import Child, child_of, started
 from roost.config.shell.conditions import (
@@ -22,9 +23,17 @@ from roost.config.shell.conditions import (
     either,
     negated,
 )
-from roost.config.shell.effects import changes, is_command, is_test, place_of, succeeds, through, variables_of
+from roost.config.shell.effects import (
+    behind_options,
+    changes,
+    is_command,
+    is_test,
+    place_of,
+    succeeds,
+    through,
+    variables_of,
+)
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
-from roost.config.shell.outputs import Outputs
 from roost.config.shell.parser import Parser
 from roost.config.shell.patterns import matches_pattern
 from roost.config.shell.state import (
@@ -35,10 +44,6 @@ from roost.config.shell.state import (
     Snapshot,
     State,
     Value,
-    going_on,
-    join,
-    of_unknown,
-    uncertain,
 )
 from roost.config.shell.syntax import (
     AndOr,
@@ -63,8 +68,6 @@ from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000
-MAX_ROUNDS = 500  # of one loop
-MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
@@ -73,7 +76,7 @@ class _Stop(Exception):
     """A limit was reached."""
 
 
-class Interpreter(Outputs):
+class Interpreter(Branches):
     """Reads statements in a state; `environ` is what the caller gave.
 
     `job_commands` are variables with the command that a batch script of a framework runs.
@@ -91,7 +94,8 @@ class Interpreter(Outputs):
         self.snapshot: Snapshot | None = None  # of the last command
         self.written: dict[Path, Value] = {}  # files that the script writes from here-documents
         self.files: list[Path] = []
-        self.steps, self.depth, self.doubts, self.loops = 0, 0, 0, 0
+        self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
+        self.exits: list[int] = []
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
         self.scripts: list[object] = []  # that are read here, with what each was given
@@ -173,57 +177,15 @@ class Interpreter(Outputs):
                 last, is_tested = following, is_test(following)
         return status
 
-    def _in_doubt(
-        self,
-        branches: Sequence[Callable[[State], object]],
-        state: State,
-        position: Position,
-        names: Sequence[str] = (),
-    ) -> Status:
-        """Follow several branches when it is unknown which is taken; values that differ become unknown.
-
-        `names` are the variables that the condition looks at.
-        """
-        self.doubts += 1
-        self.steps += len(state.variables) // 100  # each is compared
-        looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
-        variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
-        states, given, inputs = [], self.stdin, []
-        for branch in branches:
-            copy, self.stdin = state.copy(), given
-            branch(copy)
-            states.append(copy)
-            inputs.append(self.stdin)
-        self.stdin = given if all(one == given for one in inputs) else None
-        self.doubts -= 1
-        line = f"line {position[1]}" if position[1] else "another line"
-        doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
-        going, left = going_on(states)
-        self.left += [(one, doubt) for one in left]
-        state.become(join(going, doubt))
-        return None
-
-    def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
-        """Join the shells that left since `before` with one of `flows`; False where there is none."""
-        left = self.left[before:]
-        ended = [one for one in left if one[0].flow in flows and one[0].levels == 1]
-        self.left[before:] = [one for one in left if one[0].flow not in flows or one[0].levels > 1]
-        for one, _ in ended:
-            one.flow = ""
-        if ended:
-            doubt = ended[0][1]
-            if state.flow not in ("", "exit"):  # this one left farther
-                self.left.append((state.copy(), doubt))
-            here = [] if state.flow else [state]
-            state.become(join([*here, *(one for one, _ in ended)], doubt))
-        return bool(ended)
-
     def _apart(self, statements: Sequence[Statement], state: State) -> Status:
         """Run statements in a subshell."""
-        before = len(self.left)
+        before, exits = len(self.left), len(self.exits)
+        self.inside += 1
         status = self._run_all(statements, state.copy())
-        del self.left[before:]
-        return status
+        self.inside -= 1
+        is_open = len(self.left) > before or any(doubts > self.doubts for doubts in self.exits[exits:])
+        del self.left[before:], self.exits[exits:]
+        return None if is_open else status
 
     def _pipeline(self, statement: Pipeline, state: State) -> Status:
         if len(statement.commands) == 1:
@@ -264,108 +226,12 @@ class Interpreter(Outputs):
         branches = [lambda branch: self._run_all(body, branch), lambda branch: self._if(statement, at + 1, branch)]
         return self._in_doubt(branches, state, statement.position, variables_of(condition))
 
-    def _loop(self, statement: Loop, state: State) -> Status:
-        def is_over(state: State) -> Status:
-            status = self._run_all(statement.condition, state)
-            return status if statement.is_until else negated(status)
-
-        return self._rounds(is_over, statement.body, state, statement.position)
-
     def _take_input(self, given: Input | None, state: State) -> Value | None:
         """Let commands read what one is given; returns what they had before."""
         outer = self.stdin
         if given is not None:
             self.stdin = self.expander.one(given.body, state) if given.body is not None else None
         return outer
-
-    def _rounds(
-        self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
-    ) -> Status:
-        """Run a loop: `is_over` runs before each round."""
-        before, begun, doubtful = len(self.left), state.copy(), 0
-        status: Status = True
-        self.loops += 1
-        for _ in range(MAX_ROUNDS):
-            over = is_over(state)
-            if over is True or state.flow:
-                status = None if state.flow else status
-                break
-            if over is None:
-                status = self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
-                break
-            left = len(self.left)
-            is_left, status = self._round(body, state)
-            if is_left:
-                break
-            doubtful += len(self.left) > left
-            if doubtful > MAX_DOUBTFUL_ROUNDS:
-                uncertain(state, begun, Doubt.of_rounds(position))
-                status = None
-                break
-        else:
-            uncertain(state, begun, Doubt.of_rounds(position))
-            status = None
-        self.loops -= 1
-        if self._rejoin(state, before, ("break",)):
-            status = None
-        for one, _ in self.left[before:]:
-            one.levels = max(1, one.levels - 1)
-        return status
-
-    def _round(self, body: Sequence[Statement], state: State) -> tuple[bool, Status]:
-        """Run the body of a loop once; True where the loop is left, and the status."""
-        before = len(self.left)
-        status = self._run_all(body, state)
-        is_outer = state.levels > 1  # an outer loop is meant
-        if state.flow == "continue" and not is_outer:
-            state.flow = ""
-        if self._rejoin(state, before, ("continue",)):
-            status = None
-        is_left = bool(state.flow)
-        if state.flow == "break" and state.levels == 1:
-            state.flow = ""
-        elif state.flow in ("break", "continue"):
-            state.levels -= 1
-        return is_left, status
-
-    def _for(self, statement: For, state: State) -> Status:
-        if not statement.name:
-            return self._counted_for(statement, state)
-        words = list(state.arguments)
-        if statement.words is not None:
-            words = [value for word in statement.words for value in self.expander.listed(word, state)]
-        else:
-            self.reading.reads_arguments = True
-        unknown = next((value.unknown for value in words if value.known is None), None)
-        if unknown is not None:
-            state.variables[statement.name] = of_unknown(replace(unknown, variable=""))
-            return self._rounds(lambda _: None, statement.body, state, statement.position)
-        waiting = iter(words)
-
-        def is_over(state: State) -> Status:
-            value = next(waiting, None)
-            if value is not None:
-                state.variables[statement.name] = value
-            return value is None
-
-        return self._rounds(is_over, statement.body, state, statement.position)
-
-    def _counted_for(self, statement: For, state: State) -> Status:
-        """`for ((first; condition; step))`."""
-        first, condition, step = statement.words or ()
-        self._arithmetic(ArithmeticCommand(first, statement.position), state)
-        is_first = True
-
-        def is_over(state: State) -> Status:
-            nonlocal is_first
-            if not is_first:
-                self._arithmetic(ArithmeticCommand(step, statement.position), state)
-            is_first = False
-            if not condition.parts:
-                return False
-            return negated(self._arithmetic(ArithmeticCommand(condition, statement.position), state))
-
-        return self._rounds(is_over, statement.body, state, statement.position)
 
     def _case(self, statement: Case, state: State) -> Status:
         status: Status = True
@@ -463,7 +329,7 @@ class Interpreter(Outputs):
     def _call(
         self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str] = ()
     ) -> Status:
-        """A builtin, a function, or a command that is recorded; `inner` has the assignments of `names` before it."""
+        """A function, a builtin, or a command that is recorded; `inner` has the assignments of `names` before it."""
         name, arguments = words[0].tested if words else "", words[1:]
         if not name:
             if words and words[0].unknown is not None:
@@ -473,13 +339,26 @@ class Interpreter(Outputs):
             if self.depth >= MAX_NESTED:
                 raise _Stop
             return self._function(state.functions[name], arguments, state, {one: inner.variables[one] for one in names})
+        return self._execute(words, position, state, inner, names)
+
+    def _execute(
+        self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str]
+    ) -> Status:
+        """A builtin, or a command that is recorded."""
+        name, arguments = words[0].tested or "", words[1:]
+        found: Status = None
         if BUILTINS.get(name) == "exec" and arguments:
-            return self._call(arguments, position, state, inner, names)
+            arguments = behind_options(words)
+            found = self._execute(arguments, position, state, inner, names) if arguments else None
+            if name == "exec" and arguments:  # nothing comes back from it
+                self.exits.append(self.doubts)
+                state.flow = "exit"
+            return found
         builtin = getattr(self, f"_do_{BUILTINS[name]}", None) if name in BUILTINS else None
         if builtin is not None:
             outer = {one: state.variables.get(one) for one in names}
             state.variables |= {one: inner.variables[one] for one in names}
-            found: Status = builtin(arguments, position, state)
+            found = builtin(arguments, position, state)
             for one, value in outer.items():
                 state.put(one, value)
             return found
@@ -500,7 +379,8 @@ class Interpreter(Outputs):
         if self.depth >= MAX_NESTED:
             self.reading.is_cut = True
             return
-        inner, before = state.child(), len(self.left)
+        inner, before, exits = state.child(), len(self.left), len(self.exits)
+        self.inside += 1
         inner.arguments, inner.script = child.arguments, child.path or inner.script
         self._take_batch(child, inner)
         script = (folder_of(inner, child.path), inner.arguments, inner.environment)
@@ -510,7 +390,8 @@ class Interpreter(Outputs):
             self.scripts.append(script)
             self._child_file(child, position, inner)
             self.scripts.pop()
-        del self.left[before:]
+        self.inside -= 1
+        del self.left[before:], self.exits[exits:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:
         key = (position, tuple(word.parts for word in words))

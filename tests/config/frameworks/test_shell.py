@@ -118,6 +118,9 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("set $(nproc) b; show $1", "output of a command"),
         ("set -e$(nproc) b; show $1", "output of a command"),
         ('A=($(ls)); A=x; show "${A[1]}"', "output of a command"),
+        ("N=1; (if a; then exit 3; fi; true) || N=2; show $N", "condition in line 1"),
+        ("N=1; (if a; then exec b; fi; exit 0) || N=2; show $N", "condition in line 1"),
+        ("N=1; if a; then exec b; fi; N=$RANDOM; show $N", "only where the script runs"),
         ("f() { if a; then return 1; fi; }; f || show $RANDOM", "only where the script runs"),
         ("f() { if a; then return 1; fi; }; N=1; if { f; }; then N=2; fi; show $N", "condition in line 1"),
     ],
@@ -587,6 +590,24 @@ def test_scripts_are_known_by_name_or_first_line(name, first, is_one, tmp_path):
 )
 def test_a_script_with_set_u_stops_at_what_is_not_set(text, names, tmp_path):
     assert [name for _, stopped in read(tmp_path, text).stops for name in stopped] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "ends"),
+    [
+        ("exit 0", 0, True),
+        ("if true; then exit $?; fi; show no", 0, True),
+        ("if true; then exit 2; fi; show yes", 1, False),
+        ("(exit 0); show yes", 0, False),
+        ("if true; then (exit 2); fi; show yes", 0, False),
+        ("exit 0 | cat; exit 1 & show yes", 0, False),
+        ("bash -c 'if true; then exit 2; fi; exit'; show yes", 0, False),
+    ],
+)
+def test_only_an_exit_of_the_script_itself_ends_it(text, stops, ends, tmp_path):
+    reading = read(tmp_path, text)
+    assert (len(reading.stops), reading.ended is not None) == (stops, ends)
+    assert shown(reading) == ([["yes"]] if "yes" in text else [])
 
 
 BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"

@@ -1,0 +1,167 @@
+"""Loops, and branches of conditions that are not known."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from roost.config.shell.conditions import Status, negated
+from roost.config.shell.outputs import Outputs
+from roost.config.shell.state import Doubt, State, going_on, join, of_unknown, uncertain
+from roost.config.shell.syntax import ArithmeticCommand, For, Loop, Statement
+from roost.config.yaml_events import Position
+
+MAX_ROUNDS = 500  # of one loop
+MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
+
+
+class Branches(Outputs):
+    """Follows the rounds of loops, and every branch that a condition may take."""
+
+    @abstractmethod
+    def _run_all(self, statements: Sequence[Statement], state: State) -> Status: ...
+
+    @abstractmethod
+    def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status: ...
+
+    def _in_doubt(
+        self,
+        branches: Sequence[Callable[[State], object]],
+        state: State,
+        position: Position,
+        names: Sequence[str] = (),
+    ) -> Status:
+        """Follow several branches when it is unknown which is taken; values that differ become unknown.
+
+        `names` are the variables that the condition looks at.
+        """
+        self.doubts += 1
+        self.steps += len(state.variables) // 100  # each is compared
+        looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
+        variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
+        states, given, inputs = [], self.stdin, []
+        for branch in branches:
+            copy, self.stdin = state.copy(), given
+            branch(copy)
+            states.append(copy)
+            inputs.append(self.stdin)
+        self.stdin = given if all(one == given for one in inputs) else None
+        self.doubts -= 1
+        line = f"line {position[1]}" if position[1] else "another line"
+        doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
+        going, left = going_on(states)
+        self.left += [(one, doubt) for one in left]
+        state.become(join(going, doubt))
+        return None
+
+    def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
+        """Join the shells that left since `before` with one of `flows`; False where there is none."""
+        left = self.left[before:]
+        ended = [one for one in left if one[0].flow in flows and one[0].levels == 1]
+        self.left[before:] = [one for one in left if one[0].flow not in flows or one[0].levels > 1]
+        for one, _ in ended:
+            one.flow = ""
+        if ended:
+            doubt = ended[0][1]
+            if state.flow not in ("", "exit"):  # this one left farther
+                self.left.append((state.copy(), doubt))
+            here = [] if state.flow else [state]
+            state.become(join([*here, *(one for one, _ in ended)], doubt))
+        return bool(ended)
+
+    def _loop(self, statement: Loop, state: State) -> Status:
+        def is_over(state: State) -> Status:
+            status = self._run_all(statement.condition, state)
+            return status if statement.is_until else negated(status)
+
+        return self._rounds(is_over, statement.body, state, statement.position)
+
+    def _rounds(
+        self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
+    ) -> Status:
+        """Run a loop: `is_over` runs before each round."""
+        before, begun, doubtful = len(self.left), state.copy(), 0
+        status: Status = True
+        self.loops += 1
+        for _ in range(MAX_ROUNDS):
+            over = is_over(state)
+            if over is True or state.flow:
+                status = None if state.flow else status
+                break
+            if over is None:
+                status = self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
+                break
+            left = len(self.left)
+            is_left, status = self._round(body, state)
+            if is_left:
+                break
+            doubtful += len(self.left) > left
+            if doubtful > MAX_DOUBTFUL_ROUNDS:
+                uncertain(state, begun, Doubt.of_rounds(position))
+                status = None
+                break
+        else:
+            uncertain(state, begun, Doubt.of_rounds(position))
+            status = None
+        self.loops -= 1
+        if self._rejoin(state, before, ("break",)):
+            status = None
+        for one, _ in self.left[before:]:
+            one.levels = max(1, one.levels - 1)
+        return status
+
+    def _round(self, body: Sequence[Statement], state: State) -> tuple[bool, Status]:
+        """Run the body of a loop once; True where the loop is left, and the status."""
+        before = len(self.left)
+        status = self._run_all(body, state)
+        is_outer = state.levels > 1  # an outer loop is meant
+        if state.flow == "continue" and not is_outer:
+            state.flow = ""
+        if self._rejoin(state, before, ("continue",)):
+            status = None
+        is_left = bool(state.flow)
+        if state.flow == "break" and state.levels == 1:
+            state.flow = ""
+        elif state.flow in ("break", "continue"):
+            state.levels -= 1
+        return is_left, status
+
+    def _for(self, statement: For, state: State) -> Status:
+        if not statement.name:
+            return self._counted_for(statement, state)
+        words = list(state.arguments)
+        if statement.words is not None:
+            words = [value for word in statement.words for value in self.expander.listed(word, state)]
+        else:
+            self.reading.reads_arguments = True
+        unknown = next((value.unknown for value in words if value.known is None), None)
+        if unknown is not None:
+            state.variables[statement.name] = of_unknown(replace(unknown, variable=""))
+            return self._rounds(lambda _: None, statement.body, state, statement.position)
+        waiting = iter(words)
+
+        def is_over(state: State) -> Status:
+            value = next(waiting, None)
+            if value is not None:
+                state.variables[statement.name] = value
+            return value is None
+
+        return self._rounds(is_over, statement.body, state, statement.position)
+
+    def _counted_for(self, statement: For, state: State) -> Status:
+        """`for ((first; condition; step))`."""
+        first, condition, step = statement.words or ()
+        self._arithmetic(ArithmeticCommand(first, statement.position), state)
+        is_first = True
+
+        def is_over(state: State) -> Status:
+            nonlocal is_first
+            if not is_first:
+                self._arithmetic(ArithmeticCommand(step, statement.position), state)
+            is_first = False
+            if not condition.parts:
+                return False
+            return negated(self._arithmetic(ArithmeticCommand(condition, statement.position), state))
+
+        return self._rounds(is_over, statement.body, state, statement.position)
