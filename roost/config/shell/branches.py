@@ -90,7 +90,7 @@ class Branches(Outputs):
                 status = None if state.flow else status
                 break
             if over is None:
-                status = self._in_doubt([lambda branch: self._round(body, branch), lambda _: True], state, position)
+                status = self._some_rounds(is_over, body, state, position)
                 break
             left = len(self.left)
             is_left, status = self._round(body, state)
@@ -110,6 +110,23 @@ class Branches(Outputs):
         for one, _ in self.left[before:]:
             one.levels = max(1, one.levels - 1)
         return status
+
+    def _some_rounds(
+        self, is_over: Callable[[State], Status], body: Sequence[Statement], state: State, position: Position
+    ) -> Status:
+        """Run a loop whose number of rounds is not known: once, and again with what a round changes unknown."""
+
+        def run(branch: State) -> None:
+            if not self._round(body, branch)[0]:
+                is_over(branch)
+
+        begun = state.copy()
+        self._in_doubt([run, lambda _: True], state, position)
+        if state != begun:
+            changed = {name: value for name, value in state.variables.items() if value != begun.variables.get(name)}
+            self._in_doubt([run, lambda _: True], state, position)
+            state.variables |= changed
+        return None
 
     def _round(self, body: Sequence[Statement], state: State) -> tuple[bool, Status]:
         """Run the body of a loop once; True where the loop is left, and the status."""

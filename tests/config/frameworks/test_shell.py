@@ -610,6 +610,20 @@ def test_only_an_exit_of_the_script_itself_ends_it(text, stops, ends, tmp_path):
     assert shown(reading) == ([["yes"]] if "yes" in text else [])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('N=1; for f in /etc/host*; do show "$N" x; N=$((N*2)); done', [["1", "x"], [None, "x"]]),
+        ('for ((i = 0; i < $(nproc); i++)); do show "$i"; done; show "$i" end', [["0"], [None], [None, "end"]]),
+        ('N=1; while a; do show "$N"; N=2; done', [["1"], [None]]),
+        ('N=1; while a; do N=2; show "$N"; done', [["2"]]),
+        ('LAST=; for f in *.x; do show "$LAST"; LAST=$f; [ -f x ] && break; done', [[""], [None]]),
+    ],
+)
+def test_later_rounds_of_a_loop_have_what_the_first_changes(text, words, tmp_path):
+    assert shown(read(tmp_path, text)) == words
+
+
 BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"
 SHOWN = "show $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_CPUS_PER_TASK $SLURM_GPUS_ON_NODE"
 
