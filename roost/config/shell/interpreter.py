@@ -49,6 +49,7 @@ from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
     Case,
+    Choice,
     Condition,
     For,
     Function,
@@ -150,6 +151,7 @@ class Interpreter(Branches):
             return True
         if isinstance(statement, Condition):
             return condition_status(statement, state, self.expander)
+        assert isinstance(statement, ArithmeticCommand)  # a Choice is no statement of a script
         return self._arithmetic(statement, state)
 
     def _and_or(self, statement: AndOr, state: State) -> Status:
@@ -338,8 +340,28 @@ class Interpreter(Branches):
         if name in state.functions:
             if self.depth >= MAX_NESTED:
                 raise _Stop
-            return self._function(state.functions[name], arguments, state, {one: inner.variables[one] for one in names})
+            body = state.functions[name]
+            if isinstance(body, Choice):
+                branches = [partial(self._chosen, one, words, position, inner, names) for one in body.bodies]
+                return self._in_doubt(branches, state, body.position)
+            return self._function(body, arguments, state, {one: inner.variables[one] for one in names})
         return self._execute(words, position, state, inner, names)
+
+    def _chosen(
+        self,
+        body: Statement | None,
+        words: list[Value],
+        position: Position,
+        inner: State,
+        names: Sequence[str],
+        state: State,
+    ) -> None:
+        """Call a function with one of the bodies that it may have, or the command of its name."""
+        given = {one: inner.variables[one] for one in names}
+        if body is not None:
+            self._function(body, words[1:], state, given)
+        else:
+            self._execute(words, position, state, inner if names else state, names)
 
     def _execute(
         self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str]

@@ -8,7 +8,7 @@ from itertools import compress
 from operator import is_not
 from pathlib import Path
 
-from roost.config.shell.syntax import ShellError, SourceText, Statement, joined_text, places_of, position_in
+from roost.config.shell.syntax import Choice, ShellError, SourceText, Statement, joined_text, places_of, position_in
 from roost.config.yaml_events import Position
 
 MAX_SHOWN = 60
@@ -327,8 +327,14 @@ def join(states: list[State], doubt: Doubt) -> State:
     if any(state.arguments != first.arguments for state in others):
         unknown = Unknown("$@", doubt.reason, doubt.position, doubt.variable, is_list=True)
         result.arguments = (of_unknown(unknown),)
+    for name in dict.fromkeys(name for state in states for name in state.functions):
+        given = [state.functions.get(name) for state in states]
+        bodies = [one for body in given for one in (body.bodies if isinstance(body, Choice) else (body,))]
+        differing = tuple(one for at, one in enumerate(bodies) if one not in bodies[:at])
+        result.functions[name] = (
+            differing[0] if differing[0] and not differing[1:] else Choice(differing, doubt.position)
+        )
     for state in others:
-        result.functions |= state.functions
         if result.locals is not None:
             result.locals |= {name: old for name, old in (state.locals or {}).items() if name not in result.locals}
         if state.folder != first.folder:

@@ -624,6 +624,19 @@ def test_later_rounds_of_a_loop_have_what_the_first_changes(text, words, tmp_pat
     assert shown(read(tmp_path, text)) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("if a; then f() { show 1; N=1; }; else f() { show 2; N=2; }; fi; f; show $N", [["1"], ["2"], [None]]),
+        ("if a; then show() { command show own; }; fi; show 1", [["own"], ["1"]]),
+        ("f() { show 0; }; for x in $(ls); do f() { show 1; }; done; f && show 2", [["1"], ["0"], ["2"]]),
+        ("if a; then f() { return 1; }; else f() { return 0; }; fi; N=1; f && N=2; show $N", [[None]]),
+    ],
+)
+def test_functions_that_an_unknown_condition_defines_are_all_read(text, words, tmp_path):
+    assert shown(read(tmp_path, text)) == words
+
+
 BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"
 SHOWN = "show $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_CPUS_PER_TASK $SLURM_GPUS_ON_NODE"
 
