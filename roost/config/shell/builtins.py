@@ -40,7 +40,6 @@ class Builtins(ABC):
 
     environ: Mapping[str, str]
     read_text: Callable[[Path], str | None]
-    written: dict[Path, Value]  # files that the script writes from here-documents
     expander: Expander
     reading: Reading
     depth: int
@@ -84,7 +83,7 @@ class Builtins(ABC):
     def _take_batch(self, child: Child, state: State) -> None:
         """Give a script that sbatch starts the variables of Slurm."""
         if child.options is not None:
-            text = child.text or self.written.get(file := folder_of(state, child.path))
+            text = child.text or state.written.get(file := folder_of(state, child.path))
             script = self.read_text(file) or "" if text is None else text.shown
             state.take_batch(batch_variables(script, child.path or None, child.options), self.environ)
 

@@ -43,7 +43,9 @@ from roost.config.shell.state import (
     Reading,
     Snapshot,
     State,
+    Unknown,
     Value,
+    of_unknown,
 )
 from roost.config.shell.syntax import (
     AndOr,
@@ -70,6 +72,7 @@ from roost.config.yaml_events import Position
 MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
+_CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files that they are given
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
@@ -93,7 +96,6 @@ class Interpreter(Branches):
         self.expander, self.reading = Expander(self._output), Reading()
         self.stdin: Value | None = None
         self.snapshot: Snapshot | None = None  # of the last command
-        self.written: dict[Path, Value] = {}  # files that the script writes from here-documents
         self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
         self.exits: list[int] = []
@@ -183,8 +185,9 @@ class Interpreter(Branches):
         """Run statements in a subshell."""
         before, exits = len(self.left), len(self.exits)
         self.inside += 1
-        status = self._run_all(statements, state.copy())
-        self.inside -= 1
+        inner = state.copy()
+        status = self._run_all(statements, inner)
+        self.inside, state.written = self.inside - 1, inner.written
         is_open = len(self.left) > before or any(doubts > self.doubts for doubts in self.exits[exits:])
         del self.left[before:], self.exits[exits:]
         return None if is_open else status
@@ -300,11 +303,29 @@ class Interpreter(Branches):
             self.stdin = outer
         return status
 
+    def _writes(self, statement: Simple, words: Sequence[Value], state: State) -> None:
+        """Note the text that `cat` writes to a file; one that another command writes or changes is not known."""
+        name = words[0].tested if words else ""
+        is_read = name == "sed" and not any(one.prefix.startswith(("-i", "--in-place")) for one in words)
+        paths = [one.known for one in words[1:]] if name in _CHANGING.split() and not is_read else []
+        paths = paths[-1:] if name in ("cp", "ln") else paths
+        if statement.stdout is not None:
+            path = self.expander.one(statement.stdout, state).tested
+            if path is not None and name == "cat" and len(words) == 1 and self.stdin is not None:
+                before = self._content(path, state) if statement.appends else None
+                text = replace(self.stdin, parts=(*before.parts, *self.stdin.parts)) if before else self.stdin
+                state.written = {**state.written, folder_of(state, path): text}
+            else:
+                paths.append(path)
+        changed = [folder_of(state, path) for path in paths if path]
+        for file in state.written:
+            if any(one == file or one in file.parents for one in changed):
+                unknown = Unknown(file.name, "a command changes it while the script runs", statement.position)
+                state.written = {**state.written, file: of_unknown(unknown)}
+
     def _started(self, statement: Simple, words: list[Value], state: State) -> Status:
         name = words[0].tested if words else ""
-        if name == "cat" and len(words) == 1 and statement.stdout is not None and self.stdin is not None:
-            path = self.expander.one(statement.stdout, state).tested
-            self.written |= {folder_of(state, path): self.stdin} if path is not None else {}
+        self._writes(statement, words, state)
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
         names = [assignment.name for assignment in statement.assignments]
         if is_prefix and name not in ("source", "."):
@@ -412,7 +433,7 @@ class Interpreter(Branches):
             self.scripts.append(script)
             self._child_file(child, position, inner)
             self.scripts.pop()
-        self.inside -= 1
+        self.inside, state.written = self.inside - 1, inner.written
         del self.left[before:], self.exits[exits:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:
@@ -420,7 +441,7 @@ class Interpreter(Branches):
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
             self.steps += len(state.variables) // 1000  # each is compared
             self.snapshot = Snapshot(state.variables, self.snapshot)
-            here = (state.folder, self.doubts == 0, state.exported, dict(self.written), state.others)
+            here = (state.folder, self.doubts == 0, state.exported, state.written, state.others)
             self.reading.commands[key] = Command(tuple(words), position, self.snapshot, *here)
 
     def _function(
@@ -464,7 +485,10 @@ class Interpreter(Branches):
     def _file(self, path: str, state: State, is_program: bool = False) -> bool:
         """Read another script in this state; False if it does not exist, or is a program of another kind."""
         file = folder_of(state, path)
-        if (written := self.written.get(file)) is not None:
+        if (written := state.written.get(file)) is not None:
+            if len(written.parts) == 1 and written.unknown is not None:
+                state.others = written.unknown
+                return True
             self._text(written, written.position, state)
             return True
         text = self.read_text(file)

@@ -19,7 +19,6 @@ class Outputs(Assignments):
     """The output of command substitutions, and the text of files that commands are given."""
 
     read_text: Callable[[Path], str | None]
-    written: dict[Path, Value]  # files that the script writes from here-documents
 
     @abstractmethod
     def _apart(self, statements: Sequence[Statement], state: State) -> Status: ...
@@ -30,8 +29,8 @@ class Outputs(Assignments):
     def _content(self, path: str, state: State) -> Value | None:
         """The text of a file, with its place; None if it does not exist."""
         file = folder_of(state, path)
-        text = self.read_text(file) if file not in self.written else None
-        return self.written.get(file) if text is None else text_value(text, (path, 1, 1))
+        text = self.read_text(file) if file not in state.written else None
+        return state.written.get(file) if text is None else text_value(text, (path, 1, 1))
 
     def _output(self, part: Substitution, state: State) -> Value | None:
         """The output of `$(...)` where it need not be run to be known."""

@@ -43,6 +43,7 @@ class Parser(WordParser):
     stdin: Input | None = None  # of the command that is parsed
     stdout: Word | None = None
     is_redirected = False
+    appends: bool = False
 
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
         """The statements before the first error, and the error; as in bash, statements before the error are run."""
@@ -305,8 +306,8 @@ class Parser(WordParser):
             word = self._word()
             if match[1] in ("<", "<<<", "<>", "<&"):
                 self.stdin = Input(word if match[1] == "<<<" else None)
-            elif match[0] in (">", ">|"):
-                self.stdout = word
+            elif match[0] in (">", ">|", ">>"):
+                self.stdout, self.appends = word, match[0] == ">>"
         if is_other:
             self.stdin = outer
         return True
@@ -317,8 +318,8 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         assignments: list[Assignment] = []
         words: list[Word] = []
-        outer = self.stdin, self.stdout, self.is_redirected
-        self.stdin, self.stdout, self.is_redirected = None, None, False
+        outer = self.stdin, self.stdout, self.is_redirected, self.appends
+        self.stdin, self.stdout, self.is_redirected, self.appends = None, None, False, False
         while True:
             if self._redirection():
                 continue
@@ -337,8 +338,8 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise self._error("( is not expected here")
-        redirected = self.stdin, self.stdout, self.is_redirected
-        self.stdin, self.stdout, self.is_redirected = outer
+        redirected = self.stdin, self.stdout, self.is_redirected, self.appends
+        self.stdin, self.stdout, self.is_redirected, self.appends = outer
         return Simple(tuple(assignments), tuple(words), self._position(start), *redirected)
 
     def _assignment(self) -> Assignment | None:

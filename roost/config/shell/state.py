@@ -168,6 +168,7 @@ class State:
     option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Outer] | None = None  # of a function, with what they are outside of it
     others: Unknown | None = None  # for variables without a value, which a file that is not here may give one
+    written: Mapping[Path, Value] = field(default_factory=dict)  # texts of files that the script writes
 
     def copy(self) -> State:
         # Arrays are never changed in place, so that copies may share them.
@@ -194,7 +195,9 @@ class State:
         exported = self.exported
         variables["OPTIND"] = text_value("1")
         own = (self.folder, self.script, self.file)
-        return State(variables, self.arguments, functions, *own, exported=exported, others=self.others)
+        return State(
+            variables, self.arguments, functions, *own, exported=exported, others=self.others, written=self.written
+        )
 
     @property
     def environment(self) -> frozenset[tuple[str, Value]]:
@@ -327,6 +330,10 @@ def join(states: list[State], doubt: Doubt) -> State:
     if any(state.arguments != first.arguments for state in others):
         unknown = Unknown("$@", doubt.reason, doubt.position, doubt.variable, is_list=True)
         result.arguments = (of_unknown(unknown),)
+    for path in dict.fromkeys(path for state in states for path in state.written):
+        texts = [state.written.get(path) for state in states]
+        if any(text != texts[0] for text in texts):
+            result.written = {**result.written, path: of_unknown(doubt.about(path.name))}
     for name in dict.fromkeys(name for state in states for name in state.functions):
         given = [state.functions.get(name) for state in states]
         bodies = [one for body in given for one in (body.bodies if isinstance(body, Choice) else (body,))]

@@ -193,6 +193,7 @@ class Simple:
     stdin: Input | None = None
     stdout: Word | None = None  # the file that its output goes to
     is_redirected: bool = False  # its output goes to a file or elsewhere
+    appends: bool = False  # to that file
 
 
 @dataclass(frozen=True, slots=True)

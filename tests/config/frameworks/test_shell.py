@@ -637,6 +637,26 @@ def test_functions_that_an_unknown_condition_defines_are_all_read(text, words, t
     assert shown(read(tmp_path, text)) == words
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("cat >> f.sh <<< 'show 2'", [["1"], ["2"]]),
+        ("(cat > f.sh <<< 'show 3')", [["3"]]),
+        ("echo show 2 > f.sh", []),
+        ("sed -i s/1/2/ f.sh", []),
+        ("mv other.sh ./f.sh", []),
+        ("if a; then cat > f.sh <<< 'show 2'; fi", []),
+        ("sed s/1/2/ f.sh > g.sh", [["1"]]),
+        ("rm -rf ../*; rm -r .", []),
+        ("cat f.sh | tee -a f.sh", []),
+    ],
+)
+def test_a_written_script_is_known_until_a_command_changes_it(change, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reading = read(tmp_path, f"cat > f.sh <<'EOF'\nshow 1\nEOF\n{change}\nbash f.sh")
+    assert (shown(reading), reading.absent) == (words, [])
+
+
 BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"
 SHOWN = "show $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_CPUS_PER_TASK $SLURM_GPUS_ON_NODE"
 
