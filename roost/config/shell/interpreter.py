@@ -139,6 +139,8 @@ class Interpreter(Branches):
             outer = self._take_input(statement.stdin, state)
             status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
             self.stdin = self.stdin if statement.stdin is None else outer
+            if statement.stdout is not None:
+                self._writes(Simple((), (), statement.stdout.position, None, statement.stdout), (), state)
             return statement.is_background or status
         if isinstance(statement, If):
             return self._if(statement, 0, state)

@@ -274,12 +274,13 @@ class Parser(WordParser):
             tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
 
     def _redirected(self, compound: Statement) -> Statement:
-        outer, self.stdin = (self.stdin, self.stdout, self.is_redirected), None
+        outer = self.stdin, self.stdout, self.is_redirected, self.appends
+        self.stdin, self.stdout = None, None
         while self._redirection():
             pass
-        given = self.stdin
-        self.stdin, self.stdout, self.is_redirected = outer
-        return compound if given is None else Group((compound,), stdin=given)
+        given, written = self.stdin, self.stdout
+        self.stdin, self.stdout, self.is_redirected, self.appends = outer
+        return compound if given is written is None else Group((compound,), stdin=given, stdout=written)
 
     def _redirection(self) -> bool:
         """Consume a redirection, if one stands here, and note the input and the file of the output."""

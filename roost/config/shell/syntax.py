@@ -216,12 +216,13 @@ class AndOr:
 class Group:
     """`{ ...; }`, or `( ... )`, whose variables are its own, as are those of what `&` runs in the background.
 
-    Other compound commands stand in one if they are given an input.
+    Other compound commands stand in one if they are given an input or a file for their output.
     """
 
     body: tuple[Statement, ...]
     is_subshell: bool = False
     stdin: Input | None = None
+    stdout: Word | None = None
     is_background: bool = False
 
 

@@ -643,6 +643,7 @@ def test_functions_that_an_unknown_condition_defines_are_all_read(text, words, t
         ("cat >> f.sh <<< 'show 2'", [["1"], ["2"]]),
         ("(cat > f.sh <<< 'show 3')", [["3"]]),
         ("echo show 2 > f.sh", []),
+        ("{ echo show 2; } > f.sh", []),
         ("sed -i s/1/2/ f.sh", []),
         ("mv other.sh ./f.sh", []),
         ("if a; then cat > f.sh <<< 'show 2'; fi", []),
