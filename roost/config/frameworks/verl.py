@@ -104,12 +104,10 @@ PLACING = tuple(
         {actor_rollout_ref.actor,critic}.megatron.*_offload
         {actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.megatron.{tensor,pipeline,expert}_model_parallel_size
         {actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.megatron.{context,expert_tensor}_parallel_size
-        actor_rollout_ref.actor.fsdp_config.{fsdp_size,*_offload}
-        actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
+        actor_rollout_ref.actor.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
         actor_rollout_ref.ref.{strategy,ulysses_sequence_parallel_size}
         actor_rollout_ref.ref.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size}
         algorithm.{adv_estimator,use_kl_in_reward} critic.{enable,strategy,ulysses_sequence_parallel_size}
-        critic.ppo_max_token_len_per_gpu
         critic.fsdp.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
         critic.model.{path,lora_rank,lora.rank,enable_gradient_checkpointing}
         critic.model.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size,*_offload}

@@ -298,7 +298,7 @@ class Builtins(ABC):
             count = "1"
         if not count.isdecimal() or len(count) > 4:
             return False
-        open_list = next((at for at, one in enumerate(state.arguments) if _is_several(one)), int(count))
+        open_list = next((at for at, one in enumerate(state.arguments) if one.is_open), int(count))
         if open_list < int(count):
             state.arguments = _any_arguments(state.arguments[open_list])
             return None
@@ -402,11 +402,6 @@ class Builtins(ABC):
 
     def _do_exec(self, arguments: list[Value], position: Position, state: State) -> Status:
         return True  # of redirections; one with a command is followed as that command
-
-
-def _is_several(value: Value) -> bool:
-    """Return True if an argument may stand for any number of them."""
-    return any(isinstance(part, Unknown) and part.is_list for part in value.parts)
 
 
 def _any_arguments(value: Value) -> tuple[Value, ...]:

@@ -116,6 +116,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("set -- a b; shift $(nproc); show $1", "output of a command"),
         ("mapfile -t L < x; set -- ${L[@]} b; shift; show $1", "read while the script runs"),
         ("set $(nproc) b; show $1", "output of a command"),
+        ('set -- $(nproc) b; shift; show "$1"', "output of a command"),
         ("set -e$(nproc) b; show $1", "output of a command"),
         ('A=($(ls)); A=x; show "${A[1]}"', "output of a command"),
         ("N=1; (if a; then exit 3; fi; true) || N=2; show $N", "condition in line 1"),
