@@ -234,7 +234,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
 
 
 def _other_fix(reading: Reading) -> str:
-    """What else may let a script start a job."""
+    """Another way to plan a script that starts no job: its arguments, its folder or the files that it sources."""
     if any(
         word.unknown is not None and word.unknown.argument for one in reading.commands.values() for word in one.words
     ):

@@ -1,4 +1,4 @@
-"""What commands print, as far as it is known without running them, and what files hold."""
+"""Output of commands that is known without running them, and the text of files."""
 
 from __future__ import annotations
 

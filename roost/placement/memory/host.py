@@ -28,7 +28,7 @@ Gib = npt.NDArray[np.float64]  # of each node
 
 @dataclass(frozen=True, eq=False)
 class HostUse:
-    """What is in host memory at the same time."""
+    """Host memory in use at one moment, by part."""
 
     moment: str  # in words
     parts: tuple[tuple[str, Gib], ...]
