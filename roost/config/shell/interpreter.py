@@ -155,7 +155,6 @@ class Interpreter(Branches):
             return True
         if isinstance(statement, Condition):
             return condition_status(statement, state, self.expander)
-        assert isinstance(statement, ArithmeticCommand)  # a Choice is no statement of a script
         return self._arithmetic(statement, state)
 
     def _and_or(self, statement: AndOr, state: State) -> Status:

@@ -152,7 +152,7 @@ class State:
 
     variables: dict[str, Value | Array]
     arguments: tuple[Value, ...] = ()
-    functions: dict[str, Statement] = field(default_factory=dict)
+    functions: dict[str, Statement | Choice] = field(default_factory=dict)
     folder: Path | None = None
     script: str = ""  # $0
     file: str = ""  # BASH_SOURCE

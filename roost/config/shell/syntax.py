@@ -291,14 +291,12 @@ class ArithmeticCommand:
     position: Position
 
 
+Statement = Simple | Pipeline | AndOr | Group | If | Loop | For | Case | Function | Condition | ArithmeticCommand
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Bodies of a function, None for no definition, of which a condition that is not known decides."""
 
     bodies: tuple[Statement | None, ...]
     position: Position
-
-
-Statement = (
-    Simple | Pipeline | AndOr | Group | If | Loop | For | Case | Function | Condition | ArithmeticCommand | Choice
-)
