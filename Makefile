@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[ray,train,agents,vision,dev,docs]' --constraint constraints.txt
+	$(BIN)/python -m compileall -q -j 0 roost
 	touch $@
 
 test: setup
