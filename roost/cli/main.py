@@ -84,11 +84,13 @@ def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def needed_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the command being called, or all of them if help or an error has to list them.
+    """Return the command being called, none for the version, or all if help or an error has to list them.
 
     >>> needed_commands(["plan", "job.yaml"]), needed_commands(["--help"]) == COMMANDS
     (['plan'], True)
     """
+    if list(arguments) == ["--version"]:
+        return []
     return list(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
 
 
