@@ -28,8 +28,7 @@ from roost.config.ranks import spell_ranks
 from roost.config.source import Section
 
 if TYPE_CHECKING:
-    from roost.cluster.hardware.problem import Problem
-    from roost.cluster.hardware.robot import HardwareConfig
+    from roost.cluster.hardware.robot import HardwareConfig, Problem
 
 
 MAX_MEMBERSHIPS = 1_048_576

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.findings import Findings, KeyPath, Position, Where, did_you_mean, shown
 from roost.config.frameworks.arguments import is_chain, read_chain
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
 from roost.config.source import Source, is_tame, read_yaml
-from roost.config.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+KeyPath = tuple[str | int, ...]
+Position = tuple[str | None, int | None, int | None]  # file, line and column
+
 MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millions
 
 
@@ -35,11 +38,9 @@ class Where:
     file: str | None = None
     line: int | None = None
     column: int | None = None
-    path: tuple[str | int, ...] = ()
+    path: KeyPath = ()
     # Where each key of the config stands, as far as that is known; no part of what the place is.
-    positions: Mapping[tuple[str | int, ...], tuple[str | None, int | None, int | None]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    positions: Mapping[KeyPath, Position] = field(default_factory=dict, compare=False, repr=False)
 
     def under(self, *keys: str | int) -> Where:
         """The place of a key inside this one: its own line where that is known, else the nearest around it.

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from roost.config.findings import MAX_ACCELERATORS, Findings, Where, did_you_mean, listed_keys, shown
-from roost.config.yaml_events import MAX_BITS, MAX_DEPTH, KeyPath, Position, Refused, ValueBuilder
+from roost.config.findings import MAX_ACCELERATORS, Findings, KeyPath, Position, Where, did_you_mean, listed_keys, shown
+from roost.config.yaml_events import MAX_BITS, MAX_DEPTH, Refused, ValueBuilder
 
 MAX_GIVEN_VALUES = 5_000_000
 MAX_FILE_BYTES = 1 << 20  # real configs are some tens of kilobytes; a longer list is better written as an expression

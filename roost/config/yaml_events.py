@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from roost.config.findings import Findings, Where, shown
+from roost.config.findings import Findings, KeyPath, Position, Where, shown
 
 MAX_VALUES = 100_000  # after aliases are expanded
 MAX_DEPTH = 64
@@ -22,9 +22,6 @@ MERGE_KEY = "<<"
 SCALAR_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 KEY_FIX = "quote it; a template such as {{ name }} must be filled in first, and a merge is written <<: *name"
 PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-
-KeyPath = tuple[str | int, ...]
-Position = tuple[str | None, int | None, int | None]
 
 
 class Refused(Exception):

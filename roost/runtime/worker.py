@@ -17,7 +17,7 @@ import ray
 from roost.config.findings import did_you_mean
 from roost.runtime.failures import FailureWatch
 from roost.runtime.result import GroupResult
-from roost.transport.batches import MESSAGE, Groups, Transfer, transfer_limit
+from roost.transport import batches
 from roost.transport.channel import Channel
 from roost.transport.context import DRIVER, Address, ProcessSetup, current_context
 
@@ -134,19 +134,19 @@ class Worker:
         Tensors and arrays, at any depth in containers, go through shared memory on one machine.
         """
         to = Address(dst_group_name, dst_rank)
-        pending = self._transfer.send(obj, [to], MESSAGE, timeout)
+        pending = self._transfer.send(obj, [to], batches.MESSAGE, timeout)
         return pending if async_op else self._waited(f"send {to}", pending.wait)
 
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, timeout: float | None = None) -> Any:
         """Receive the next object sent by a worker; its tensors may be modified in place."""
         source = Address(src_group_name, src_rank)
-        pending = self._transfer.receive(source, MESSAGE, timeout)
+        pending = self._transfer.receive(source, batches.MESSAGE, timeout)
         return pending if async_op else self._waited(f"recv {source}", pending.wait)
 
     def broadcast(
         self,
         obj: Any = None,
-        groups: Groups = (),
+        groups: batches.Groups = (),
         src: Address | tuple[str, int] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
@@ -165,8 +165,6 @@ class Worker:
         The batch is split over this group's workers in rank order. `batch_size` is the total number of rows; by
         default every sender has as many rows as this one.
         """
-        from roost.transport import batches
-
         rows = batches.batch_size_of(batch)
         total = batch_size if batch_size is not None else rows * self._world_size
         receivers = len(self._transfer.group(group_name).nodes)
@@ -180,8 +178,6 @@ class Worker:
 
     def recv_from(self, group_name: str, batch_size: int, tag: str = "", timeout: float | None = None) -> Any:
         """Receive this worker's rows of a batch of `batch_size` rows that a group sends with `send_to`."""
-        from roost.transport import batches
-
         senders = len(self._transfer.group(group_name).nodes)
         pieces = batches.receive_plan(batch_size, senders, self._world_size, self._rank)
         coming = [self._transfer.receive(Address(group_name, piece.peer), f"batch {tag}", timeout) for piece in pieces]
@@ -201,7 +197,7 @@ class Worker:
         """Lock this worker's accelerators against other workers that take the lock. Released if the worker dies."""
         link = current_context().link
         devices = self._setup.devices
-        limit = transfer_limit(timeout)
+        limit = batches.transfer_limit(timeout)
         self._waited("device lock", lambda: link.ask("lock", devices, limit))
         try:
             yield
@@ -275,8 +271,8 @@ class Worker:
         print(f"{time.strftime('%H:%M:%S')} {logging.getLevelName(level):7} {text}", flush=True)
 
     @property
-    def _transfer(self) -> Transfer:
-        return Transfer(current_context())
+    def _transfer(self) -> batches.Transfer:
+        return batches.Transfer(current_context())
 
     def _waited(self, what: str, wait: Callable[[], Any]) -> Any:
         with current_context().recorder.span(what, "wait"):

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 import roost
-from roost.cluster.hardware.problem import Problem
+from roost.cluster.hardware.robot import Problem
 from roost.config.findings import Findings
 from roost.config.interpolation import ExpressionError
 from roost.config.ranks import RankSyntaxError

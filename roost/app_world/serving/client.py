@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from roost.app_world.serving.command_line import ServingLimits, options_of
 from roost.app_world.serving.connection import Connection, ServerLost, ServerRefused
-from roost.app_world.serving.server import GUARD
+from roost.app_world.serving.server import GUARD, serving
 from roost.net.addresses import PortLeases
 from roost.procs.child import last_lines, start_supervised
 from roost.procs.child_env import child_env
@@ -127,8 +127,6 @@ class LocalServer:
         self.is_running = False
 
     async def start(self) -> str:
-        from roost.app_world.serving.server import serving
-
         await self.stop()
         url = await self._serving.enter_async_context(serving(self._limits))
         self.is_running = True

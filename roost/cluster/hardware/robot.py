@@ -6,15 +6,14 @@ it is connected to. Nothing here talks to a robot: whether it answers is for the
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from roost.cluster.hardware.problem import Problem, explain
-
-__all__ = ["HardwareConfig", "NodeRank", "Problem", "fill_from_environment", "parse_config"]
+from pydantic_core import ErrorDetails
 
 NodeRank = Annotated[int, Field(strict=True, ge=0)]
 
@@ -44,6 +43,24 @@ class HardwareConfig(BaseModel):
         return self.kind
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: in which field, what is wrong, and what to write instead.
+
+    >>> print(Problem("RST-H042", ("camera_serials", 0), "1234 is not text", 'put it in quotes: "1234"'))
+    camera_serials[0]: 1234 is not text; put it in quotes: "1234"
+    """
+
+    code: str  # of the finding
+    field: tuple[str | int, ...]
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.field).lstrip(".")
+        return f"{path}: {self.what}; {self.fix}" if path else f"{self.what}; {self.fix}"
+
+
 Config = TypeVar("Config", bound=HardwareConfig)
 
 
@@ -68,7 +85,7 @@ def parse_config(kind_class: type[Config], mapping: object) -> Config | list[Pro
     try:
         return kind_class.model_validate(dict(mapping))
     except ValidationError as error:
-        return [explain(kind_class.kind, kind_class, found) for found in error.errors(include_url=False)]
+        return [_explained(kind_class.kind, kind_class, found) for found in error.errors(include_url=False)]
 
 
 def fill_from_environment(
@@ -168,3 +185,56 @@ def _checked(kind_class: type[Config], item: Mapping[str, Any]) -> Config:
         found = ", and ".join(f"{str(problem.field[0]).upper()}: {problem.what}; {problem.fix}" for problem in result)
         raise ValueError(f"environment of node {item['node_rank']}: {found}")
     return result
+
+
+# What pydantic calls a wrong type, and what the user should have written.
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
+
+
+def _explained(kind: str, kind_class: type[BaseModel], error: ErrorDetails) -> Problem:
+    """Turn one of pydantic's errors into a problem in the words of someone who edits a YAML file."""
+    field, value, context = error["loc"], error["input"], error.get("ctx", {})
+    if error["type"] == "missing":
+        description = kind_class.model_fields[str(field[0])].description if len(field) == 1 else None
+        return Problem(
+            "RST-H040", field, "is missing", f"add {field[-1]}" + (f", {description}" if description else "")
+        )
+    if error["type"] == "extra_forbidden" and len(field) == 1:
+        return Problem("RST-H041", field, f"is not a field of {kind}", _nearest_field(kind_class, str(field[0])))
+    if "fix" in context:  # raised by a check that knows what to write
+        return Problem("RST-H043", field, error["msg"], context["fix"])
+    if error["type"] == "literal_error":
+        return Problem("RST-H042", field, f"{value!r} is not one of the choices", f"write {context['expected']}")
+    if error["type"] in _EXPECTED:
+        expected = _EXPECTED[error["type"]]
+        return Problem("RST-H042", field, f"{value!r} is not {expected}", _as_expected(expected, value))
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return Problem(
+        "RST-H042", field, f"{value!r} is not allowed", f"it {reason}" if reason.startswith("should") else reason
+    )
+
+
+def _nearest_field(kind_class: type[BaseModel], name: str) -> str:
+    near = difflib.get_close_matches(name, kind_class.model_fields, n=1)
+    return f"did you mean {near[0]}?" if near else f"remove it; the fields are {', '.join(kind_class.model_fields)}"
+
+
+def _as_expected(expected: str, value: object) -> str:
+    if expected == "a whole number" and isinstance(value, str) and value.strip().isdigit():
+        return f"write {int(value)} without quotes"
+    if expected == "text" and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'put it in quotes: "{value}"'
+    if expected == "a list" and isinstance(value, str):
+        return f'write it as a list: ["{value}"]'
+    return f"write {expected}"

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.config.findings import Findings, Where, shown
+from roost.config.findings import Findings, KeyPath, Position, Where, shown
 from roost.config.frameworks.toml import parse_toml, read_toml
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
 from roost.config.source import Source, Unresolved, parse_yaml, read_text, read_yaml
-from roost.config.yaml_events import KeyPath, Position
 
 if TYPE_CHECKING:
     from roost.config.shell.state import Command, Unknown, Value

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
+from roost.config.findings import (
+    MAX_ACCELERATORS_PER_NODE,
+    MAX_NODES,
+    Findings,
+    KeyPath,
+    Position,
+    Where,
+    counted,
+    remainder,
+)
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
@@ -51,7 +60,6 @@ from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
 from roost.config.notations.algorithm import JOB_NAME, completion_of
 from roost.config.shell.state import Command, Value
 from roost.config.source import Section, Source
-from roost.config.yaml_events import KeyPath, Position
 
 VERSION = "prime-rl of 2026-08-21 (559b44772)"
 DEFAULTS: Mapping[str, Any] = {

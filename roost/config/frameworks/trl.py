@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Where, counted
+from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Position, Where, counted
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
@@ -52,7 +52,6 @@ from roost.config.job import (
 from roost.config.notations.algorithm import RESPONSE, algorithm_of
 from roost.config.shell.state import Command, Reading, Value
 from roost.config.source import Section, Unresolved, read_text
-from roost.config.yaml_events import Position
 
 VERSION = "TRL of 2026-07-24 (f2cd57710)"
 DEFAULTS: Mapping[str, Any] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.children import SCRIPT, Child
 from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
@@ -29,7 +30,6 @@ from roost.config.shell.state import (
     text_value,
 )
 from roost.config.shell.syntax import Assignment, Input, Literal, Word
-from roost.config.yaml_events import Position
 
 _OF_SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PMI_", "OMPI_")  # variables that a job has where it runs
 MAX_NESTED = 10  # scripts, functions and `bash -c` within each other

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from roost.config.findings import Findings
+from roost.config.findings import Findings, KeyPath, Position
 from roost.config.shell.state import State, Unknown, Value, of_unknown
 from roost.config.source import parse_yaml
-from roost.config.yaml_events import KeyPath, Position
 
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 DOCKER = ("docker", "podman", "nerdctl")

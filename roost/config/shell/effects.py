@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from roost.config.findings import Position
 from roost.config.shell.state import State, Value
 from roost.config.shell.syntax import (
     AndOr,
@@ -19,7 +20,6 @@ from roost.config.shell.syntax import (
     Statement,
     Word,
 )
-from roost.config.yaml_events import Position
 
 # Commands whose failure a script is not written for: what follows `&&` is taken to run.
 _SUCCEED = """mkdir cd pushd popd pip pip3 uv conda module ray export declare local readonly typeset wget curl source .

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.braces import with_braces
 from roost.config.shell.patterns import compiled, with_classes
@@ -23,7 +24,6 @@ from roost.config.shell.syntax import (
     placed,
     places_of,
 )
-from roost.config.yaml_events import Position
 
 MAX_WORDS = 5_000  # that one word may become
 MAX_BRACES = 1_000_000  # of one word, times its characters

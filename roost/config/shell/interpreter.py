@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.branches import Branches
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED
@@ -67,7 +68,6 @@ from roost.config.shell.syntax import (
     Word,
     places_of,
 )
-from roost.config.yaml_events import Position
 
 MAX_STEPS = 30_000  # statements of one reading
 MAX_COMMANDS = 2_000

@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from roost.config.findings import Position
 from roost.config.shell.state import Value
-from roost.config.yaml_events import Position
 
 _LETTERS = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus"}
 _VARIABLES: Mapping[str, Sequence[str]] = {

@@ -8,8 +8,8 @@ from itertools import compress
 from operator import is_not
 from pathlib import Path
 
+from roost.config.findings import Position
 from roost.config.shell.syntax import Choice, ShellError, SourceText, Statement, joined_text, places_of, position_in
-from roost.config.yaml_events import Position
 
 MAX_SHOWN = 60
 IFS = " \t\n"  # that a shell begins with

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from roost.config.yaml_events import Position
+from roost.config.findings import Position
 
 
 class ShellError(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
+from roost.config.findings import Position
 from roost.config.shell.syntax import (
     Arithmetic,
     Input,
@@ -24,7 +25,6 @@ from roost.config.shell.syntax import (
     position_in,
     word_of,
 )
-from roost.config.yaml_events import Position
 
 MAX_DEPTH = 30  # of statements and expansions within each other; each level is some frames of Python's stack
 END_OF_WORD = " \t\n;&|()<>"
