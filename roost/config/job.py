@@ -159,6 +159,10 @@ class ParallelSizes:
     shard: int | None = None  # processes that FSDP shards a learner over, context groups among them; None: all
     expert_tensor: int | None = None  # processes of Megatron that each expert is split over; None: as tensor
 
+    def __post_init__(self) -> None:
+        if self.expert_tensor == self.tensor:  # one way to say it
+            object.__setattr__(self, "expert_tensor", None)
+
     @property
     def model(self) -> int:
         return self.tensor * self.pipeline * self.context

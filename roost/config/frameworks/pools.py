@@ -177,8 +177,7 @@ def megatron_sizes(
     others = (default.tensor, default.pipeline, default.context, default.expert)
     sizes = ParallelSizes(*(section.whole_number(key, 1, other) or 1 for key, other in zip(keys, others, strict=True)))
     of_experts = f"--{EXPERT_TENSOR.replace('_', '-')}" if are_flags else EXPERT_TENSOR
-    written = section.whole_number(of_experts, 1, default.expert_tensor)
-    return replace(sizes, expert_tensor=None if written == sizes.tensor else written)
+    return replace(sizes, expert_tensor=section.whole_number(of_experts, 1, default.expert_tensor))
 
 
 def check_expert_parts(sizes: ParallelSizes, count: int, where: Where, part: Section, what: str = "learner") -> None:

@@ -85,7 +85,7 @@ TABLE = (
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.tensor_model_parallel_size
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.pipeline_model_parallel_size
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.context_parallel_size
-        {actor,critic,inference,reference,actor_inference,critic_inference}.model.expert_model_parallel_size
+        {actor,critic,inference,reference,actor_inference,critic_inference}.model.{expert_model_parallel_size,expert_tensor_parallel_size}
         actor.model.seq_length
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.{model_path,precision,is_lora,lora_rank}
         {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
@@ -181,7 +181,7 @@ TABLE = (
         data.{lazy_load,prefetch_factor,parquet_cache_size,pin_memory,persistent_workers}
         {actor,critic,inference,reference}.model.{recompute_*,tp_comm_overlap*,*_fusion}
         {actor,critic,inference,reference}.model.{sequence_parallel,moe_token_dispatcher_type}
-        {actor,critic,inference,reference}.model.{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size}
+        {actor,critic,inference,reference}.model.virtual_pipeline_model_parallel_size
         {actor,critic,inference}.{calculate_flops,enable_dp_load_balance,eval_batch_size,pack_traj}""",
     ),
     Entry(

@@ -68,7 +68,7 @@ TABLE = (
         ROLE.strategy_args.strategy_config.{tensor_parallel_size,pipeline_parallel_size,data_parallel_size}
         ROLE.strategy_args.strategy_config.{tensor_model_parallel_size,pipeline_model_parallel_size,context_parallel_size}
         ROLE.strategy_args.strategy_config.{expert_model_parallel_size,gpu_memory_utilization,mem_fraction_static}
-        ROLE.strategy_args.strategy_config.{enable_sleep_mode,fsdp_size}
+        ROLE.strategy_args.strategy_config.{expert_tensor_parallel_size,enable_sleep_mode,fsdp_size}
         ROLE.model_args.{model_name_or_path,dtype,lora_rank,lora_target,ulysses_size}
         ROLE.training_args.per_device_train_batch_size
         {train,val}_env_manager.{num_env_groups,group_size,group_size_redundancy,max_env_num_per_worker}""",
@@ -203,7 +203,7 @@ TABLE = (
     Entry(
         STRATEGY,
         """ROLE.strategy_args.strategy_config.**
-        ROLE.strategy_args.strategy_config.{virtual_pipeline_model_parallel_size,expert_tensor_parallel_size}""",
+        ROLE.strategy_args.strategy_config.virtual_pipeline_model_parallel_size""",
     ),
     Entry(MODEL, "ROLE.model_args.{model_type,num_labels,model_config_kwargs.**}"),
     Entry(COPIES, "batch_adjust_mode"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from roost.config.findings import shown
+from roost.config.findings import Where, shown
 from roost.config.frameworks import trl_train as training_trl, verl_train as training_verl
 from roost.config.job import EXPERT_TENSOR, Job, Notation, size_place
 from roost.config.notations import (
@@ -139,13 +139,16 @@ _SIZES = {Notation.RLINF: ("model",), Notation.ROLL: ("strategy_args", "strategy
 
 def refuse_cut_experts(root: Section, job: Job) -> None:
     """An error for each learner whose single experts are to be cut over ranks, as Megatron can."""
-    found = [
-        (part.parallel.expert_tensor, size_place(part.where, part.written_name, "expert_tensor"))
-        for part in job.components
-    ]
-    for name in root.values if job.notation in _SIZES else ():
-        section = root.below(str(name), *_SIZES[job.notation])
-        found.append((section.values.get(EXPERT_TENSOR), section.where(EXPERT_TENSOR)))
+    found: list[tuple[Any, Where]] = []
+    if job.notation in _SIZES:  # as written: ParallelSizes drops a size that equals the tensor size
+        for name in root.values:
+            section = root.below(str(name), *_SIZES[job.notation])
+            found.append((section.values.get(EXPERT_TENSOR), section.where(EXPERT_TENSOR)))
+    else:
+        found += [
+            (part.parallel.expert_tensor, size_place(part.where, part.written_name, "expert_tensor"))
+            for part in job.components
+        ]
     for size, where in found:
         if isinstance(size, int) and size > 1:
             root.findings.error(

@@ -10,6 +10,7 @@ from roost.config.data import is_teacher
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, did_you_mean, shown
 from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
+    EXPERT_TENSOR,
     OFFLOADED_PARTS,
     Component,
     Job,
@@ -194,7 +195,7 @@ def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
     """Keys that Roost reads or knows in sections of other programs."""
     sizes = (
         "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
-        "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+        "context_parallel_size", "expert_model_parallel_size", EXPERT_TENSOR,
     )  # fmt: skip
     learners = [(root.below(name, "model"), sizes) for name in ("actor", "critic")]
     engine = (root.below("rollout"), ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"))
@@ -301,6 +302,7 @@ def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
         context=model.whole_number("context_parallel_size", 1, default.context) or 1,
         expert=model.whole_number("expert_model_parallel_size", 1, 1) or 1,
         shard=default.shard,
+        expert_tensor=model.whole_number(EXPERT_TENSOR, 1),
     )
 
 

@@ -12,6 +12,7 @@ from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, MAX_PROC
 from roost.config.interpolation import ExpressionError, parse_devices
 from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
+    EXPERT_TENSOR,
     OFFLOADED_PARTS,
     Component,
     CpuWorkers,
@@ -165,8 +166,7 @@ STRATEGIES = ("vllm", "sglang", "hf_infer", "megatron_train", "megatron_infer", 
 STRATEGY_SIZES = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "tensor_model_parallel_size",
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "context_parallel_size",
-    "expert_model_parallel_size", "expert_tensor_parallel_size", "gpu_memory_utilization", "mem_fraction_static",
-    "fsdp_size",
+    "expert_model_parallel_size", EXPERT_TENSOR, "gpu_memory_utilization", "mem_fraction_static", "fsdp_size",
 )  # fmt: skip
 # Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
 MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
@@ -433,6 +433,7 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
         context=_context_size(section.below("model_args"), config),
         expert=config.whole_number("expert_model_parallel_size", 1, 1) or 1,
         shard=shard if is_sharded and shard > 1 else None,  # ROLL shards over all for 1
+        expert_tensor=None if is_sharded else config.whole_number(EXPERT_TENSOR, 1),
     ), name
 
 

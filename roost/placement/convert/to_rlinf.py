@@ -10,7 +10,7 @@ import numpy as np
 
 from roost.cluster.inventory import Group, Inventory
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation, ParallelSizes, Role, Sharding
+from roost.config.job import EXPERT_TENSOR, Notation, ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT, RESPONSE
 from roost.config.ranks import spell_ranks
@@ -181,7 +181,8 @@ def _sizes(part: ComponentPlan, is_written: bool) -> dict[str, int]:
             "expert_model_parallel_size": sizes.expert,
         }
     always = tuple(named)[:2] if is_written or sizes != ParallelSizes() else ()
-    return {key: size for key, size in named.items() if size > 1 or key in always}
+    found = {key: size for key, size in named.items() if size > 1 or key in always}
+    return found if sizes.expert_tensor is None else found | {EXPERT_TENSOR: sizes.expert_tensor}
 
 
 def _placement(part: ComponentPlan, findings: Findings, own_group: Mapping[str, Any] | None) -> str | dict[str, str]:

@@ -26,7 +26,15 @@ from roost.config.notations.algorithm import (
 from roost.config.ranks import spell_ranks
 from roost.config.train_choices import RewardScope
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.parts import KEEP, estimator_word, given, precision, says_recomputing
+from roost.placement.convert.parts import (
+    KEEP,
+    above_one,
+    estimator_word,
+    given,
+    megatron_sizes,
+    precision,
+    says_recomputing,
+)
 from roost.placement.plan import Plan, backend, uses_model, whitens, with_reference
 
 ROLES = {"actor": "actor_train", "rollout": "actor_infer"}
@@ -179,23 +187,16 @@ def _settings(part: ComponentPlan, strategy: str) -> dict[str, Any]:
     """The parallel sizes, and an engine's memory."""
     sizes = part.parallel
     if strategy.startswith("megatron"):
-        named = {
-            "tensor_model_parallel_size": sizes.tensor,
-            "pipeline_model_parallel_size": sizes.pipeline,
-            "context_parallel_size": sizes.context,
-            "expert_model_parallel_size": sizes.expert,
-        }
+        written = megatron_sizes(sizes)
     elif strategy.startswith("fsdp2"):
-        named = {
-            "tensor_model_parallel_size": sizes.tensor,
-            "pipeline_model_parallel_size": sizes.pipeline,
-            "expert_model_parallel_size": sizes.expert,
-        }
+        written = above_one(
+            tensor_model_parallel_size=sizes.tensor,
+            pipeline_model_parallel_size=sizes.pipeline,
+            expert_model_parallel_size=sizes.expert,
+            fsdp_size=sizes.shard or 1,
+        )
     else:
-        named = {"tensor_parallel_size": sizes.tensor, "pipeline_parallel_size": sizes.pipeline}
-    written: dict[str, Any] = {key: size for key, size in named.items() if size > 1}
-    if strategy.startswith("fsdp2") and sizes.shard is not None and sizes.shard > 1:
-        written["fsdp_size"] = sizes.shard
+        written = above_one(tensor_parallel_size=sizes.tensor, pipeline_parallel_size=sizes.pipeline)
     if part.model.memory_fraction is not None:
         key = "mem_fraction_static" if strategy == "sglang" else "gpu_memory_utilization"
         written[key] = part.model.memory_fraction

@@ -7,7 +7,7 @@ import pytest
 import roost
 from roost.config.compose import load
 from roost.config.findings import Findings
-from roost.config.job import Notation
+from roost.config.job import Notation, Role
 from roost.config.notations.notation import read_job
 from roost.placement.convert.convert_plan import convert_plan
 from roost.placement.diff import diff_plans
@@ -72,6 +72,41 @@ def test_the_experts_of_megatron_are_counted_by_it(tmp_path):
     assert held_parameters(shape, sizes) == shape.dense_parameters / 4 + shape.expert_parameters / 4
 
 
+RLINF = """
+cluster: {{num_nodes: 1, num_gpus_per_node: 8, component_placement: {{actor: 0-7}}}}
+actor: {{training_backend: megatron, model: {{tensor_model_parallel_size: 4, expert_tensor_parallel_size: {size}}}}}
+"""
+ROLL = """
+num_gpus_per_node: 8
+pretrain: model
+actor_train:
+  device_mapping: list(range(0,8))
+  strategy_args:
+    strategy_name: {strategy}
+    strategy_config: {{tensor_model_parallel_size: 4, expert_tensor_parallel_size: {size}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "found"),
+    [
+        pytest.param(RLINF, 1, 1, id="rlinf"),
+        pytest.param(RLINF, 4, None, id="rlinf, the tensor size"),
+        pytest.param(RLINF, "null", None, id="rlinf, null"),
+        pytest.param(ROLL.replace("{strategy}", "megatron_train"), 2, 2, id="roll"),
+        pytest.param(ROLL.replace("{strategy}", "megatron_train"), 4, None, id="roll, the tensor size"),
+        pytest.param(ROLL.replace("{strategy}", "fsdp2_train"), 2, None, id="roll without Megatron"),
+    ],
+)
+def test_it_is_read_from_the_keys_of_rlinf_and_roll(text, size, found, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(text.format(size=size))
+    learner = roost.plan(file).components[0]
+    assert (learner.role, learner.parallel.tensor, learner.parallel.expert_tensor) == (Role.LEARNER, 4, found)
+    written = convert_plan(roost.plan(file), Notation.RLINF, Findings())
+    assert written is not None and (f"expert_tensor_parallel_size: {found}" in written.text) == (found is not None)
+
+
 @pytest.mark.parametrize(("size", "parts"), [(1, None), (2, None), (3, 12), (8, 32)])
 def test_it_divides_the_gpus(size, parts, tmp_path):
     errors = errors_of(tmp_path, f"{SIZES} {OF_EXPERTS}={size}")
@@ -96,7 +131,7 @@ def test_it_is_written_or_named(target, tmp_path):
     assert written is not None, [str(error) for error in findings.errors]
     is_written = "expert_tensor_parallel_size" in str(written.values).replace("-", "_")
     named = [each.what for each in findings.warnings if "expert_tensor 1 -> nothing" in each.what]
-    of_megatron = target in ("verl", "slime", "nemo", "skyrl")
+    of_megatron = target not in ("openrlhf", "rlinf")  # RLinf cannot express this placement with these sizes
     assert (is_written, bool(named)) == (of_megatron, not of_megatron)
 
 
