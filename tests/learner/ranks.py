@@ -1,12 +1,15 @@
-"""Learners of several ranks, in processes of their own."""
+"""Learners of several ranks, in processes of their own, and the meshes of two and of four ranks."""
 
+import dataclasses
 import socket
 import traceback
+from itertools import product, starmap
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from roost.config.job import MeshSizes, ParallelSizes
 from roost.learner.distributed import close_distributed, init_distributed
 from roost.learner.forward import POLICY
 from roost.learner.learner import Learner
@@ -15,6 +18,24 @@ from tests.learner.random_samples import CPU
 from tests.limits import HANG_S
 
 READ = PreTrainedModel.__dict__["from_pretrained"]
+
+
+def ranks_of(mesh):
+    return mesh.data * mesh.model
+
+
+def sizes_of(mesh):
+    return ParallelSizes(tensor=mesh.tensor, context=mesh.context, shard=mesh.fsdp, expert=mesh.expert)
+
+
+MESHES = [mesh for mesh in starmap(MeshSizes, product((1, 2, 4), repeat=4)) if ranks_of(mesh) in (2, 4)]
+# Every way to divide experts over them: among the ranks of one copy, and over all of a tensor group.
+EXPERT = [
+    dataclasses.replace(mesh, expert=size)
+    for mesh in MESHES
+    for size in (2, 4)
+    if mesh.fsdp * mesh.tensor % size == 0 and size % mesh.tensor == 0
+]
 
 
 def on_ranks(count, work, *arguments, limit_s=HANG_S):
@@ -52,6 +73,14 @@ def _run(rank, count, port, results, work, arguments, limit_s):
         close_distributed()
     except BaseException:
         results.put((rank, traceback.format_exc()))
+
+
+def meet_in_pairs(rank, folder):
+    """Go on from one world of four ranks in two of two ranks, side by side, of which the first reads a model."""
+    close_distributed()
+    if rank == 2:
+        PreTrainedModel.from_pretrained = READ
+    init_distributed(rank % 2, 2, "", 0, CPU, HANG_S, Path(folder) / f"meeting {rank // 2}")
 
 
 def learn_and_keep(rank, settings, shares, totals, folder, head=POLICY):

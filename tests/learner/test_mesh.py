@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from roost.config.job import MeshSizes, ParallelSizes
 from roost.config.train import AdapterSettings, LossSettings, OptimizerType
@@ -20,7 +20,7 @@ from roost.engines.protocol import InFlight
 from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.source import WeightStream
 from roost.learner.adapter import add_adapter
-from roost.learner.distributed import close_distributed, init_distributed, rank as rank_of
+from roost.learner.distributed import rank as rank_of
 from roost.learner.forward import POLICY, VALUE, _of_logits
 from roost.learner.learner import Learner
 from roost.learner.parallel.mesh import check_experts, expert_modules
@@ -31,8 +31,7 @@ from roost.placement.memory.model import DIVIDED_LOGIT_BYTES, LOGIT_BYTES
 from roost.torch_engine.engine import EngineSettings, TorchEngine
 from roost.torch_engine.server import UpdateDesk
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
-from tests.learner.ranks import READ, on_ranks, weights
-from tests.limits import HANG_S
+from tests.learner.ranks import EXPERT, MESHES, meet_in_pairs, on_ranks, ranks_of, sizes_of, weights
 
 # Samples of four ranks in each step: one rank has none, and lengths do not divide.
 SHARES = [
@@ -43,39 +42,13 @@ TOTALS = [totals_of([sample for share in shares for sample in share]) for shares
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
 ENTROPY = LossSettings(entropy_coef=0.01)
 RECOMPUTED = {"activation_checkpointing": True}
-MESHES = {
-    2: [MeshSizes(2, 1, 1, 1), MeshSizes(1, 2, 1, 1), MeshSizes(1, 1, 2, 1), MeshSizes(1, 1, 1, 2)],
-    4: [
-        MeshSizes(r, s, c, t)
-        for r in (1, 2, 4)
-        for s in (1, 2, 4)
-        for c in (1, 2, 4)
-        for t in (1, 2, 4)
-        if r * s * c * t == 4
-    ],
-}
-TENSOR = [mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor > 1]
-EXPERT = [
-    MeshSizes(shard=2, expert=2),
-    MeshSizes(context=2, expert=2),
-    MeshSizes(shard=4, expert=2),
-    MeshSizes(shard=4, expert=4),
-    MeshSizes(replicate=2, shard=2, expert=2),
-    MeshSizes(shard=2, context=2, expert=2),
-    MeshSizes(shard=2, context=2, expert=4),
-    MeshSizes(tensor=2, expert=2),
-    MeshSizes(tensor=4, expert=4),
-    MeshSizes(shard=2, tensor=2, expert=2),
-    MeshSizes(shard=2, tensor=2, expert=4),
-    MeshSizes(replicate=2, tensor=2, expert=2),
-    MeshSizes(context=2, tensor=2, expert=4),
-]
-MIXTURE = [*(mesh for meshes in MESHES.values() for mesh in meshes if mesh.tensor == 1), *EXPERT]
+TENSOR = [mesh for mesh in MESHES if mesh.tensor > 1]
+MIXTURE = [*(mesh for mesh in MESHES if mesh.tensor == 1), *EXPERT]
 OF_ONE_BATCH = [MeshSizes(context=2), MeshSizes(context=4, expert=4), MeshSizes(context=2, tensor=2, expert=2)]
 BALANCED = {"router_aux_loss_coef": 0.5, **RECOMPUTED}  # of micro-batches, which are those of one rank here
 # One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
 CASES = {
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, [*MESHES[2], *MESHES[4]]),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, MESHES),
     "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
     "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
     "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
@@ -98,14 +71,6 @@ MUON_MESH = MeshSizes(shard=2, tensor=2)
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
 OTHER = ["vocabulary", "logits", "muon", *(("rounded", *run) for run in ROUNDED_RUNS)]
 SENT = [("mixture", mesh) for mesh in EXPERT]
-
-
-def ranks_of(mesh):
-    return mesh.data * mesh.model
-
-
-def sizes_of(mesh):
-    return ParallelSizes(tensor=mesh.tensor, context=mesh.context, shard=mesh.fsdp, expert=mesh.expert)
 
 
 def shares_of(name, ranks):
@@ -132,10 +97,7 @@ def learn_on_meshes(rank, settings, folder):
         if ranks_of(run[1]) == 4:
             found[run] = learn_and_resume(rank, run, settings[run[0]], folder)
     found["muon"] = learn_twice(rank, with_muon(settings["qwen3"]), MUON_MESH)
-    close_distributed()
-    if rank == 2:
-        PreTrainedModel.from_pretrained = READ  # the first of its world reads the model
-    init_distributed(rank % 2, 2, "", 0, CPU, HANG_S, folder / f"meeting {rank // 2}")
+    meet_in_pairs(rank, folder)
     pairs = [run for run in RUNS if ranks_of(run[1]) == 2]
     for run in pairs[rank // 2 :: 2]:
         found[run] = learn_and_resume(rank % 2, run, settings[run[0]], folder)

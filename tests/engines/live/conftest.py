@@ -16,6 +16,7 @@ from roost.engines.http_calls import TimeLimits
 from roost.engines.server_process import ServerProcess, start_ready
 from roost.engines.tiny_model import write_tiny_model
 
+collect_ignore = ["packed_experts.py"]  # imports vLLM
 VLLM_PYTHON = "ROOST_VLLM_PYTHON"
 READY_LIMIT = 1200.0  # seconds; vLLM takes up to two minutes on two cores
 # Long enough for a request that is still under way when a server that gets little of a busy machine hears of the next.
