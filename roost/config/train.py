@@ -194,6 +194,9 @@ class SamplingSettings:
         return tuple(name for name, is_cut in cuts.items() if is_cut)
 
 
+MOST_ADAPTIVE_EPISODES = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
     """Samples of a step, and when its rollout ends."""
@@ -243,6 +246,13 @@ class RolloutSettings:
     def concurrency(self, is_single_turn: bool) -> int:
         """Episodes that run at the same time; those of a single turn need nothing but the engine."""
         return self.max_concurrent_episodes or (1024 if is_single_turn else 256)
+
+    @property
+    def largest_concurrency(self) -> int:
+        """Episodes of a single turn that may run at the same time, with `adaptive_concurrency` as well."""
+        if self.adaptive_concurrency and self.max_concurrent_episodes is None:
+            return MOST_ADAPTIVE_EPISODES
+        return self.concurrency(is_single_turn=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +398,22 @@ class TrainSettings:
         return read_teachers(self.teacher, Where(), Findings())
 
     @property
+    def critic_alone_steps(self) -> int:
+        """Training steps at the beginning in which the policy does not learn."""
+        has_critic = self.advantage.advantage_estimator is AdvantageEstimator.GAE
+        return self.critic_warmup_steps if has_critic else 0
+
+    def with_schedule(self) -> TrainSettings:
+        """The settings with the optimizer steps of the policy's schedule, which begins when the policy learns."""
+        steps = max(1, self.max_steps - self.critic_alone_steps) if self.max_steps else 0
+        optimizer = replace(self.learner.optimizer, total_steps=steps * self.optimizer_steps)
+        return replace(self, learner=replace(self.learner, optimizer=optimizer))
+
+    @property
     def critic_optimizer(self) -> OptimizerSettings:
-        """The policy's optimizer with the critic's own learning rate and warm-up, where it has them."""
-        found, rate, warmup = self.learner.optimizer, self.critic_learning_rate, self.critic_lr_warmup_steps
+        """The policy's optimizer over the whole run, with the critic's own learning rate and warm-up if it has them."""
+        found = replace(self.learner.optimizer, total_steps=(self.max_steps or 0) * self.optimizer_steps)
+        rate, warmup = self.critic_learning_rate, self.critic_lr_warmup_steps
         found = found if rate is None else replace(found, learning_rate=rate)
         return found if warmup is None else replace(found, warmup_steps=warmup, warmup_ratio=0.0)
 
@@ -405,12 +428,14 @@ class TrainSettings:
         >>> rollout = RolloutSettings(prompts_per_step=10, num_generations=8)
         >>> TrainSettings(LearnerSettings("m"), rollout=rollout, engine_options={"max_context": 100}).kv_sequences
         (80, 100)
+        >>> RolloutSettings().largest_concurrency, RolloutSettings(adaptive_concurrency=True).largest_concurrency
+        (1024, 4096)
         """
         context: Any = self.engine_options.get("max_context")
         rollout, evaluation = self.rollout, self.evaluation
         if not is_count(context) or rollout.dynamic_sampling or self.max_staleness:
             return None
-        most = rollout.concurrency(is_single_turn=True)
+        most = rollout.largest_concurrency
         sampled = rollout.prompts_per_step * (rollout.num_generations + rollout.extra_generations)
         evaluated = evaluation.eval_tasks * evaluation.eval_samples or most  # 0 tasks: all
         return min(max(sampled, evaluated), most), int(context)
@@ -446,8 +471,7 @@ class TrainSettings:
             return self
         bound = count // self.rollout.prompts_per_step * self.max_epochs
         steps = bound if self.max_steps is None else min(bound, self.max_steps)
-        optimizer = replace(self.learner.optimizer, total_steps=steps * self.optimizer_steps)
-        return replace(self, max_steps=steps, max_epochs=None, learner=replace(self.learner, optimizer=optimizer))
+        return replace(self, max_steps=steps, max_epochs=None).with_schedule()
 
 
 # Settings without a meaning in supervised training: there are no engines, rewards and advantages.

@@ -423,7 +423,6 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     rollout, sampling = RolloutSettings(**part("rollout")), SamplingSettings(**part("sampling"))
     minibatches = _minibatches(values, rollout, job, root)
     steps = values.get("max_steps", None if "max_epochs" in values else default_of("max_steps"))
-    total_steps = (steps or 0) * values.get("ppo_epochs", 1) * minibatches
     old_logprobs = OldLogprobs.DECOUPLED if values.get("max_staleness") else OldLogprobs.RECOMPUTE
     loss = {"old_logprobs": old_logprobs, **part("learner.loss")}
     if values.get("objective") is Objective.SFT:
@@ -441,7 +440,7 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         router_replay=sampling.router_replay,
         seed=values.get("seed", 0),
         offloads=actor.model.offloads if actor is not None else (),
-        optimizer=OptimizerSettings(**part("learner.optimizer"), total_steps=total_steps),
+        optimizer=OptimizerSettings(**part("learner.optimizer")),
         loss=LossSettings(**loss),
     )
     run = {name: value for name, value in part("").items() if name != "minibatch_size"}
@@ -456,7 +455,7 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         rollout=rollout,
         evaluation=EvaluationSettings(**part("evaluation")),
         checkpoint=CheckpointSettings(**part("checkpoint")),
-    )
+    ).with_schedule()
 
 
 STEP_GAMMA = 0.95  # ROLL's

@@ -395,8 +395,9 @@ class Loop:
         left_out = self._left_out(totals)
         if self._is_critic_alone or left_out:
             return {**await self._critic_step(part, totals, position), **left_out}
+        own = position - self.settings.critic_alone_steps * self.settings.optimizer_steps
         policy, critic = await asyncio.gather(
-            self.models.policy.learn(part, totals, position), self._critic_step(part, totals, position)
+            self.models.policy.learn(part, totals, own), self._critic_step(part, totals, position)
         )
         return {**policy, **critic}
 
@@ -412,7 +413,7 @@ class Loop:
     @property
     def _is_critic_alone(self) -> bool:
         """Return True in the first steps of a run, if the policy does not learn in them."""
-        return self.models.critic is not None and self.state.step < self.settings.critic_warmup_steps
+        return self.models.critic is not None and self.state.step < self.settings.critic_alone_steps
 
     async def _critic_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
         """An optimizer step of the critic, if there is one; it learns from what the policy leaves out as well."""

@@ -88,7 +88,6 @@ RESTARTS = 3  # without a step in between
 HOW_TO_GO_ON = "when the nodes are there again, or the config places less, add --resume to the command"
 LOOK_EVERY = 0.5  # seconds
 CANCEL_LIMIT = 60.0  # seconds for a run to end after it was cancelled
-MOST_EPISODES = 4096  # with adaptive_concurrency, unless max_concurrent_episodes says otherwise
 
 OpenView = Callable[[int, int], LiveView]  # total steps, steps already done
 
@@ -507,7 +506,7 @@ class Trainer(Stoppable):
         )
         self._loop = loop
         if settings.rollout.adaptive_concurrency:
-            most = settings.rollout.max_concurrent_episodes or MOST_EPISODES
+            most = settings.rollout.largest_concurrency
             self._control = ConcurrencyControl(feed.slots, models.fleet.loads, most, self._watching.note)
         try:
             async with self._control.running() if self._control is not None else contextlib.nullcontext():

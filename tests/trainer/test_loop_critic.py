@@ -26,6 +26,9 @@ def test_a_critic_may_learn_alone_first():
     gae = AdvantageSettings(AdvantageEstimator.GAE)
     run = trained(settings_of(max_steps=3, critic_warmup_steps=2, advantage=gae), has_critic=True)
     assert (len(run.critic.learnt), len(run.policy.learnt)) == (3, 1)
+    assert (run.critic.positions, run.policy.positions) == ([0, 1, 2], [0]), (
+        "the policy's schedule begins when it learns"
+    )
 
 
 @pytest.mark.parametrize(("warmup", "rejected"), [(0, 1.0), (1, None)], ids=["both", "critic alone"])
