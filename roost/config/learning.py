@@ -384,13 +384,18 @@ class LossSettings:
 
         >>> LossSettings(old_logprobs=OldLogprobs.DECOUPLED).weight_level.value, LossSettings().weight_level.value
         ('token', 'none')
+        >>> gspo = LossSettings(importance_sampling_level=ImportanceSamplingLevel.SEQUENCE)
+        >>> replace(gspo, old_logprobs=OldLogprobs.DECOUPLED).weight_level.value
+        'token'
         """
         if self.rollout_is is not None:
             return self.rollout_is
         if self.old_logprobs is not OldLogprobs.DECOUPLED:
             return ImportanceSamplingLevel.NONE
         level = self.importance_sampling_level
-        return ImportanceSamplingLevel.TOKEN if level is ImportanceSamplingLevel.NONE else level
+        # A mean over many tokens is near 1 however stale they are, so it would correct nothing.
+        is_product = level in (ImportanceSamplingLevel.TURN, ImportanceSamplingLevel.TRAJECTORY)
+        return level if is_product else ImportanceSamplingLevel.TOKEN
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:

@@ -372,7 +372,7 @@ def policy_part(
     )
     loss, stats = policy_loss(batch, settings, totals)
     has_ratio = settings.importance_sampling_level is not ImportanceSamplingLevel.NONE
-    if has_ratio and settings.old_logprobs is OldLogprobs.ROLLOUT:
+    if settings.old_logprobs is OldLogprobs.ROLLOUT and (has_ratio or settings.corrects_rollout):
         stats |= apart_from_engine(logprobs, batch.engine_logprobs, batch.sequence)
     return loss, stats
 

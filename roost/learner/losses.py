@@ -121,6 +121,10 @@ def _finite(values: Tensor, kept: Tensor, other: Tensor | float = 0.0) -> Tensor
     return torch.where(kept | values.isfinite(), values, other)
 
 
+def _unless_rejected(values: Tensor, kept: Tensor | None, other: float) -> Tensor:
+    return values if kept is None else values.masked_fill(~kept, other)
+
+
 def units_of(sequence: Tensor, turn: Tensor, level: ImportanceSamplingLevel) -> Tensor:
     """Index of each token's unit at a level."""
     match level:
@@ -381,9 +385,10 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
         if totals.kept_tokens is None:
             stats[KEPT] = corrected.kept.sum().float()
     if settings.max_mean_ratio:
-        stats[MEAN_RATIO] = ratio.detach().sum() / totals.tokens
+        stats[MEAN_RATIO] = _unless_rejected(ratio.detach(), corrected.kept, 1.0).sum() / totals.tokens
     if settings.early_stop_kl:
-        stats[SEQUENCE_KL] = (old - batch.logprobs.detach()).sum() / totals.sequences
+        apart = _unless_rejected(old - batch.logprobs.detach(), corrected.kept, 0.0)
+        stats[SEQUENCE_KL] = apart.sum() / totals.sequences
     return loss, stats
 
 

@@ -12,11 +12,13 @@ from roost.config.train import (
     ImportanceSamplingLevel,
     LossAggregation,
     LossSettings,
+    OldLogprobs,
     OptimizerSettings,
     PolicyLoss,
 )
 from roost.learner.forward import VALUE
 from roost.learner.learner import NOISE_LEAST, NOISE_WINDOW, GradientNoise, Learner
+from roost.learner.sample import APART
 from tests.learner.random_samples import (
     CPU,
     assert_equal,
@@ -28,6 +30,18 @@ from tests.learner.random_samples import (
 )
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
+
+
+@pytest.mark.parametrize(("weights", "is_compared"), [("token", True), ("none", False)])
+def test_weights_without_a_ratio_are_compared_with_the_engine(learner, weights, is_compared):
+    none = ImportanceSamplingLevel.NONE
+    loss = LossSettings(
+        old_logprobs=OldLogprobs.ROLLOUT,
+        importance_sampling_level=none,
+        rollout_is=ImportanceSamplingLevel(weights),
+    )
+    _, described = trained(learner(loss=loss), random_samples(5, 7))
+    assert any(name.startswith(APART) for name in described) == is_compared
 
 
 def alone(model, sample, temperature):

@@ -15,11 +15,11 @@ from tests.learner.random_samples import assert_equal, random_samples, totals_of
 BATCHES = [random_samples(12, 9, seed=1), random_samples(20, 5, seed=2), random_samples(7, 30, seed=3)]
 
 
-def loss_of(log_ratios, sequence, **settings):
-    """The statistics of a minibatch with these log-ratios and advantage -1."""
+def loss_of(log_ratios, sequence, engine=0.0, **settings):
+    """The statistics of a minibatch with these log-ratios, log-probs of the engine, and advantage -1."""
     new = torch.tensor(log_ratios, dtype=torch.float64).requires_grad_()
     old, places = torch.zeros_like(new).detach(), torch.tensor(sequence)
-    batch = PolicyBatch(new, old, old, -torch.ones_like(old), places, places)
+    batch = PolicyBatch(new, old, old + torch.tensor(engine), -torch.ones_like(old), places, places)
     loss, described = policy_loss(batch, LossSettings(**settings), Totals(len(set(sequence)), len(sequence), 4))
     loss.backward()
     return {name: float(value) for name, value in described.items()}, new.grad.tolist()
@@ -50,6 +50,19 @@ def test_mean_ratio_is_over_tokens_and_kl_over_samples(aggregation):
     )
     assert described["mean_ratio"] == pytest.approx(np.exp([0.3, -0.2, 0.9]).mean())
     assert described["sequence_kl"] == pytest.approx(-np.mean([0.3 - 0.2, 0.9])), "of sums over the tokens of a sample"
+
+
+def test_rejected_tokens_do_not_count_in_the_limits():
+    described, _ = loss_of(
+        [0.3, 9.0, -0.2],
+        [0, 0, 1],
+        engine=[0.0, -9.0, 0.0],
+        rollout_rejection={"token": [0.5, 2.0]},
+        max_mean_ratio=1.0,
+        early_stop_kl=1.0,
+    )
+    assert described["mean_ratio"] == pytest.approx((np.exp(0.3) + 1 + np.exp(-0.2)) / 3)
+    assert described["sequence_kl"] == pytest.approx(-np.mean([0.3, -0.2]))
 
 
 @pytest.mark.parametrize(

@@ -283,9 +283,12 @@ KEPT = {
     "mean-ratio": rlinf(max_mean_ratio=5),
     "kl-target": rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_penalty_target=0.1),
     "rejection": rlinf(rollout_rejection={"token": [0.5, None], "turn": {"difference": [None, 0.2]}}),
-    "gspo": rlinf(importance_sampling_level="sequence", rollout_is="sequence"),
-    "gspo-of-tokens": gae(importance_sampling_level="sequence", rollout_is="token"),
-    "turns-by-turn": rlinf(importance_sampling_level="turn_mean", rollout_is="turn"),
+    "gspo": rlinf(importance_sampling_level="sequence", rollout_is="sequence", clip_range=3e-4),
+    "gspo-of-tokens": gae(importance_sampling_level="sequence", rollout_is="token", clip_range=3e-4),
+    "turns-by-turn": rlinf(importance_sampling_level="turn_mean", rollout_is="turn", clip_range=0.01),
+    "lag-and-weights": rlinf(
+        max_staleness=1, old_logprobs="rollout", importance_sampling_level="none", rollout_is="token"
+    ),
     "critic-warm-up": gae(critic_warmup_steps=5, max_steps=6),
     "clip": rlinf(clip_range=1, clip_range_high=1),
     "dual-clip": rlinf(dual_clip=1.3),
@@ -397,6 +400,17 @@ def test_a_rejection_that_cannot_be_read_is_hinted_at(rules, why):
             "importance_weight_cap",
             "is 0.5, which scales down the loss of every token",
         ),
+        (
+            rlinf(max_staleness=1, old_logprobs="decoupled", rollout_is="none"),
+            "rollout_is",
+            "is none, so nothing corrects for samples of an older policy",
+        ),
+        (
+            rlinf(max_staleness=1, old_logprobs="rollout", importance_sampling_level="none"),
+            "importance_sampling_level",
+            "is none, so nothing corrects for samples of an older policy",
+        ),
+        (rlinf(importance_sampling_level="sequence"), "clip_range", "is 0.2, so that hardly a ratio is clipped"),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
         (rlinf(muon_momentum=0.9), "muon_momentum", "has no effect"),
         (rlinf(lr_scheduler_type="cosine", wsd_decay_steps=5), "wsd_decay_steps", "has no effect"),

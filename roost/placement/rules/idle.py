@@ -57,7 +57,8 @@ def _is_level_unused(settings: TrainSettings) -> bool:
 
 def _is_only_recomputed(settings: TrainSettings) -> bool:
     loss = settings.learner.loss
-    return loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is ImportanceSamplingLevel.NONE
+    has_no_weights = loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is ImportanceSamplingLevel.NONE
+    return has_no_weights and not settings.max_staleness  # with stale samples it has a finding of its own
 
 
 def _is_not(estimator: AdvantageEstimator) -> Callable[[TrainSettings], bool]:

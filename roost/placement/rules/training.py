@@ -273,6 +273,16 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             f"max_staleness is {settings.max_staleness}: the learner no longer has the weights that made them",
             "write old_logprobs: decoupled, or old_logprobs: rollout",
         )
+    elif settings.max_staleness and not has_weights:
+        is_decoupled = loss.old_logprobs is OldLogprobs.DECOUPLED
+        if is_decoupled or loss.importance_sampling_level is ImportanceSamplingLevel.NONE:
+            findings.warn(
+                "RST-T126",
+                at("rollout_is" if is_decoupled else "importance_sampling_level"),
+                "is none, so nothing corrects for samples of an older policy",
+                f"max_staleness is {settings.max_staleness}, and no ratio or weight is against the engine's log-probs",
+                "write rollout_is: token",
+            )
     if settings.rollout.rollout_logprobs is RolloutLogprobs.SOME and loss.uses_engine_logprobs:
         findings.error(
             "RST-T083",
@@ -307,6 +317,7 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
     _check_correction(loss, at, findings)
 
 
+WIDE_OF_MEANS = 0.05  # clip range of ratios that are means over tokens
 OF_LOSS_TYPES = {
     PolicyLoss.CISPO: ("cispo_mask",),
     PolicyLoss.SAPO: ("sapo_temperature_pos", "sapo_temperature_neg"),
@@ -330,6 +341,18 @@ def _check_kind_of_loss(loss: LossSettings, at: At, findings: Findings) -> None:
             f"is {loss.loss_type.value}, which needs an importance ratio",
             "importance_sampling_level is none: the loss is -A log p",
             "write importance_sampling_level: token, or remove loss_type",
+        )
+    is_of_means = loss.importance_sampling_level in (
+        ImportanceSamplingLevel.SEQUENCE,
+        ImportanceSamplingLevel.TURN_MEAN,
+    )
+    if is_of_means and loss.loss_type is PolicyLoss.PPO and min(loss.clip_range, loss.clip_range_high) > WIDE_OF_MEANS:
+        findings.warn(
+            "RST-T127",
+            at("clip_range"),
+            f"is {loss.clip_range:g}, so that hardly a ratio is clipped",
+            f"importance_sampling_level is {loss.importance_sampling_level.value}: means over many tokens are near 1",
+            "write clip_range: 0.0003 and clip_range_high: 0.0004, as GSPO does",
         )
     for name in OF_LOSS_TYPES[PolicyLoss.SAPO]:
         if loss.loss_type is PolicyLoss.SAPO and getattr(loss, name) == 0:
