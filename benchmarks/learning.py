@@ -62,7 +62,15 @@ LOSSES = {
 # On-policy: without a ratio a second epoch has no correction. Twice the steps are as many optimizer steps as elsewhere.
 REINFORCE = Scenario("collocated.yaml", {"importance_sampling_level": "none", "ppo_epochs": 1}, more_steps=2)
 NOISE, LAG = 0.05, 4
-STALE: dict[str, Any] = {"max_staleness": LAG, "old_logprobs": "rollout", "importance_sampling_level": "none"}
+# The learning rate falls to 0: with a constant one the policy of a converged run begins to swing, as each step answers to
+# the policy of four steps ago, and no run stays at its best.
+STALE: dict[str, Any] = {
+    "max_staleness": LAG,
+    "learning_rate": 0.0015,
+    "lr_scheduler_type": "linear",
+    "old_logprobs": "rollout",
+    "importance_sampling_level": "none",
+}
 # Large initial weights make the noise matter, and rewards of -1 to 0 without a baseline make it harmful: the engine
 # samples tokens that the learner finds unlikely, and each of them pushes their log-probs down further.
 PENALISED: dict[str, Any] = {
@@ -87,7 +95,7 @@ MISMATCHES = {
         "collocated.yaml", {**PENALISED, "rollout_is": "token"}, NOISE, **SENSITIVE
     ),
     "stale": Scenario("rlinf.yaml", STALE, should_learn=False),
-    "stale, corrected": Scenario("rlinf.yaml", {"max_staleness": LAG, "old_logprobs": "decoupled"}),
+    "stale, corrected": Scenario("rlinf.yaml", {**STALE, "rollout_is": "token"}),
 }
 OF_LOSSES = {name: Scenario("collocated.yaml", train) for name, train in LOSSES.items()}
 SCENARIOS = MODES | OF_LOSSES | {"reinforce": REINFORCE} | MISMATCHES
