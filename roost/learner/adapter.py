@@ -117,7 +117,7 @@ def _lora(settings: AdapterSettings, targets: list[str]) -> LoraConfig:
 
     return LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # any number will do
+        lora_alpha=settings.lora_alpha,  # any number will do
         target_modules=targets,
         lora_dropout=0.0,
         bias="none",

@@ -468,7 +468,7 @@ class Learner:
             packed = replace(packed, experts=None)
         context = self._mesh.context
         # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
-        with self._precision(), shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        with self._precision(), shape_settings.patch(use_duck_shape=False):
             rows = Rows.of(packed, self._device, samples, context)
             if self.vision is not None:
                 rows = rows.with_images(packed, self.vision)

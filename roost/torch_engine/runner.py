@@ -225,7 +225,7 @@ class Runner:
         is_eager = self._model.is_compiled and self._adapters.names
         stance = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
         # A first prompt as long as a dimension of the model must not bind the two: all others would be compiled again.
-        with stance, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        with stance, shape_settings.patch(use_duck_shape=False):
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
                 logits, experts = self._graphs.run(batch, cache, adapters[0])
                 self._keep_routing(batch, experts)
