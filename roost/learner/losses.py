@@ -578,8 +578,7 @@ def _halved_squares(errors: Tensor, delta: float | None) -> Tensor:
 def value_loss(batch: ValueBatch, settings: LossSettings, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
     """Value loss of part of a minibatch, and its statistics; both sum over parts and ranks as in `policy_loss`.
 
-    Explained variance is 1 - squared_error / (squared_return - return²), computed from the sums. Tokens are
-    aggregated at token level, as a critic has no ratios per turn.
+    Tokens are aggregated at token level, as a critic has no ratios per turn.
     """
     delta = settings.value_huber_delta
     losses = value_losses(batch.values, batch.old_values, batch.returns, settings.value_clip, delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,7 @@ PERCENTILES = (50, 90, 99)
 COUNTED = "steps/"  # prefix of counts of optimizer steps
 DRIFT = "drift"  # like mismatch, but the learner's weights have moved since generation
 CRITIC = "critic/"  # prefix of the critic's statistics
+ROUNDING = 1e-6  # of a mean square in float32: a smaller variance is none
 BALANCE = "experts/balance_loss"
 OF_SAMPLES = ("rejected_sequences", SEQUENCE_KL)
 LOSS = LossSettings()
@@ -435,7 +437,23 @@ def optimizer_metrics(metrics: Sequence[Mapping[str, float]], loss: LossSettings
             key = RENAMED.get(name, name if "/" in name or name == "entropy" else f"loss/{name}")
             weights = [_size(part, name, loss) for part in metrics if name in part]
             found[key] = float(np.average(values, weights=weights if sum(weights) else None))
-    return found | _norm_spread([part["grad/norm"] for part in metrics if part.get("grad/norm")])
+    spread = _norm_spread([part["grad/norm"] for part in metrics if part.get("grad/norm")])
+    return found | explained_variance(found) | spread
+
+
+def explained_variance(found: Mapping[str, float]) -> dict[str, float]:
+    """1 - Var(returns - values) / Var(returns) of the critic's means; nothing where all returns are equal.
+
+    >>> names = ("critic/value", "critic/return", "critic/squared_error", "critic/squared_return")
+    >>> explained_variance(dict(zip(names, (1.0, 1.0, 0.25, 2.0))))
+    {'critic/explained_variance': 0.75}
+    """
+    names = ("value", "return", "squared_error", "squared_return")
+    value, mean, error, square = (found.get(f"{CRITIC}{name}", math.nan) for name in names)
+    variance = square - mean**2
+    if not variance > ROUNDING * square:
+        return {}
+    return {"critic/explained_variance": 1 - (error - (mean - value) ** 2) / variance}
 
 
 def _size(step: Mapping[str, float], name: str, loss: LossSettings) -> float:

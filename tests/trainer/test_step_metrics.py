@@ -3,9 +3,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from roost.config.train import LossAggregation, LossSettings, RewardScope
 from roost.learner.advantages import Selection
+from roost.learner.losses import Totals, ValueBatch, value_loss
 from roost.rollout.episode import Part, Task
 from roost.trainer.batch import batch_of, with_scores
 from roost.trainer.feed import Tally
@@ -219,6 +221,30 @@ def test_the_spread_of_gradient_norms_is_over_minibatches():
         "grad/norm_spread": pytest.approx(2**0.5 / 2),
     }
     assert "grad/norm_spread" not in optimizer_metrics([{"grad/norm": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "expected"),
+    [
+        pytest.param([([1.0, 2.0, 3.0, 6.0], [0.0, 2.0, 4.0, 4.0])], 1 - 1.25 / 3.5, id="one minibatch"),
+        pytest.param([([1.0, 2.0], [0.0, 2.0]), ([3.0, 6.0], [4.0, 4.0])], 1 - 1.25 / 3.5, id="two"),
+        pytest.param([([1.0, 3.0], [6.0, 8.0])], 1.0, id="off by a constant"),
+        pytest.param([([1.0, 3.0], [2.0, 2.0])], 0.0, id="a constant"),
+        pytest.param([([0.7, 0.7, 0.7], [0.0, 1.0, 2.0])], None, id="equal returns"),
+    ],
+)
+def test_the_variance_that_the_critic_explains_is_of_the_whole_step(minibatches, expected):
+    settings = LossSettings(value_clip=None, loss_aggregation=LossAggregation.TOKEN_MEAN)
+    steps = []
+    for returns, values in minibatches:
+        each, count = torch.tensor(values), len(values)
+        of_critic = ValueBatch(each, each, torch.tensor(returns), torch.zeros(count, dtype=torch.int64))
+        _, stats = value_loss(of_critic, settings, Totals(sequences=1, tokens=count, longest=count))
+        steps.append(
+            {f"critic/{name}": value.item() for name, value in {**stats, "tokens": torch.tensor(count)}.items()}
+        )
+    found = optimizer_metrics(steps, settings).get("critic/explained_variance")
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-6))
 
 
 def test_nothing_collected_is_told_without_an_error():
