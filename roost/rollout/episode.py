@@ -47,7 +47,9 @@ class EpisodeReward:
     is_truncated: bool = False
     answer: str | None = None  # text that rewards score, if it is not `shown`
     parts: Mapping[str, float] = field(default_factory=dict)  # value of each reward before weighting
-    turn_states: tuple[str, ...] = ()  # a name of the state before each turn; GiGPO compares turns of equal states
+    # A name of the state before each turn. GiGPO compares samples whose first turns have equal states: with one sample
+    # for the whole episode, the states of later turns are not used.
+    turn_states: tuple[str, ...] = ()
 
 
 class Scenario(Protocol):

@@ -429,6 +429,7 @@ class Trainer(Stoppable):
         ) as stages:
             self._stages = stages
             self._watching.watch_rewards(stages.rewards.routing if stages.rewards is not None else None)
+            self._watching.watch_steps(self._settings.advantage)
             try:
                 await self._steps(models)
             finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from roost.config.findings import counted
+from roost.config.train import AdvantageEstimator, AdvantageSettings
 from roost.engines.fleet import Fleet
 from roost.engines.members import WorkTimes
 from roost.rollout.episode import Decode, Episode, Group, token_numbers
@@ -103,6 +104,22 @@ def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
     }
 
 
+def lost_steps(settings: AdvantageSettings, groups: Sequence[Group]) -> str:
+    """Note that steps have no credit of their own, as each episode is one sample of several turns; else empty."""
+    if settings.step_gamma is None:
+        return ""
+    episodes = [episode for group in groups for episode in group.episodes]
+    if any(len(episode.sequences) > 1 for episode in episodes) or all(episode.num_turns == 1 for episode in episodes):
+        return ""
+    is_gigpo = settings.advantage_estimator is AdvantageEstimator.GIGPO
+    setting, other = ("advantage_estimator: gigpo", "write grpo") if is_gigpo else ("step_gamma", "leave it out")
+    return (
+        f"{setting} gives all turns of an episode one advantage here: a step is a sample, and each episode is one "
+        "sample of all its turns. Use an agent with a sample for each turn (history: step of the templated agent), or "
+        f"{other}"
+    )
+
+
 LEARNER_PHASES = ("time/score", "time/learn", "time/sync")
 
 
@@ -116,6 +133,7 @@ class Watching:
         self._worked: dict[WorkTimes, int] = {}  # nanoseconds before this step
         self._routing: Routing | None = None
         self._idle: set[str] = set()  # rewards already reported as idle
+        self._advantage: AdvantageSettings | None = None  # until lost steps are reported
         self._diagnoser = Diagnoser()
         for row in run.steps():  # of a resumed run
             self._diagnoser.add(row)
@@ -128,6 +146,10 @@ class Watching:
     def watch_rewards(self, routing: Routing | None) -> None:
         """Report which of these rewards are idle from now on."""
         self._routing = routing
+
+    def watch_steps(self, settings: AdvantageSettings) -> None:
+        """Report once if steps have no credit of their own though these settings give it to steps."""
+        self._advantage = settings
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._live.phase(name, total)
@@ -153,6 +175,9 @@ class Watching:
         self._run.add_learnt(state.step, [group.number for group in groups])
         self._run.add_samples(samples_of(groups, "train", state.step, state.version - 1, self.decode))
         self._run.add_tokens({"step": state.step, **token_record(token, self.decode)} for token in tokens)
+        if self._advantage is not None and (note := lost_steps(self._advantage, groups)):
+            self._advantage = None
+            self.note(note)
         if self._routing is not None and not any(group.failed for group in groups):  # failures go unscored
             for name, note in idle_rewards(self._routing, [group.task.tag for group in groups]).items():
                 if name not in self._idle:

@@ -3,11 +3,14 @@
 import io
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from roost.rollout.episode import Task
+from roost.config.train import AdvantageEstimator, AdvantageLevel, AdvantageSettings
+from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Task
 from roost.rollout.rewards.config import Route, Routing
+from roost.trainer.batch import batch_of, with_advantages
 from roost.trainer.evaluation import Evaluation
 from roost.trainer.metrics import TokenRatio
 from roost.trainer.records.checkpoints import TrainerState
@@ -15,7 +18,7 @@ from roost.trainer.records.fan_out import open_metrics
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.report.live_view import LiveView
 from roost.trainer.watching import Watching
-from tests.trainer.example_groups import example_group
+from tests.trainer.example_groups import example_episode, example_group
 
 
 class Watched:
@@ -53,6 +56,48 @@ def test_a_reward_that_takes_no_task_is_told_once(watched):
     assert notes == [
         "reward exact scores nothing in this step: its tags are maths, and the tasks have math (1), no tag (1)"
     ]
+
+
+GIGPO = AdvantageSettings(AdvantageEstimator.GIGPO, advantage_level=AdvantageLevel.SAMPLE, step_gamma=0.95)
+BY_STEP = AdvantageSettings(AdvantageEstimator.REWARD, advantage_level=AdvantageLevel.SAMPLE, step_gamma=0.5)
+
+
+def of_turns(reward, *turns_of_samples):
+    """A group of one episode whose samples have these turns, one token each."""
+    sequences = []
+    for turns in turns_of_samples:
+        (tokens,) = example_episode(reward, (0,) * len(turns)).sequences
+        sequences.append(replace(tokens, turns=np.array([NOT_GENERATED, NOT_GENERATED, *turns])))
+    return replace(example_group(0, []), episodes=(Episode(tuple(sequences), EpisodeReward(reward), 1.0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups", "told"),
+    [
+        pytest.param(GIGPO, [of_turns(1.0, (0, 1, 2))], "advantage_estimator: gigpo", id="gigpo"),
+        pytest.param(BY_STEP, [of_turns(1.0, (0, 1)), of_turns(0.0, (0,))], "step_gamma", id="step_gamma"),
+        pytest.param(GIGPO, [of_turns(1.0, (0,), (1,))], None, id="a sample for each turn"),
+        pytest.param(GIGPO, [of_turns(1.0, (0,), (1,)), of_turns(1.0, (0, 1))], None, id="some with several samples"),
+        pytest.param(GIGPO, [of_turns(1.0, (0,))], None, id="single turns"),
+        pytest.param(GIGPO, [], None, id="no episode"),
+        pytest.param(AdvantageSettings(AdvantageEstimator.GRPO), [of_turns(1.0, (0, 1))], None, id="credit by episode"),
+    ],
+)
+def test_steps_without_credit_of_their_own_are_told_once(watched, settings, groups, told):
+    watched.watching.watch_steps(settings)
+    for step in (1, 2):
+        watched.step(step, groups)
+    notes = [line for line in watched.reported if "a step is a sample" in line]
+    assert [note.partition(" gives all turns")[0] for note in notes] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(("samples", "expected"), [([(0, 1)], [1.0]), ([(0,), (1,)], [0.0, 1.0])])
+def test_what_is_told_of_steps_is_what_they_get(samples, expected):
+    group = of_turns(1.0, *samples)
+    (episode,) = group.episodes
+    group = replace(group, episodes=(replace(episode, score=EpisodeReward(1.0, turn_rewards=(0.0, 1.0))),))
+    selected, _, _ = with_advantages(batch_of([group]), replace(BY_STEP, step_gamma=0.0))
+    assert [float(sample.advantages[-1]) for sample in selected.samples] == expected
 
 
 def test_tokens_with_the_largest_ratio_are_recorded_with_their_text(watched):
