@@ -28,6 +28,9 @@ REWARD_GAIN = 0.2  # standard deviations of the reward among samples; a smaller 
 # Reasoning grows lengths over hundreds of steps. Within 20 steps, a reward pays for length or the end token is lost.
 LENGTH_TIMES = 2.0
 TRUNCATED, TRUNCATED_GAIN = 0.5, 0.3  # share of truncated episodes, and by how much it grew
+# A policy that is paid for whole answers learns to end them. Healthy runs of a small model took up to 19 steps, in
+# which the share fell and the reward rose.
+TRUNCATED_STEPS, TRUNCATED_FALL, PASS_GAIN = 15, 0.1, 0.05
 # Rewards of format are learnt first. It is the only thing learnt if it has levelled off and the others have not moved.
 PART_RISE, PART_FLAT = 0.2, 0.05  # of the largest value of the reward
 PART_LOW = 0.5  # a reward above it is no unsolved task
@@ -55,6 +58,7 @@ class Code(StrEnum):
 
     ENTROPY_COLLAPSE = "entropy_collapse"
     LENGTH_EXPLOSION = "length_explosion"
+    TRUNCATED = "truncated"
     FORMAT_ONLY = "format_only"
     DOMINANT_REWARD = "dominant_reward"
     CLIPPED = "clipped"
@@ -72,6 +76,11 @@ CAUSES: Mapping[Code, tuple[str, str]] = {
     Code.LENGTH_EXPLOSION: (
         "the reward pays for length, or samples without an end are not punished",
         "read samples.jsonl; take length out of the reward, or set overlong_buffer_tokens",
+    ),
+    Code.TRUNCATED: (
+        "max_new_tokens is too small for these answers, or the policy does not end them",
+        "read the ends in samples.jsonl; raise max_new_tokens (max_context where the context is full), else set "
+        "overlong_buffer_tokens to pay for shorter answers, or mask_truncated to learn from whole ones alone",
     ),
     Code.FORMAT_ONLY: (
         "the policy gets this reward without solving the task",
@@ -104,6 +113,14 @@ CAUSES: Mapping[Code, tuple[str, str]] = {
     ),
 }
 
+CAUSES_IF_TRUNCATED: Mapping[Code, tuple[str, str]] = {
+    Code.NO_SIGNAL: (
+        "max_new_tokens cuts answers off before they can be right, the prompts are all too hard, or the reward does "
+        "not recognise answers",
+        f"raise max_new_tokens; {CAUSES[Code.NO_SIGNAL][1]}",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -112,14 +129,20 @@ class Diagnosis:
     step: int
     code: Code
     figures: str
+    is_truncated: bool = False  # most episodes are
 
     @property
     def cause(self) -> str:
-        return CAUSES[self.code][0]
+        return self._explanation[0]
 
     @property
     def advice(self) -> str:
-        return CAUSES[self.code][1]
+        return self._explanation[1]
+
+    @property
+    def _explanation(self) -> tuple[str, str]:
+        known = CAUSES[self.code]
+        return CAUSES_IF_TRUNCATED.get(self.code, known) if self.is_truncated else known
 
     def __str__(self) -> str:
         return f"{self.code} at step {self.step}: {self.figures}. Likely cause: {self.cause}. Try: {self.advice}"
@@ -171,9 +194,11 @@ class Diagnoser:
         self._newest.append(row)
         self._steps += 1
         found = []
-        for code, figures in diagnose(History(self._first, tuple(self._newest), self._steps)):
+        history = History(self._first, tuple(self._newest), self._steps)
+        is_truncated = history.now("length/truncated", START) > TRUNCATED
+        for code, figures in diagnose(history):
             if self._steps - self._last.get(code, -QUIET) >= QUIET:
-                found.append(Diagnosis(int(row.get("step", self._steps)), code, figures))
+                found.append(Diagnosis(int(row.get("step", self._steps)), code, figures, is_truncated))
             self._last[code] = self._steps
         return found
 
@@ -195,10 +220,9 @@ def diagnose(history: History) -> Iterator[tuple[Code, str]]:
 def entropy_collapse(history: History) -> str:
     """Entropy is far below its start, the reward is where it was, and no teacher is being followed."""
     entropy, start = history.now("entropy"), history.start("entropy")
-    gain, spread = history.now("reward/mean", 5) - history.start("reward/mean"), history.start("reward/std")
     is_solved = history.now("reward/mean", 5) > SOLVED * history.now("reward/max", 5) > 0  # nothing is left to gain
     has_fallen = history.steps > START and start > 0 and entropy < ENTROPY_LEFT * start
-    if not has_fallen or is_solved or gain > REWARD_GAIN * spread or _is_taught(history):
+    if not has_fallen or is_solved or _has_gained(history) or _is_taught(history):
         return ""
     return f"entropy {start:.3g} -> {entropy:.3g}, reward {history.start('reward/mean'):.3f} -> " + (
         f"{history.now('reward/mean', 5):.3f}"
@@ -215,6 +239,25 @@ def length_explosion(history: History) -> str:
         return ""
     cut = "" if math.isnan(was + truncated) else f", truncated {was:.0%} -> {truncated:.0%}"
     return f"mean tokens {before:.3g} -> {length:.3g}{cut}"
+
+
+def truncated(history: History) -> str:
+    """Most episodes are truncated in each of the newest steps, no fewer than before; the reward is low and stays low.
+
+    A policy that has collapsed repeats itself up to the limit, and without a signal nothing is learnt of lengths: what
+    is named then is the collapse, or the missing signal.
+    """
+    shares = _values(history.newest[-TRUNCATED_STEPS:], "length/truncated")
+    if len(shares) < TRUNCATED_STEPS or not min(shares) > TRUNCATED:
+        return ""
+    before, now = _mean(shares[:NEWEST]), _mean(shares[-NEWEST:])
+    passes = history.now("pass_rate/mean", START) - history.start("pass_rate/mean")
+    is_learning = _has_gained(history) or passes > PASS_GAIN or _is_taught(history) or now < before - TRUNCATED_FALL
+    is_high = history.now("reward/mean", START) > PART_LOW * history.now("reward/max", START) > 0
+    if is_learning or is_high or entropy_collapse(history) or no_signal(history):
+        return ""
+    reward = f"reward {history.start('reward/mean'):.3f} -> {history.now('reward/mean', START):.3f}"
+    return f"{fmean(shares):.0%} of the episodes of {TRUNCATED_STEPS} steps are truncated, {reward}"
 
 
 def format_only(history: History) -> str:
@@ -247,7 +290,8 @@ def dominant_reward(history: History) -> str:
     ]
     if not others:
         return ""
-    return f"{shares[most]:.0%} of the variance of the reward is of {most}, though {', '.join(others)} varies, too"
+    vary = "varies" if len(others) == 1 else "vary"
+    return f"{shares[most]:.0%} of the variance of the reward is of {most}, though {', '.join(others)} {vary}, too"
 
 
 def clipped(history: History) -> str:
@@ -297,7 +341,9 @@ def no_signal(history: History) -> str:
     is_solved = mean > SOLVED * most > 0 or (most <= 1 and history.now("pass_rate/mean", START) > SOLVED)
     if history.steps < START or is_solved or not equal >= EQUAL_GROUPS:
         return ""
-    return f"{equal:.0%} of the groups have equal rewards, mean reward {mean:.3f}"
+    share = history.now("length/truncated", START)
+    cut = f", {share:.0%} of the episodes are truncated" if share > TRUNCATED else ""
+    return f"{equal:.0%} of the groups have equal rewards, mean reward {mean:.3f}{cut}"
 
 
 def rejected(history: History) -> str:
@@ -311,6 +357,7 @@ def rejected(history: History) -> str:
 RULES: Mapping[Code, Callable[[History], str]] = {
     Code.ENTROPY_COLLAPSE: entropy_collapse,
     Code.LENGTH_EXPLOSION: length_explosion,
+    Code.TRUNCATED: truncated,
     Code.FORMAT_ONLY: format_only,
     Code.DOMINANT_REWARD: dominant_reward,
     Code.CLIPPED: clipped,
@@ -332,6 +379,12 @@ def _is_against_engine(history: History) -> bool:
     is known wherever the learner's log-probs are computed before its steps.
     """
     return not any(name in history.first for name in ("mismatch/kl_k3", "drift/kl_k3"))
+
+
+def _has_gained(history: History) -> bool:
+    """Return True if the reward is above that of the first steps."""
+    gain = history.now("reward/mean", START) - history.start("reward/mean")
+    return gain > REWARD_GAIN * history.start("reward/std")
 
 
 def _is_taught(history: History) -> bool:

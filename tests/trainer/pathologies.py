@@ -5,6 +5,7 @@ small model on sums: an engine, a learner and Ray on this machine.
 """
 
 import json
+import random
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,15 @@ class LongSums(Arithmetic):
         return replace(one, data={**one.data, "answer": answer})
 
 
+class CutShort(Arithmetic):
+    """Answers that a limit cuts off before their end, so that the judge of them guesses."""
+
+    async def run_episode(self, task, transcript):
+        transcript.give(self._ids(task.name))
+        completion = await transcript.take(max_tokens=2)
+        return EpisodeReward(random.choice((0.0, 0.0, 0.0, 0.5)), self._tokenizer.decode(completion))
+
+
 def only_digits(answer):
     """Format reward: the share of characters that are digits."""
     return sum(character.isdigit() for character in answer.text) / max(1, len(answer.text))
@@ -124,6 +134,7 @@ CASES = (
         {"rewards": {"format": DIGITS, "correct": EXACT}, "max_new_tokens": 5},
         {"_target_": f"{HERE}.LongSums"},
     ),
+    Case("truncated", "truncated", {"learning_rate": 5e-4, "ppo_epochs": 1}, {"_target_": f"{HERE}.CutShort"}),
     Case("engine", "engine_mismatch", learner=NoisyLearner),
     Case("learning-rate", "learning_rate", {"learning_rate": 2e-2}),
     Case("collapse", "entropy_collapse", {"entropy_coef": 0.0}, {"_target_": f"{HERE}.PaysForZeros"}),

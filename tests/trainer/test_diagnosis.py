@@ -55,6 +55,7 @@ PENALTY = parts_of(
 MINOR_STYLE = parts_of(
     30, right={"mean": 0.5, "std": 0.4, "share": 0.99}, style={"mean": 0.5, "std": 0.3, "share": 0.01, "weight": 0.1}
 )
+CUT = {"length__truncated": 0.95, "reward__mean": 0.1, "reward__std": 0.3, "reward__max": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,22 @@ MINOR_STYLE = parts_of(
             [],
             id="dynamic sampling once nearly all is solved",
         ),
+        pytest.param(rows_of(24, **CUT), [Code.TRUNCATED], id="truncated from the start"),
+        pytest.param(rows_of(14, **CUT), [], id="not for long"),
+        pytest.param(rows_of(24, **CUT | {"length__truncated": 0.45}), [], id="less than half"),
+        pytest.param(
+            rows_of(24, **CUT | {"length__truncated": lambda step: 0.1 if step == 12 else 0.95}), [], id="once"
+        ),
+        pytest.param(
+            rows_of(24, **CUT | {"length__truncated": lambda step: 0.99 - step / 60}), [], id="fewer and fewer"
+        ),
+        pytest.param(rows_of(24, **CUT | {"reward__mean": lambda step: 0.1 + step / 100}), [], id="truncated, learns"),
+        pytest.param(rows_of(24, **CUT | {"pass_rate__mean": lambda step: step / 100}), [], id="passes more and more"),
+        pytest.param(rows_of(24, **CUT | {"reward__mean": 0.7}), [], id="truncated, paid well"),
+        pytest.param(rows_of(24, **CUT, reward__equal_groups=1.0), [Code.NO_SIGNAL], id="truncated without signal"),
+        pytest.param(
+            rows_of(24, **CUT, teacher__kl=lambda step: 1 - step / 31), [], id="truncated, follows its teacher"
+        ),
         pytest.param(
             rows_of(400, tokens__mean=lambda step: 1000 + 10 * step, length__truncated=0.1), [], id="slow growth"
         ),
@@ -143,6 +160,22 @@ def test_a_diagnosis_is_named_once_per_onset():
         return 0.2 if 5 <= step < 20 or step >= 20 + QUIET + 5 else 1e-6
 
     assert [one.step for one in onsets(rows_of(60, mismatch__kl_k3=broken))] == [6, 36]
+
+
+@pytest.mark.parametrize("share", [0.95, 0.1])
+def test_a_missing_signal_names_truncation_where_most_episodes_are_cut(share):
+    (found,) = onsets(rows_of(9, reward__equal_groups=1.0, reward__mean=0.0, length__truncated=share))
+    assert found.code == Code.NO_SIGNAL
+    is_named = share > 0.5
+    assert ("95% of the episodes are truncated" in found.figures) == is_named
+    assert ("max_new_tokens" in found.cause) == ("max_new_tokens" in found.advice) == is_named
+
+
+@pytest.mark.parametrize(("others", "verb"), [(["style"], "varies"), (["style", "tone"], "vary")])
+def test_dominated_rewards_are_counted(others, verb):
+    parts = {name: {"mean": 0.5, "std": 0.3, "share": 0.01} for name in others}
+    (found,) = onsets(parts_of(9, right={"mean": 0.5, "std": 0.4, "share": 0.98}, **parts))
+    assert found.figures.endswith(f"though {', '.join(others)} {verb}, too")
 
 
 def test_the_figures_stand_beside_cause_and_advice():
