@@ -182,7 +182,7 @@ class AdvantageSettings:
     keep_generations: int = setting(
         0,
         "Learn from so many samples of each group: from those with a reward above 0 and from the others in their "
-        "proportion, those that were generated first. 0: from all.",
+        "proportion, those with the lowest numbers in the group. 0: from all.",
     )
     keep_positive: int = setting(
         0, "With keep_generations, keep at least so many samples with a reward above 0, if there are."
