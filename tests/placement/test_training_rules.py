@@ -135,6 +135,11 @@ BROKEN = {
     "dual-clip": (rlinf(dual_clip=1), "train.dual_clip", "is 1; it must be above 1"),
     "no-advantages": (rlinf(advantage_clip=0), "train.advantage_clip", "is 0, which clips all advantages to 0"),
     "no-rewards": (rlinf(reward_clip=0), "train.reward_clip", "is 0, which clips all rewards to 0"),
+    "no-group": (
+        rlinf(min_group_reward=0.5, max_group_reward=0.5),
+        "train.min_group_reward",
+        "is 0.5, but max_group_reward is 0.5",
+    ),
     "no-low-ratios": (rlinf(log_ratio_clip=0), "train.log_ratio_clip", "is 0, with which no ratio is below 1"),
     "no-high-ratios": (
         rlinf(log_ratio_clip_high=0),
@@ -301,7 +306,6 @@ KEPT = {
     "warm-up-within-the-run": rlinf(warmup_steps=99, max_steps=100),
     "warm-up-of-one-step": rlinf(warmup_ratio=0.1, max_steps=1),
     "decay-steps-of-a-warm-up-ratio": rlinf(warmup_ratio=0.1, decay_steps=50),
-    "critic-idle-schedule": rlinf(lr_scheduler_type="cosine", critic_lr_warmup_steps=20, decay_steps=10),
     "one-sample-kept": rlinf(keep_generations=1, advantage_estimator="reinforce++"),
     "down-sampling": rlinf(keep_generations=4, keep_positive=2, keep_others=2, keep_by_tool_errors=True),
     "whole-copies": roll({"strategy_name": "vllm"}, learner={**CUT, "strategy_config": {}}),
@@ -632,6 +636,19 @@ def test_a_job_without_training_has_no_such_rules():
     assert found(config) == ()
 
 
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"min_group_reward": 0.1, "max_group_reward": 0.9},
+        {"min_group_reward": 0.5},
+        {"max_group_reward": 0.5},
+    ],
+    ids=str,
+)
+def test_bounds_that_leave_groups_are_silent(train):
+    assert found(rlinf(**train)) == ()
+
+
 IDLE = [
     *((name, {"loss_type": kind}) for kind in ("sapo", "topr", "kimi15") for name in ("clip_range", "dual_clip")),
     ("clip_range_high", {"loss_type": "topr"}),
@@ -644,6 +661,9 @@ IDLE = [
     ("step_reward_weight", {}),
     ("kl_penalty_target", {}),
     *((name, {}) for name in ("value_huber_delta", "gae_lambda", "value_clip", "critic_learning_rate")),
+    *((name, {}) for name in ("value_loss_aggregation", "critic_lr_warmup_steps")),
+    ("critic_lr_warmup_steps", {"lr_scheduler_type": "cosine", "decay_steps": 1}),  # its schedule is not checked
+    *(("early_stop_kl", {"old_logprobs": old}) for old in ("recompute", "decoupled")),
     ("kl_penalty_estimator", {}),
     ("kl_estimator", {}),
     ("whiten_by_tag", {}),
@@ -653,6 +673,8 @@ WRITTEN = {
     "kl_estimator": "k2",
     "whiten_by_tag": True,
     "critic_learning_rate": 1e-5,
+    "critic_lr_warmup_steps": 5,
+    "value_loss_aggregation": "token-mean",
     "importance_sampling_level": "sequence",
     "old_logprobs": "decoupled",
     "dual_clip": 3.0,
@@ -675,8 +697,16 @@ def test_a_setting_that_another_leaves_without_effect(name, beside):
         gae(value_huber_delta=1.0, gae_lambda=0.9, value_clip=0.2),
         rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_estimator="k2", kl_penalty_estimator="k2"),
         rlinf(whiten_by_tag=True, whiten_advantages="tokens"),
+        gae(value_loss_aggregation="token-mean", critic_lr_warmup_steps=5),
+        rlinf(early_stop_kl=20, ppo_epochs=2),
+        rlinf(early_stop_kl=20, prompts_per_step=8, minibatch_size=32),
+        rlinf(early_stop_kl=20, old_logprobs="rollout"),
+        rlinf(early_stop_kl=0),
     ],
-    ids=["cispo clips", "capped weights", "turns", "keys of the notation", "critic", "reference", "whitening"],
+    ids=[
+        *("cispo clips", "capped weights", "turns", "keys of the notation", "critic", "reference", "whitening"),
+        *("critic beside", "epochs", "minibatches", "against the engine", "never"),
+    ],
 )
 def test_settings_with_an_effect_are_not_reported(config):
     assert "RST-T094" not in {finding.code for finding in found(config)}

@@ -61,6 +61,12 @@ def _is_only_recomputed(settings: TrainSettings) -> bool:
     return has_no_weights and not settings.max_staleness  # with stale samples it has a finding of its own
 
 
+def _never_stops_early(settings: TrainSettings) -> bool:
+    """Return True if the only optimizer step of a step starts from the policy whose log-probs are the old ones."""
+    loss = settings.learner.loss
+    return loss.early_stop_kl > 0 and settings.optimizer_steps == 1 and loss.old_logprobs is not OldLogprobs.ROLLOUT
+
+
 def _is_not(estimator: AdvantageEstimator) -> Callable[[TrainSettings], bool]:
     return lambda settings: settings.advantage.advantage_estimator is not estimator
 
@@ -83,6 +89,12 @@ IDLE = (
         _is_only_recomputed,
         "rollout_is is none: decoupled has no weights, and is the same as recompute",
         "remove rollout_is, or old_logprobs",
+    ),
+    Idle(
+        ("early_stop_kl",),
+        _never_stops_early,
+        "a step has one optimizer step, before which the policy is the one of old_logprobs: their KL is 0",
+        "write a smaller minibatch_size or ppo_epochs: 2, or remove it",
     ),
     Idle(
         OF_GIGPO,
@@ -134,7 +146,10 @@ IDLE = (
         "write whiten_advantages: tokens, or remove it",
     ),
     Idle(
-        ("gae_lambda", "value_clip", "value_huber_delta", "critic_learning_rate"),
+        (
+            *("gae_lambda", "value_clip", "value_huber_delta", "value_loss_aggregation"),
+            *("critic_learning_rate", "critic_lr_warmup_steps"),
+        ),
         _is_not(AdvantageEstimator.GAE),
         "there is no critic",
         "write advantage_estimator: gae, or remove it",

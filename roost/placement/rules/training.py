@@ -212,6 +212,11 @@ def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
         if getattr(advantage, name) == 0:
             what, fix = f"is 0, which clips all {of_what} to 0", "write a number above 0, or null for no clip"
             findings.error("RST-T095", at(name), what, "nothing would be learnt from them", fix)
+    low, high = advantage.min_group_reward, advantage.max_group_reward
+    if low is not None and high is not None and low >= high and settings.rollout.num_generations > 1:
+        what = f"is {low:g}, but max_group_reward is {high:g}"
+        why = "groups are learnt from if their mean reward is above the one and below the other: none is"
+        findings.error("RST-T099", at("min_group_reward"), what, why, f"write less than {high:g}, or leave one out")
 
 
 def _check_sampling(settings: TrainSettings, notation: Notation, at: At, findings: Findings) -> None:
