@@ -62,8 +62,8 @@ LOSSES = {
 # On-policy: without a ratio a second epoch has no correction. Twice the steps are as many optimizer steps as elsewhere.
 REINFORCE = Scenario("collocated.yaml", {"importance_sampling_level": "none", "ppo_epochs": 1}, more_steps=2)
 NOISE, LAG = 0.05, 4
-# The learning rate falls to 0: with a constant one the policy of a converged run begins to swing, as each step answers to
-# the policy of four steps ago, and no run stays at its best.
+# The learning rate falls to 0: with a constant one the policy of a converged run begins to swing, as each step answers
+# to the policy of four steps ago, and no run stays at its best.
 STALE: dict[str, Any] = {
     "max_staleness": LAG,
     "learning_rate": 0.0015,
