@@ -46,7 +46,7 @@ class ShardFiles(WeightStream):
 
     def stream(self) -> Iterator[torch.Tensor]:
         self._streaming = self._buckets()
-        return self._streaming
+        return self._rest(self._streaming)
 
     def finish(self) -> None:
         """Take part in the rest of the stream, or end it on all ranks if this one is the sender."""

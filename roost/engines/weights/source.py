@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import EllipsisType
@@ -78,15 +79,24 @@ class WeightStream(ModuleSource):
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         super().__init__(module, dtype)
         self._streaming: Iterator[torch.Tensor] | None = None
+        self._gathering = threading.Lock()
 
     def stream(self) -> Iterator[torch.Tensor]:
         self._streaming = super().stream()
-        return self._streaming
+        return self._rest(self._streaming)
 
     def finish(self) -> None:
-        """Consume the rest of the stream."""
-        for _ in self._streaming if self._streaming is not None else self.stream():
+        """Consume the rest of the stream; another thread may still be packing a part of it."""
+        for _ in self._rest(self._streaming) if self._streaming is not None else self.stream():
             pass
+
+    def _rest(self, streaming: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        while True:
+            with self._gathering:
+                weight = next(streaming, None)
+            if weight is None:
+                return
+            yield weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """Sources of weights: names as in a checkpoint, tied ones once, the engine's dtype."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -7,7 +10,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.engines.weights.source import ModuleSource, named_weights
+from roost.engines.weights.source import ModuleSource, WeightStream, named_weights
+from tests.limits import HANG_S
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"])
@@ -57,3 +61,28 @@ def test_tied_weights_have_the_first_name():
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     module[1].weight = module[0].weight
     assert list(named_weights(module)) == ["0.weight"]
+
+
+class Paused(WeightStream):
+    """Waits within the first tensor until it may go on, as a gather waits for other ranks."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+
+    def _type_of(self, weight):
+        self.began.set()
+        assert self.may_go_on.wait(HANG_S)
+        return super()._type_of(weight)
+
+
+def test_a_stream_is_finished_while_a_part_of_it_is_packed():
+    paused = Paused(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    with ThreadPoolExecutor(2) as threads:
+        packed = threads.submit(next, paused.stream())
+        assert paused.began.wait(HANG_S)
+        finished = threads.submit(paused.finish)
+        paused.may_go_on.set()
+        assert packed.result(HANG_S).shape == (2, 2)
+        assert finished.result(HANG_S) is None
+    assert next(paused._streaming, None) is None, "nothing is left"
