@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -64,11 +65,16 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def wait_for_all(limit_s: float) -> None:
-    """Barrier with its own timeout, which may be longer than that of other collectives."""
-    if world_size() > 1:
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
-        dist.barrier(group)
+@contextlib.contextmanager
+def patient_group(limit_s: float) -> Iterator[Any]:
+    """A group of all ranks with its own timeout, which may be longer than that of others; None with a single rank."""
+    if world_size() == 1:
+        yield None
+        return
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+    try:
+        yield group
+    finally:
         dist.destroy_process_group(group)
 
 

@@ -6,7 +6,6 @@ import copy
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from roost.config.job import COMPILED_SIZE, MeshSizes, eos_ids, heads_divide
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import ADAPTER_PART, adapter_weights, add_adapter, merged_weights, write_adapter
 from roost.learner.attention import NAME, register
-from roost.learner.distributed import rank, shared, wait_for_all, world_size
+from roost.learner.distributed import patient_group, rank, shared, world_size
 from roost.learner.forward import Head, LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.parallel.mesh import LearnerMesh, check_experts, divide_experts
 from roost.learner.parallel.tensor import TensorPlan
@@ -50,7 +49,8 @@ def shard(
 
     Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
     """
-    wait_for_all(DISK_LIMIT_S)
+    with patient_group(DISK_LIMIT_S) as group:
+        _check_same(root, group)
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, root):
         for weight in _brought(module, device):
@@ -59,6 +59,19 @@ def shard(
             tensor.apply(module)
         divide_experts(module, mesh, types)
         fully_shard(module, mesh=mesh.fsdp, mp_policy=types)
+
+
+def _check_same(root: nn.Module, group: Any) -> None:
+    """Raise ValueError on all ranks unless they have the same weights; broadcasts of others would never end."""
+    here = [(name, tuple(weight.shape), str(weight.dtype)) for name, weight in root.named_parameters()]
+    first, *others = shared(lambda: here, group)
+    for other in others:
+        if other != first:
+            (name, *_), *_ = sorted(set(first) ^ set(other))
+            raise ValueError(
+                f"{name.removeprefix('model.')} of the checkpoint does not follow from its config.json: if the embeddings and the head of the "
+                "checkpoint differ, write tie_word_embeddings: false there"
+            )
 
 
 def _brought(module: nn.Module, device: torch.device) -> Iterator[Tensor]:
@@ -289,8 +302,6 @@ def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path
 
 def _write(folder: Path, settings: LearnerSettings, act: Callable[[], None]) -> None:
     """Let the first rank write, and the others wait for it; an error is raised on all."""
-    patience = timedelta(seconds=DISK_LIMIT_S)
-    group = dist.new_group(backend="gloo", timeout=patience) if world_size() > 1 else None
 
     def write() -> None:
         if rank() == 0:
@@ -302,9 +313,8 @@ def _write(folder: Path, settings: LearnerSettings, act: Callable[[], None]) -> 
                     raise disk_full(folder, "the policy") from error
                 raise
 
-    shared(write, group)
-    if group is not None:
-        dist.destroy_process_group(group)
+    with patient_group(DISK_LIMIT_S) as group:
+        shared(write, group)
 
 
 def whole_bytes(model: PreTrainedModel, settings: LearnerSettings) -> int:

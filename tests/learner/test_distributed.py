@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from roost.config.job import ParallelSizes
 from roost.config.train import AdapterSettings, LearnerSettings, OptimizerSettings
+from roost.engines.tiny_model import write_tiny_model
 from roost.learner.checksums import check_sums
 from roost.learner.distributed import close_distributed, flattened, init_distributed, most, restored, together
 from roost.learner.forward import POLICY, VALUE, Head
@@ -281,3 +282,18 @@ def test_samples_are_sent_as_their_arrays_lie_in_memory():
             assert here.dtype == there.dtype
             assert here.flags.aligned
             np.testing.assert_array_equal(here, there)
+
+
+def refused(rank, settings):
+    with pytest.raises(ValueError) as error:
+        Learner(settings, CPU)
+    return [str(error.value)]
+
+
+def test_a_checkpoint_with_other_weights_than_its_config_is_refused_by_all_ranks(tmp_path):
+    """Only the first rank reads it: transformers unties embeddings and a head that differ."""
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    for [message] in on_ranks(2, refused, settings_of(folder)):
+        assert message.startswith("lm_head.weight") and "tie_word_embeddings: false" in message

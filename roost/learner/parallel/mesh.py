@@ -273,7 +273,9 @@ def forget_sums(model: nn.Module) -> None:
     """Drop sums that were kept for later, of passes that failed midway."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            state: Any = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # one group until torch 2.10
+            for group in [state._fsdp_param_group] if groups is None else groups:
                 group._partial_reduce_output = None
 
 
