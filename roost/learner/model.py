@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def shard(
         if tensor is not None:
             tensor.apply(module)
         divide_experts(module, mesh, types)
-        fully_shard(module, mesh=mesh.fsdp, mp_policy=types)
+        # The root's inputs are ids, pixels and logits of a teacher, which are not to be rounded.
+        fully_shard(module, mesh=mesh.fsdp, mp_policy=replace(types, cast_forward_inputs=module is not root))
 
 
 def _check_same(root: nn.Module, group: Any) -> None:
@@ -68,8 +70,9 @@ def _check_same(root: nn.Module, group: Any) -> None:
     for other in others:
         if other != first:
             (name, *_), *_ = sorted(set(first) ^ set(other))
+            name = name.removeprefix("model.")
             raise ValueError(
-                f"{name.removeprefix('model.')} of the checkpoint does not follow from its config.json: if the embeddings and the head of the "
+                f"{name} of the checkpoint does not follow from its config.json: if the embeddings and the head of the "
                 "checkpoint differ, write tie_word_embeddings: false there"
             )
 

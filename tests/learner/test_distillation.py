@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM
 from roost.config.data import Distillation
 from roost.config.train import ImportanceSamplingLevel, LossAggregation, LossSettings, OldLogprobs
 from roost.config.train_choices import Divergence
+from roost.learner import forward
 from roost.learner.learner import Learner
 from roost.learner.losses import distillation_losses
 from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of, trained
+from tests.learner.ranks import on_ranks
 
 
 def softmax(logits):
@@ -132,6 +134,26 @@ def test_a_learner_learns_from_the_most_likely_tokens(models, taught, divergence
     for _ in range(3):
         later = learner.learn(rows, totals_of(rows))
     assert later["loss"] < described["loss"]
+
+
+def types_of_teachers_logits(rank, settings, samples):
+    types = []
+    with pytest.MonkeyPatch.context() as patch:
+        losses = forward.distillation_losses
+        patch.setattr(
+            forward, "distillation_losses", lambda own, other, of: types.append(other.dtype) or losses(own, other, of)
+        )
+        Learner(settings, CPU).learn(samples[rank::2], totals_of(samples))
+    return types
+
+
+def test_ranks_do_not_round_the_logits_of_a_teacher(models, taught):
+    """As a single process, which computes under autocast."""
+    samples, _ = taught
+    loss = dataclasses.replace(SUPERVISED, distillation=Distillation(top_k=8))
+    settings = settings_of(models(), loss=loss, compute_dtype="bfloat16")
+    for types in on_ranks(2, types_of_teachers_logits, settings, samples(8)):
+        assert set(types) == {torch.float32}
 
 
 @pytest.mark.parametrize("changes", [{"micro_batch_tokens": 1}, {"logit_tokens": 1000}], ids=str)

@@ -67,6 +67,19 @@ def test_two_ranks_learn_as_one(folders):
     assert_equal({name: torch.from_numpy(weight) for name, weight in first.items()}, alone, 1e-5)
 
 
+def test_two_ranks_read_images_in_16_bits(folders):
+    folder = str(folders["qwen2_5_vl"])
+    every = samples(Processor.of_model(folder))
+    settings = settings_of(folder, compute_dtype="bfloat16")
+    alone = Learner(settings, CPU).learn(every, totals_of(every))["loss"]
+    found = on_ranks(2, _losses, settings, every)
+    assert [loss == pytest.approx(alone, rel=0.02, abs=0.01) for loss in found] == [True, True]
+
+
+def _losses(rank, settings, every):
+    return Learner(settings, CPU).learn(every[rank::2], totals_of(every))["loss"]
+
+
 def _learn(rank, settings, shares, totals):
     learner = Learner(settings, CPU)
     for share, total in zip(shares, totals, strict=True):
