@@ -364,3 +364,34 @@ def test_copies_keep_sums_of_their_shards_in_32_bits(tmp_path):
     one, two = (footprint(learner(size), None).active for size in (4, 8))
     parameters = shape_from_config(MODELS[0].values[0]).parameters
     assert (two - one) * GIB == pytest.approx(parameters / 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "keys"),
+    [
+        pytest.param(MeshSizes(context=2), 2, id="as many key heads"),
+        pytest.param(MeshSizes(context=4), 4, id="repeated"),
+        pytest.param(MeshSizes(context=2, tensor=2), 2, id="repeated, of a tensor group"),
+    ],
+)
+def test_context_groups_send_repeated_key_heads(mesh, keys):
+    shape = shape_from_config(config("qwen2", 1536, 28, 12, 2, 8960, 151936))
+    found = learner_traffic(shape, mesh, tokens=4096, rounds=1).context
+    heads = 2 * (12 / mesh.tensor + keys) * 128  # queries and results, keys and values
+    assert found == pytest.approx(4096 / mesh.context * heads * 28 * 3 * 2 * (1 - 1 / mesh.context))
+
+
+def test_a_layer_keeps_repeated_key_heads():
+    shape = shape_from_config(config("qwen2", 1536, 28, 12, 2, 8960, 151936))
+    plain, even, repeated, divided = (
+        layer_values(shape, sizes, False)
+        for sizes in (
+            ParallelSizes(),
+            ParallelSizes(context=2),
+            ParallelSizes(context=4),
+            ParallelSizes(tensor=2, context=2),
+        )
+    )
+    assert even == plain
+    assert repeated - plain == 2 * (4 - 2) * 128
+    assert divided - layer_values(shape, ParallelSizes(tensor=2), False) == 2 * (2 - 1) * 128

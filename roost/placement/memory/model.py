@@ -280,7 +280,8 @@ def _logit_bytes(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None)
 def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None = None) -> float:
     """Numbers that a layer of transformers keeps for each token until its backward pass.
 
-    Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide.
+    Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide. Context
+    groups repeat key heads up to their size before they exchange keys and values.
     """
     compiled = _is_compiled(shape, sizes, compiles)
     heads = (shape.heads + shape.kv_heads) * shape.head_size
@@ -290,7 +291,8 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
     # Grouped products of experts are not fused. Each token is copied for its experts, and their results are.
     experts = shape.active_experts * 4 * shape.expert_feed_forward + 4 * shape.shared_feed_forward
     divided = of_heads * heads + max(dense, experts)
-    return of_hidden * shape.hidden + 2 * shape.active_experts * shape.hidden + divided / sizes.tensor
+    repeated = 2 * max(sizes.context - shape.kv_heads / sizes.tensor, 0) * shape.head_size
+    return of_hidden * shape.hidden + 2 * shape.active_experts * shape.hidden + divided / sizes.tensor + repeated
 
 
 def recomputed_of(model: ModelUse) -> int | None:

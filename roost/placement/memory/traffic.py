@@ -44,7 +44,8 @@ def learner_traffic(
 
     FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
     copies (HSDP) sum their shards after the last, and after half of them, whose norm is measured unless experts are
-    divided. Context groups exchange queries, keys, values and results of every layer.
+    divided. Context groups exchange queries, keys, values and results of every layer; key heads that are fewer than the
+    context size are repeated up to it first.
     Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
     of the last layer's input. Expert groups send each token to its experts and back in every pass, as if routers chose
     all experts equally often; FSDP then gathers a rank's own experts alone. Recomputed layers (None: all) repeat what
@@ -67,7 +68,8 @@ def learner_traffic(
     own = tokens / mesh.context
     recomputed = 1.0 if recomputed_layers is None else recomputed_layers / shape.layers
     passes = 2 + recomputed  # forward and backward
-    heads = 2 * (shape.heads + shape.kv_heads) * shape.head_size / mesh.tensor
+    keys = max(shape.kv_heads / mesh.tensor, mesh.context)
+    heads = 2 * (shape.heads / mesh.tensor + keys) * shape.head_size
     exchanged = own * heads * shape.layers * passes * compute_bytes
     routed = own / mesh.tensor * shape.active_experts * shape.hidden * shape.expert_layers * 2 * passes * compute_bytes
     summed = own * shape.hidden * ((4 + recomputed) * shape.layers + 2) * compute_bytes
