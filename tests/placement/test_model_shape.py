@@ -14,7 +14,9 @@ from roost.engines.tiny_model import write_tiny_model
 from roost.learner.adapter import add_adapter
 from roost.learner.learner import Learner
 from roost.placement.memory.model import (
+    DIVIDED_LOGIT_BYTES,
     GIB,
+    LOGIT_BYTES,
     activation_bytes,
     adapter_parameters,
     footprint,
@@ -395,3 +397,15 @@ def test_a_layer_keeps_repeated_key_heads():
     assert even == plain
     assert repeated - plain == 2 * (4 - 2) * 128
     assert divided - layer_values(shape, ParallelSizes(tensor=2), False) == 2 * (2 - 1) * 128
+
+
+def test_each_rank_of_a_tensor_group_sends_its_share_to_experts():
+    """Copies of a token for 8 experts and their results inside a layer, and three more that are exchanged."""
+    shape = shape_from_config(MODELS[4].values[0])
+    whole, halved = (
+        activation_bytes(shape, ParallelSizes(tensor=size, expert=4), 512, compiles=False) for size in (1, 2)
+    )
+    of_heads, of_experts = 5 * (32 + 4) * 128, 8 * 4 * 768
+    inside = 2 * 512 * (of_heads + of_experts + (2 + 3) * 8 * 2048) / 2
+    logits = 512 * 151936 * (LOGIT_BYTES - DIVIDED_LOGIT_BYTES / 2)
+    assert whole - halved == pytest.approx(inside + logits)

@@ -246,7 +246,7 @@ def activation_bytes(
     The first layers are recomputed (None: all), when the others have freed theirs. A pipeline keeps as many batches in
     flight as it has stages, so splitting layers over stages saves nothing. Context groups share the tokens. Tensor
     groups share what is inside a layer; Megatron's share its inputs as well. Expert groups send each token to its
-    experts and get it back. A pass that only scores has one layer's.
+    experts and get it back; of a tensor group, each rank sends its share. A pass that only scores has one layer's.
     """
     is_megatron = sharding is Sharding.OPTIMIZER
     own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
@@ -257,7 +257,7 @@ def activation_bytes(
     if is_megatron:
         inside = own * shape.hidden * MEGATRON_ACTIVATION_BYTES / COMPUTE_BYTES * compute_bytes
     elif sizes.expert > 1:
-        inside += own * shape.active_experts * shape.hidden * EXCHANGED_VALUES * compute_bytes
+        inside += own / sizes.tensor * shape.active_experts * shape.hidden * EXCHANGED_VALUES * compute_bytes
     # A recomputed layer is like one that was kept, for its backward pass; the last would be recomputed at once.
     recomputed, kept = (recomputed, max(layers - recomputed, 1)) if learns else (1, 1)
     logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK)
@@ -290,9 +290,10 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
     dense = of_units * shape.feed_forward if shape.layers > shape.expert_layers else 0
     # Grouped products of experts are not fused. Each token is copied for its experts, and their results are.
     experts = shape.active_experts * 4 * shape.expert_feed_forward + 4 * shape.shared_feed_forward
-    divided = of_heads * heads + max(dense, experts)
+    copied = 2 * shape.active_experts * shape.hidden
+    divided = of_heads * heads + max(dense, experts) + copied
     repeated = 2 * max(sizes.context - shape.kv_heads / sizes.tensor, 0) * shape.head_size
-    return of_hidden * shape.hidden + 2 * shape.active_experts * shape.hidden + divided / sizes.tensor + repeated
+    return of_hidden * shape.hidden + divided / sizes.tensor + repeated
 
 
 def recomputed_of(model: ModelUse) -> int | None:
