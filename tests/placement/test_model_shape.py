@@ -409,3 +409,32 @@ def test_each_rank_of_a_tensor_group_sends_its_share_to_experts():
     inside = 2 * 512 * (of_heads + of_experts + (2 + 3) * 8 * 2048) / 2
     logits = 512 * 151936 * (LOGIT_BYTES - DIVIDED_LOGIT_BYTES / 2)
     assert whole - halved == pytest.approx(inside + logits)
+
+
+def one_copy_each(folder, size, **fsdp):
+    """Memory of a learner of so many ranks that trains Qwen2.5-7B, each with a copy."""
+    (folder / "config.json").write_text(json.dumps(MODELS[1].values[0]))
+    job = {
+        "cluster": {"num_nodes": 1, "component_placement": {"actor": f"0-{size - 1}", "rollout": "4-7"}},
+        "actor": {"model": {"model_path": str(folder)}, "training_backend": "fsdp", "fsdp_config": fsdp},
+        "train": {
+            "task": {"_target_": "my_tasks.Sums"},
+            "compute_dtype": "bfloat16",
+            "activation_checkpointing": True,
+            "micro_batch_tokens": 32768,
+        },
+    }
+    machines = {"nodes": [{"accelerators": 8, "memory_gb": 900}]}
+    return footprint(roost.plan(job, machines)["actor"], None)
+
+
+def test_copies_of_one_rank_gather_layers(tmp_path):
+    """FSDP casts two layers at a time; a process alone has copies of all weights from autocast."""
+    alone, copied = (one_copy_each(tmp_path, size, fsdp_size=1) for size in (1, 4))
+    vocabulary, parameters = 152064 * 3584, MODELS[1].values[1]
+    layer = (parameters - 2 * vocabulary) / 28
+    saved = 2 * (parameters - 2 * layer - 2 * vocabulary)
+    assert (alone.scoring - copied.scoring) * GIB == pytest.approx(saved)
+    # Gradients on their way, and sums of all of them in 32 bits until copies are summed.
+    more = 6 * layer + 2 * vocabulary + 4 * parameters - 6 * vocabulary
+    assert (copied.active - alone.active) * GIB == pytest.approx(more - saved)

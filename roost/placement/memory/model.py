@@ -98,15 +98,17 @@ def learner_memory(
     compute_bytes: int = COMPUTE_BYTES,
     compiles: bool | None = None,
     trained_bytes: int | None = None,
+    ranks: int | None = None,
 ) -> LearnerMemory:
     """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
 
-    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy, and
-    two layers at a time are gathered, as far as tensor and expert parallelism do not divide them. Megatron with the
-    distributed optimizer: weights and gradients are sharded by the parallel sizes, optimizer state over all processes.
-    With an adapter (LoRA) only the adapter has gradients and optimizer state. The first `recomputed_layers` (None: all)
-    recompute their activations. Roost's optimizers change the weights themselves, whose moments have `trained_bytes`
-    as well; others (None) have 32-bit moments, and a 32-bit copy of narrower weights.
+    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy among
+    all `ranks` (None: the only one), and two layers at a time are gathered, as far as tensor and expert parallelism do
+    not divide them, also where each rank has a copy (HSDP). Megatron with the distributed optimizer: weights and
+    gradients are sharded by the parallel sizes, optimizer state over all processes. With an adapter (LoRA) only the
+    adapter has gradients and optimizer state. The first `recomputed_layers` (None: all) recompute their activations.
+    Roost's optimizers change the weights themselves, whose moments have `trained_bytes` as well; others (None) have
+    32-bit moments, and a 32-bit copy of narrower weights.
 
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
@@ -121,7 +123,7 @@ def learner_memory(
     trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
     activations = activation_bytes(shape, sizes, tokens, sharding, recomputed_layers, compute_bytes, compiles)
     transient = 0.0
-    if sharding is Sharding.FULL and processes > 1:
+    if sharding is Sharding.FULL and (ranks or processes) > 1:
         gathered = gathered_bytes(shape, sizes, compute_bytes)
         transient = _reduced_bytes(shape, sizes, compute_bytes, lora_rank, activations + gathered)
     elif sharding is not Sharding.OPTIMIZER and weight_bytes > compute_bytes:
@@ -426,16 +428,16 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
     held = held_parameters(shape, sizes, 1 if sharding is Sharding.OPTIMIZER else parts)
     weights = held * component.model.weight_bytes / GIB
     whole = weights + CONTEXT_GIB
-    working = _scoring(component, shape, parts)
+    working = _scoring(component, shape)
     return Footprint(whole + working, whole + working, whole, whole, CONTEXT_GIB, weights)
 
 
-def _scoring(component: ComponentPlan, shape: ModelShape, processes: int) -> float:
+def _scoring(component: ComponentPlan, shape: ModelShape) -> float:
     """GiB of a pass that only scores, beside the weights that a process has."""
     model, sizes = component.model, component.parallel
     tokens, compute = model.tokens or MICRO_BATCH_TOKENS, model.compute_bytes
     working = activation_bytes(shape, sizes, tokens, model.sharding, None, compute, model.compiles, learns=False)
-    if model.sharding is Sharding.FULL and processes > 1:
+    if model.sharding is Sharding.FULL and component.world_size > 1:
         working += gathered_bytes(shape, sizes, compute)
     elif component.role is Role.LEARNER and model.sharding is not Sharding.OPTIMIZER and model.weight_bytes > compute:
         working += shape.parameters * compute  # copies that autocast keeps of weights that are trained
@@ -461,6 +463,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
             model.compute_bytes,
             model.compiles,
             model.trained_bytes,
+            component.world_size,
         )
 
     memory = needed(recomputed_of(model))
@@ -481,7 +484,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,
-        scoring=kept + moved + _scoring(component, shape, shards) + CONTEXT_GIB,
+        scoring=kept + moved + _scoring(component, shape) + CONTEXT_GIB,
         syncing=kept + weights + CONTEXT_GIB,
         resident=memory.total - memory.activations - memory.transient + CONTEXT_GIB,
         idle=kept + CONTEXT_GIB,
