@@ -13,7 +13,7 @@ from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, bug, did_you_mean, shown
-from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role, bytes_of
+from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role, Sharding, bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.config.notations.notation import read_job
 from roost.placement.component_plan import ComponentPlan
@@ -256,8 +256,16 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     )
 
 
+def _with_copies(component: Component) -> Component:
+    """The component as Roost's learner runs it, which has a mesh of copies (HSDP) where a job shards nothing."""
+    if component.role not in (Role.LEARNER, Role.SCORER) or component.model.sharding is not Sharding.NONE:
+        return component
+    sizes = replace(component.parallel, shard=component.parallel.context)  # it counts ranks of context groups
+    return replace(component, parallel=sizes, model=replace(component.model, sharding=Sharding.FULL))
+
+
 def _component_plan(placed: PlacedComponent, job: Job, registry: HardwareRegistry) -> ComponentPlan:
-    component = placed.component
+    component = placed.component if job.training is None else _with_copies(placed.component)
     return ComponentPlan(
         component.name,
         component.written_name,

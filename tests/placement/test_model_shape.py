@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import roost
 from roost.config.job import MeshSizes, ParallelSizes, Sharding
-from roost.config.train import AdapterSettings, OptimizerSettings, OptimizerType
+from roost.config.train import AdapterSettings, LearnerSettings, OptimizerSettings, OptimizerType
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.adapter import add_adapter
 from roost.learner.learner import Learner
@@ -26,6 +26,7 @@ from roost.placement.memory.model import (
 from roost.placement.memory.phases import Phase
 from roost.placement.memory.shape import UnknownShape, shape_from_config
 from roost.placement.memory.traffic import learner_traffic
+from roost.trainer.setup import planned_learner
 from tests.grid import grid
 from tests.learner.random_samples import CPU, settings_of
 
@@ -412,11 +413,13 @@ def test_each_rank_of_a_tensor_group_sends_its_share_to_experts():
 
 
 def one_copy_each(folder, size, **fsdp):
-    """Memory of a learner of so many ranks that trains Qwen2.5-7B, each with a copy."""
+    """A learner of so many ranks that trains Qwen2.5-7B; it has settings of FSDP."""
     (folder / "config.json").write_text(json.dumps(MODELS[1].values[0]))
+    context = fsdp.pop("context", 1)
+    model = {"model_path": str(folder), "context_parallel_size": context}
     job = {
         "cluster": {"num_nodes": 1, "component_placement": {"actor": f"0-{size - 1}", "rollout": "4-7"}},
-        "actor": {"model": {"model_path": str(folder)}, "training_backend": "fsdp", "fsdp_config": fsdp},
+        "actor": {"model": model, "training_backend": "fsdp", "fsdp_config": fsdp},
         "train": {
             "task": {"_target_": "my_tasks.Sums"},
             "compute_dtype": "bfloat16",
@@ -424,13 +427,12 @@ def one_copy_each(folder, size, **fsdp):
             "micro_batch_tokens": 32768,
         },
     }
-    machines = {"nodes": [{"accelerators": 8, "memory_gb": 900}]}
-    return footprint(roost.plan(job, machines)["actor"], None)
+    return roost.plan(job, {"nodes": [{"accelerators": 8, "memory_gb": 900}]})["actor"]
 
 
 def test_copies_of_one_rank_gather_layers(tmp_path):
     """FSDP casts two layers at a time; a process alone has copies of all weights from autocast."""
-    alone, copied = (one_copy_each(tmp_path, size, fsdp_size=1) for size in (1, 4))
+    alone, copied = (footprint(one_copy_each(tmp_path, size, fsdp_size=1), None) for size in (1, 4))
     vocabulary, parameters = 152064 * 3584, MODELS[1].values[1]
     layer = (parameters - 2 * vocabulary) / 28
     saved = 2 * (parameters - 2 * layer - 2 * vocabulary)
@@ -438,3 +440,12 @@ def test_copies_of_one_rank_gather_layers(tmp_path):
     # Gradients on their way, and sums of all of them in 32 bits until copies are summed.
     more = 6 * layer + 2 * vocabulary + 4 * parameters - 6 * vocabulary
     assert (copied.active - alone.active) * GIB == pytest.approx(more - saved)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_job_that_shards_nothing_trains_copies(context, tmp_path):
+    given = one_copy_each(tmp_path, 4, context=context, sharding_strategy="no_shard")
+    written = one_copy_each(tmp_path, 4, context=context, fsdp_size=context)
+    run = planned_learner(LearnerSettings("m"), given).parallel
+    assert MeshSizes.of(run, 4) == given.sharded_mesh == MeshSizes(replicate=4 // context, context=context)
+    assert footprint(given, None) == footprint(written, None)
