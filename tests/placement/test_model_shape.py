@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 import roost
@@ -29,6 +30,7 @@ from roost.placement.memory.traffic import learner_traffic
 from roost.trainer.setup import planned_learner
 from tests.grid import grid
 from tests.learner.random_samples import CPU, settings_of
+from tests.learner.ranks import on_ranks
 
 
 def config(family, hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied=False, **more):
@@ -449,3 +451,51 @@ def test_a_job_that_shards_nothing_trains_copies(context, tmp_path):
     run = planned_learner(LearnerSettings("m"), given).parallel
     assert MeshSizes.of(run, 4) == given.sharded_mesh == MeshSizes(replicate=4 // context, context=context)
     assert footprint(given, None) == footprint(written, None)
+
+
+SHARED = 24 * (3 * 2048 * 5632 + 2048)  # of Qwen1.5-MoE-A2.7B, with gates
+
+
+def test_a_shared_expert_is_whole_on_tensor_ranks():
+    """FSDP over 4 shards has each number of it on two of 8 ranks, and gathers all of a layer's."""
+    shape = shape_from_config(MODELS[5].values[0])
+    one, two = (
+        learner_memory(shape, ParallelSizes(tensor=size, expert=2), 8, 512, weight_bytes=4, compiles=False)
+        for size in (1, 2)
+    )
+    assert (two.weights - one.weights) * GIB == pytest.approx(4 * SHARED / 8)
+    assert (two.gradients - one.gradients) * GIB == pytest.approx(4 * SHARED / 8)
+    assert (two.optimizer - one.optimizer) * GIB == pytest.approx(8 * SHARED / 8)
+    divided = (shape.dense_parameters - SHARED - shape.embedding_parameters) / 24  # of a layer
+    gathered = 2 * (2 * divided + shape.embedding_parameters) / 2
+    inside = 2 * 512 * (2 * 32 * 128 + 4 * 4 * 1408 + (2 + 3) * 4 * 2048) / 2
+    logits = 512 * 151936 * (LOGIT_BYTES - DIVIDED_LOGIT_BYTES / 2)
+    assert (one.activations - two.activations) * GIB == pytest.approx(gathered + inside + logits)
+
+
+def test_tensor_ranks_gather_a_whole_shared_expert():
+    shape = shape_from_config(MODELS[5].values[0])
+    found = learner_traffic(shape, MeshSizes(shard=4, tensor=2, expert=8), tokens=512, rounds=1).fsdp
+    root = 2 * 151936 * 2048 + 2048
+    layers = (shape.dense_parameters - SHARED - root) / 2 + SHARED
+    assert found == pytest.approx(3 / 4 * (layers * (2 + 2 + 4) + root / 2 * (2 + 4)))
+
+
+def bytes_held(rank, settings):
+    """Of all weights, and of those that are the same on each rank of a tensor group without being large."""
+    held = {name: local_bytes(weight) for name, weight in Learner(settings, CPU).module.named_parameters()}
+    return sum(held.values()), sum(size for name, size in held.items() if "norm" in name or "mlp.gate." in name)
+
+
+def local_bytes(weight):
+    return (weight.to_local() if isinstance(weight, DTensor) else weight).nbytes
+
+
+@pytest.mark.long
+def test_a_learner_holds_a_whole_shared_expert(tmp_path):
+    folder = write_tiny_model(tmp_path, "qwen2_moe", shared_expert_intermediate_size=512)
+    sizes = ParallelSizes(tensor=2, expert=2)
+    shape = shape_from_config(json.loads((folder / "config.json").read_text()))
+    planned = learner_memory(shape, sizes, processes=2, tokens=64, weight_bytes=4).weights * GIB
+    for held, small in on_ranks(2, bytes_held, settings_of(str(folder), parallel=sizes)):
+        assert held == pytest.approx(planned + small / 2)

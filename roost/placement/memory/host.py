@@ -14,10 +14,11 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import (
     GIB,
     MOMENT_BYTES,
-    adapter_parameters,
+    copy_parameters,
     known_shape,
     moment_bytes,
     shards_of,
+    trained_parameters,
 )
 from roost.placement.memory.phases import Phase, trains_policy
 from roost.placement.memory.residency import Residency
@@ -70,7 +71,8 @@ def checkpoint_gib(component: ComponentPlan) -> float:
     if shape is None or not model.is_saved or model.unused_because:
         return 0.0
     if component.role is not Role.LEARNER:
-        return shape.parameters * model.weight_bytes / shards_of(component) / GIB
+        held = copy_parameters(shape, component.parallel, model.sharding)
+        return held * model.weight_bytes / shards_of(component) / GIB
     width = model.trained_bytes or MOMENT_BYTES
     moments = moment_bytes(shape, model.optimizer, model.lora_rank, width, MOMENT_BYTES)  # rounded ones as numbers
     return _trained_gib(component, shape) * (width + moments)
@@ -86,9 +88,9 @@ def numbers_gib(component: ComponentPlan) -> float:
 
 def _trained_gib(component: ComponentPlan, shape: ModelShape) -> float:
     """Trained parameters of a process, in units of 2^30."""
-    rank, is_whole = component.model.lora_rank, component.model.sharding is Sharding.NONE
-    trained = shape.parameters if rank is None else adapter_parameters(shape, rank)
-    return trained / (1 if is_whole else shards_of(component)) / GIB
+    model = component.model
+    trained = trained_parameters(shape, component.parallel, model.sharding, model.lora_rank)
+    return trained / (1 if model.sharding is Sharding.NONE else shards_of(component)) / GIB
 
 
 def export_gib(component: ComponentPlan) -> float:

@@ -78,11 +78,26 @@ class EngineMemory:
         return self.weights + self.kv_cache + ENGINE_OVERHEAD_GIB
 
 
-def held_parameters(shape: ModelShape, sizes: ParallelSizes, processes: int = 1) -> float:
-    """Parameters on one device, after sharding by the parallel sizes and over `processes`."""
+def held_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
+    """Parameters on one device that Megatron divides by the parallel sizes."""
     dense = shape.dense_parameters / (sizes.tensor * sizes.pipeline)
     parts = (sizes.expert_tensor or sizes.tensor) * sizes.expert * sizes.pipeline
-    return (dense + shape.expert_parameters / parts) / processes
+    return dense + shape.expert_parameters / parts
+
+
+def copy_parameters(shape: ModelShape, sizes: ParallelSizes, sharding: Sharding) -> int:
+    """Parameters that the processes of one copy have together.
+
+    Tensor groups of Roost's learner do not divide the shared expert: each of their ranks has it, and FSDP alone
+    shards it.
+    """
+    more = (sizes.tensor - 1) * shape.shared_parameters if sharding is Sharding.FULL else 0
+    return shape.parameters + more
+
+
+def trained_parameters(shape: ModelShape, sizes: ParallelSizes, sharding: Sharding, lora_rank: int | None) -> int:
+    """Those of them that are trained: all, or an adapter's."""
+    return copy_parameters(shape, sizes, sharding) if lora_rank is None else adapter_parameters(shape, lora_rank)
 
 
 def learner_memory(
@@ -119,8 +134,8 @@ def learner_memory(
     if sharding is Sharding.OPTIMIZER:
         held, gradient_bytes = held_parameters(shape, sizes), MEGATRON_GRADIENT_BYTES
     else:
-        held, gradient_bytes = shape.parameters / processes, trained_bytes or weight_bytes
-    trained = shape.parameters if lora_rank is None else adapter_parameters(shape, lora_rank)
+        held, gradient_bytes = copy_parameters(shape, sizes, sharding) / processes, trained_bytes or weight_bytes
+    trained = trained_parameters(shape, sizes, sharding, lora_rank)
     activations = activation_bytes(shape, sizes, tokens, sharding, recomputed_layers, compute_bytes, compiles)
     transient = 0.0
     if sharding is Sharding.FULL and (ranks or processes) > 1:
@@ -140,7 +155,7 @@ def learner_memory(
         moments += MASTER_BYTES  # 32-bit weights are their own master copy
     return LearnerMemory(
         weights=held * weight_bytes / GIB,
-        gradients=held * trained / shape.parameters * gradient_bytes / GIB,
+        gradients=held * trained / copy_parameters(shape, sizes, sharding) * gradient_bytes / GIB,
         optimizer=trained * moments / processes / GIB,
         activations=(activations + gathered) / GIB,
         transient=transient / GIB,
@@ -154,8 +169,8 @@ def gathered_bytes(shape: ModelShape, sizes: ParallelSizes, compute_bytes: int =
 
 def _layer_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
     """Parameters of a layer that a rank gathers: those that tensor and expert groups leave it."""
-    dense = (shape.dense_parameters - shape.embedding_parameters) / sizes.tensor
-    return (dense + shape.expert_parameters / sizes.expert) / shape.layers
+    dense = (shape.dense_parameters - shape.embedding_parameters - shape.shared_parameters) / sizes.tensor
+    return (dense + shape.shared_parameters + shape.expert_parameters / sizes.expert) / shape.layers
 
 
 def _reduced_bytes(
@@ -283,7 +298,8 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
     """Numbers that a layer of transformers keeps for each token until its backward pass.
 
     Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide. Context
-    groups repeat key heads up to their size before they exchange keys and values.
+    groups repeat key heads up to their size before they exchange keys and values. Tensor groups do not divide the
+    shared expert.
     """
     compiled = _is_compiled(shape, sizes, compiles)
     heads = (shape.heads + shape.kv_heads) * shape.head_size
@@ -291,11 +307,11 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
     of_heads, of_hidden, of_units = (3 if has_norms else 2, 4, 3) if compiled else (5 if has_norms else 2, 8, 4)
     dense = of_units * shape.feed_forward if shape.layers > shape.expert_layers else 0
     # Grouped products of experts are not fused. Each token is copied for its experts, and their results are.
-    experts = shape.active_experts * 4 * shape.expert_feed_forward + 4 * shape.shared_feed_forward
+    experts = shape.active_experts * 4 * shape.expert_feed_forward / sizes.tensor + 4 * shape.shared_feed_forward
     copied = 2 * shape.active_experts * shape.hidden
-    divided = of_heads * heads + max(dense, experts) + copied
+    divided = (of_heads * heads + copied) / sizes.tensor
     repeated = 2 * max(sizes.context - shape.kv_heads / sizes.tensor, 0) * shape.head_size
-    return of_hidden * shape.hidden + divided / sizes.tensor + repeated
+    return of_hidden * shape.hidden + divided + max(dense / sizes.tensor, experts) + repeated
 
 
 def recomputed_of(model: ModelUse) -> int | None:
@@ -424,8 +440,10 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
     sharding = component.model.sharding
     per_worker = int(np.diff(component.table.offsets).max(initial=1)) or 1
     parts = shards_of(component) if sharding is Sharding.FULL else per_worker
-    sizes = component.parallel if sharding is Sharding.OPTIMIZER else ParallelSizes()
-    held = held_parameters(shape, sizes, 1 if sharding is Sharding.OPTIMIZER else parts)
+    sizes = component.parallel
+    held = held_parameters(shape, sizes)
+    if sharding is not Sharding.OPTIMIZER:
+        held = copy_parameters(shape, sizes, sharding) / parts
     weights = held * component.model.weight_bytes / GIB
     whole = weights + CONTEXT_GIB
     working = _scoring(component, shape)
@@ -467,13 +485,12 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
         )
 
     memory = needed(recomputed_of(model))
+    trained = trained_parameters(shape, component.parallel, model.sharding, model.lora_rank)
     if model.sharding is Sharding.FULL and shards < component.world_size:
         # Copies (HSDP) keep sums of their shards in 32 bits until they are due to be summed over all copies.
-        held = shape.parameters if model.lora_rank is None else adapter_parameters(shape, model.lora_rank)
-        memory = replace(memory, transient=memory.transient + held / shards * REDUCED_BYTES / GIB)
+        memory = replace(memory, transient=memory.transient + trained / shards * REDUCED_BYTES / GIB)
     on_host = memory.optimizer if component.model.optimizer_on_host else 0.0
     if on_host:
-        trained = shape.parameters if model.lora_rank is None else adapter_parameters(shape, model.lora_rank)
         # Whole weights at a time. Freed copies of weights leave no room for their state.
         largest = max(STREAMED_WEIGHTS, largest_weight(shape) / shards)
         streamed = on_host * min(1.0, largest / (trained / shards))

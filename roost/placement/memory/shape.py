@@ -63,11 +63,14 @@ class ModelShape:
         dense_layers = self.layers - self.expert_layers
         feed_forward = dense_layers * 3 * self.hidden * self.feed_forward
         router = self.expert_layers * self.hidden * self.experts
-        shared = self.expert_layers * 3 * self.hidden * self.shared_feed_forward
-        if self.shared_feed_forward:
-            shared += self.expert_layers * self.hidden  # the gate of the shared expert
-        layers = self.layers * self.attention_parameters + feed_forward + router + shared
+        layers = self.layers * self.attention_parameters + feed_forward + router + self.shared_parameters
         return self.embedding_parameters + layers + self.hidden  # and the last norm
+
+    @property
+    def shared_parameters(self) -> int:
+        """Parameters of the shared experts in all layers, and of their gates."""
+        gate = self.hidden if self.shared_feed_forward else 0
+        return self.expert_layers * (3 * self.hidden * self.shared_feed_forward + gate)
 
     @property
     def expert_parameters(self) -> int:

@@ -45,11 +45,11 @@ def learner_traffic(
     FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
     copies (HSDP) sum their shards after the last, and after half of them, whose norm is measured unless experts are
     divided. Context groups exchange queries, keys, values and results of every layer; key heads that are fewer than the
-    context size are repeated up to it first.
-    Tensor groups sum the two results of every layer, the gradients of its two inputs, the embeddings, and the gradient
-    of the last layer's input. Expert groups send each token to its experts and back in every pass, as if routers chose
-    all experts equally often; FSDP then gathers a rank's own experts alone. Recomputed layers (None: all) repeat what
-    their forward pass sent, but not their last sum, which no gradient needs. Only what is trained has gradients.
+    context size are repeated up to it first. Tensor groups sum the two results of every layer, the gradients of its two
+    inputs, the embeddings, and the gradient of the last layer's input; they do not divide the shared expert. Expert
+    groups send each token to its experts and back in every pass, as if routers chose all experts equally often; FSDP
+    then gathers a rank's own experts alone. Recomputed layers (None: all) repeat what their forward pass sent, but not
+    their last sum, which no gradient needs. Only what is trained has gradients.
 
     >>> from roost.placement.memory.shape import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -60,7 +60,8 @@ def learner_traffic(
     """
     root = (shape.embedding_parameters + shape.hidden) / mesh.tensor
     experts = shape.expert_parameters / mesh.expert if mesh.expert > 1 else 0.0  # of a rank, if they are divided
-    layers = (shape.parameters - experts * mesh.expert) / mesh.tensor - root
+    divided = shape.parameters - experts * mesh.expert - shape.shared_parameters
+    layers = divided / mesh.tensor + shape.shared_parameters - root
     gathered = (2 * layers + root) * compute_bytes
     trained = layers + root if lora_rank is None else adapter_parameters(shape, lora_rank) / mesh.tensor
     reduced, expert_bytes = trained * REDUCED_BYTES, REDUCED_BYTES if lora_rank is None else 0
