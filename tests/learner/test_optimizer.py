@@ -110,6 +110,6 @@ def test_moments_in_place_from_the_start_change_nothing():
 
 def test_the_critic_warms_up_by_itself():
     optimizer = OptimizerSettings(1e-3, warmup_ratio=0.5, total_steps=8)
-    settings = TrainSettings(LearnerSettings("m", optimizer=optimizer), critic_lr_warmup_steps=2)
+    settings = TrainSettings(LearnerSettings("m", optimizer=optimizer), max_steps=8, critic_lr_warmup_steps=2)
     assert [learning_rate(settings.critic_optimizer, step) for step in range(3)] == pytest.approx([5e-4, 1e-3, 1e-3])
     assert replace(settings, critic_lr_warmup_steps=None).critic_optimizer == optimizer
