@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +15,20 @@ from roost.config.shell.effects import submits
 from roost.config.shell.expand import folder_of
 from roost.config.shell.filters import filtered
 from roost.config.shell.state import Doubt, State, Value, going_on, join, of_unknown, text_value, uncertain
-from roost.config.shell.syntax import ArithmeticCommand, For, Loop, Simple, Statement, Substitution, Word
+from roost.config.shell.syntax import (
+    AndOr,
+    ArithmeticCommand,
+    For,
+    Loop,
+    Pipeline,
+    Simple,
+    Statement,
+    Substitution,
+    Word,
+)
 
+_FILE_FILTERS = "cat grep sed awk cut head tail"
+_OF_MACHINE = re.compile(r"/(proc|sys|dev|etc|run|var|tmp)/")  # files that differ where the script runs
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 
@@ -24,6 +37,10 @@ class Outputs(Assignments):
     """The output of command substitutions, and the text of files that commands are given."""
 
     read_text: Callable[[Path], str | None]
+    printed: list[Value | None] | None = None  # by what `$(...)` runs; None where it is not known
+
+    @abstractmethod
+    def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None: ...
 
     @abstractmethod
     def _apart(self, statements: Sequence[Statement], state: State) -> Status: ...
@@ -37,34 +54,58 @@ class Outputs(Assignments):
         text = self.read_text(file) if file not in state.written else None
         return state.written.get(file) if text is None else text_value(text, (path, 1, 1))
 
+    def _of_file(self, words: Sequence[str], state: State) -> str | None:
+        """The output of a command such as `cat` or `grep` for a file that is here."""
+        if len(words) < 2 or words[0] not in _FILE_FILTERS.split() or _OF_MACHINE.match(words[-1]):
+            return None
+        content = self._content(words[-1], state)
+        text = None if content is None else content.known
+        return None if text is None else filtered(text, words[:-1])
+
     def _output(self, part: Substitution, state: State) -> Value | None:
         """The output of `$(...)` where it need not be run to be known."""
         if part.body is not None and any(submits(statement) for statement in part.body):
             self._apart(part.body, state)  # the number that it prints is not known
             return None
-        if part.body is None or len(part.body) != 1:
+        if part.body is None:
             return None
+        if len(part.body) != 1 or not isinstance(part.body[0], Simple | Pipeline | AndOr):
+            return self._output_of_all(part.body, state)
         inner = state.copy()
-        statement = part.body[0]
+        statement: Statement = part.body[0]
         changed = is_folder_change(statement)
         if changed is not None:
             change, statement = changed
             words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
             self._do_cd(words, change.position, inner)
+        return self._output_of_pipeline(statement, inner)
+
+    def _output_of_pipeline(self, statement: Statement, state: State) -> Value | None:
+        """The output of a command, or of one and the filters behind it."""
         first, *filters = piped(statement)
-        text: str | None = None
+        found: Value | None = None
+        texts = None
         if isinstance(first, Simple) and not first.is_redirected:
             self._reads(*first.words)
-            words = [value for word in first.words for value in self.expander.words(word, inner)]
+            words = [value for word in first.words for value in self.expander.words(word, state)]
             texts = known_texts(words)
-            if texts and texts[0] not in inner.functions:
-                text = output_of(texts, inner) if first.stdin is None else self._of_input(first.stdin, texts, inner)
+        if isinstance(first, Simple) and texts and texts[0] not in state.functions:
+            if first.stdin is None:
+                text = output_of(texts, state)
+                text = self._of_file(texts, state) if text is None else text
+            else:
+                text = self._of_input(first.stdin, texts, state)
+            found = None if text is None else text_value(text)
+        elif not isinstance(first, Simple) or (texts and texts[0] in state.functions):
+            found = self._output_of_all((first,), state)
         for one in filters:
+            text = None if found is None else found.known
             texts = None
             if isinstance(one, Simple) and not one.is_redirected and one.stdin is None:
-                texts = known_texts([value for word in one.words for value in self.expander.words(word, inner)])
+                texts = known_texts([value for word in one.words for value in self.expander.words(word, state)])
             text = filtered(text, texts) if text is not None and texts is not None else None
-        return None if text is None else text_value(text.rstrip("\n"))
+            found = None if text is None else text_value(text)
+        return None if found is None else found.without_last_lines()
 
 
 class Branches(Outputs):
@@ -92,12 +133,15 @@ class Branches(Outputs):
         looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
         variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
         states, given, inputs = [], self.stdin, []
+        printed = len(self.printed or ())
         for branch in branches:
             copy, self.stdin = state.copy(), given
             branch(copy)
             states.append(copy)
             inputs.append(self.stdin)
         self.stdin = given if all(one == given for one in inputs) else None
+        if self.printed is not None and any(one is None or one.parts for one in self.printed[printed:]):
+            self.printed[printed:] = [None]
         self.doubts -= 1
         line = f"line {position[1]}" if position[1] else "another line"
         doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
@@ -115,6 +159,8 @@ class Branches(Outputs):
             one.flow = ""
         if ended:
             doubt = ended[0][1]
+            if self.printed is not None:
+                self.printed.append(None)  # what follows is not always reached
             if state.flow not in ("", "exit"):  # this one left farther
                 self.left.append((state.copy(), doubt))
             here = [] if state.flow else [state]
@@ -174,7 +220,12 @@ class Branches(Outputs):
         begun = state.copy()
         self._in_doubt([run, lambda _: True], state, position)
         if state != begun:
-            changed = {name: value for name, value in state.variables.items() if value != begun.variables.get(name)}
+            now = state.variables.items()
+            changed = {
+                name: value
+                for name, value in now
+                if isinstance(value, Value) and value.prefix == "" and value != begun.variables.get(name)
+            }
             self._in_doubt([run, lambda _: True], state, position)
             state.variables |= changed
         return None

@@ -11,6 +11,7 @@ from roost.config.shell.patterns import regular
 
 MAX_TEXT = 400  # that an expression with repetitions is tried on
 MAX_REPEATS = 2
+MAX_MATCHED = 20_000  # characters that `grep` is tried on
 _REPEATS = re.compile(r"(?<!\\)[*+?]")
 _SET = re.compile(r"\[\^?\]?(?:\[:\w+:\]|[^\]])*\]")
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
@@ -46,6 +47,8 @@ def filtered(text: str, words: Sequence[str]) -> str | None:
         return _translated(text, arguments)
     if name == "sed":
         return _edited(text, arguments)
+    if name == "grep":
+        return _matching(text, arguments)
     if name == "bc" and not arguments:
         return computed(text)
     joined, lines = " ".join(words), text.splitlines()
@@ -148,6 +151,24 @@ def _edited(text: str, arguments: Sequence[str]) -> str | None:
         except re.error:
             return None
     return text
+
+
+def _matching(text: str, arguments: Sequence[str]) -> str | None:
+    """Output of `grep` with a basic or extended regular expression, and of `grep -v`."""
+    words = list(arguments)
+    options = ""
+    while words and re.fullmatch(r"-[vEe]+", words[0]):
+        options += words.pop(0)[1:]
+    pattern = _expression(words[0], "E" in options) if len(words) == 1 else None
+    lines = text.splitlines()
+    is_long = len(text) > MAX_MATCHED or any(len(line) > MAX_TEXT for line in lines)
+    if pattern is None or is_long or len(_REPEATS.findall(pattern)) > MAX_REPEATS:
+        return None
+    try:
+        found = [line for line in lines if (re.search(pattern, line) is None) == ("v" in options)]
+    except re.error:
+        return None
+    return "".join(f"{line}\n" for line in found)
 
 
 def _expression(pattern: str, is_extended: bool) -> str | None:

@@ -6,7 +6,8 @@ Nothing is executed: a command is only recorded, and what it would print or chan
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,9 @@ from roost.config.shell.conditions import (
     condition_status,
     echo_of,
     either,
+    known_texts,
     negated,
+    output_of,
 )
 from roost.config.shell.effects import (
     behind_options,
@@ -34,7 +37,7 @@ from roost.config.shell.effects import (
     through,
     variables_of,
 )
-from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of
+from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of, merged
 from roost.config.shell.parser import Parser
 from roost.config.shell.patterns import matches_pattern
 from roost.config.shell.state import (
@@ -47,6 +50,7 @@ from roost.config.shell.state import (
     Unknown,
     Value,
     of_unknown,
+    text_value,
 )
 from roost.config.shell.syntax import (
     AndOr,
@@ -70,9 +74,13 @@ from roost.config.shell.syntax import (
 )
 
 MAX_STEPS = 30_000  # statements of one reading
+MAX_PRINTED_STEPS = 1_000  # of one `$(...)`
 MAX_COMMANDS = 2_000
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
 _CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files that they are given
+_SILENT = """[ : unset read mapfile readarray shift cd exit return break continue test true false let getopts sleep wait
+    mkdir rm"""
+_DECLARING = "export local readonly declare typeset set trap"
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
@@ -98,6 +106,7 @@ class Interpreter(Branches):
         self.snapshot: Snapshot | None = None  # of the last command
         self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
+        self.limit = MAX_STEPS
         self.exits: list[int] = []
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
@@ -127,7 +136,7 @@ class Interpreter(Branches):
 
     def _run(self, statement: Statement, state: State) -> Status:
         self.steps += 1
-        if self.steps > MAX_STEPS:
+        if self.steps > self.limit:
             raise _Stop
         if isinstance(statement, Simple):
             return self._simple(statement, state)
@@ -137,7 +146,8 @@ class Interpreter(Branches):
             return self._pipeline(statement, state)
         if isinstance(statement, Group):
             outer = self._take_input(statement.stdin, state)
-            status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
+            with self._unheard(statement.is_redirected):
+                status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
             self.stdin = self.stdin if statement.stdin is None else outer
             if statement.stdout is not None:
                 self._writes(Simple((), (), statement.stdout.position, None, statement.stdout), (), state)
@@ -198,10 +208,14 @@ class Interpreter(Branches):
             status = self._run(statement.commands[0], state)
             return negated(status) if statement.is_negated else status
         outer, given = self.stdin, None
-        for command in statement.commands:
-            self.stdin = given
-            given = self._printed(command, state) if command is not statement.commands[-1] else None
-            self._apart((command,), state)
+        if self.printed is not None:
+            found = self._output_of_pipeline(statement, state)
+            self.printed.append(None if found is None else replace(found, parts=(*found.parts, "\n")))
+        with self._unheard(True):
+            for command in statement.commands:
+                self.stdin = given
+                given = self._printed(command, state) if command is not statement.commands[-1] else None
+                self._apart((command,), state)
         self.stdin = outer
         return None
 
@@ -299,7 +313,8 @@ class Interpreter(Branches):
         self._stop_at_unset(statement.words, state)
         words = self.expander.arguments(statement.words, state)
         outer = self._take_input(statement.stdin, state)
-        status = self._started(statement, words, state)
+        with self._unheard(statement.is_redirected and words[:1] != [] and words[0].tested in state.functions):
+            status = self._started(statement, words, state)
         if statement.stdin is not None:
             self.stdin = outer
         return status
@@ -324,8 +339,55 @@ class Interpreter(Branches):
                 unknown = Unknown(file.name, "a command changes it while the script runs", statement.position)
                 state.written = {**state.written, file: of_unknown(unknown)}
 
+    def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None:
+        """The output of statements in a subshell, as far as it is known without running a command."""
+        if self.depth >= MAX_NESTED:
+            return None
+        counts = self.depth, self.doubts, self.loops, self.inside
+        outer, commands, limit = self.printed, dict(self.reading.commands), self.limit
+        self.printed, self.limit = [], min(limit, self.steps + MAX_PRINTED_STEPS)
+        self.depth += 1
+        try:
+            self._apart(statements, state)
+        except _Stop:
+            if self.steps > limit:
+                raise
+            self.printed = [None]
+        found, self.printed, self.limit = self.printed, outer, limit
+        self.depth, self.doubts, self.loops, self.inside = counts
+        self.reading.commands = commands  # of these, only the output counts
+        parts = [part for one in found if one is not None for part in one.parts]
+        return None if None in found else merged(parts, (None, None, None)).without_last_lines()
+
+    def _printed_by(self, statement: Simple, words: Sequence[Value], state: State) -> Value | None:
+        """Output of one command; None where it is not known. Functions print by the commands in them."""
+        name = words[0].tested or ""
+        if statement.is_redirected or name in (*state.functions, "eval", "source", "."):
+            return Value()
+        if name in ("echo", "printf"):
+            found = echo_of(words, state)
+            is_line = name == "echo" and found is not None and found.known is None
+            return replace(found, parts=(*found.parts, "\n")) if is_line and found is not None else found
+        options = [one.prefix for one in words[1:] if one.prefix.startswith("-")]
+        is_declared = name in _DECLARING.split() and bool(words[1:] or statement.assignments)
+        if name in _SILENT.split() or (is_declared and "-p" not in options):
+            return None if name == "cd" and "-" in options else Value()
+        texts = known_texts(words)
+        text = None if not texts or statement.stdin is not None else output_of(texts, state)
+        return None if text is None else text_value(text)
+
+    @contextmanager
+    def _unheard(self, is_redirected: bool) -> Iterator[None]:
+        """What runs inside prints elsewhere if it is redirected."""
+        outer = self.printed
+        self.printed = [] if is_redirected and outer is not None else outer
+        yield
+        self.printed = outer
+
     def _started(self, statement: Simple, words: list[Value], state: State) -> Status:
         name = words[0].tested if words else ""
+        if self.printed is not None and words:
+            self.printed.append(self._printed_by(statement, words, state))
         self._writes(statement, words, state)
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
         names = [assignment.name for assignment in statement.assignments]

@@ -275,12 +275,14 @@ class Parser(WordParser):
 
     def _redirected(self, compound: Statement) -> Statement:
         outer = self.stdin, self.stdout, self.is_redirected, self.appends
-        self.stdin, self.stdout = None, None
+        self.stdin, self.stdout, self.is_redirected = None, None, False
         while self._redirection():
             pass
-        given, written = self.stdin, self.stdout
+        given, written, elsewhere = self.stdin, self.stdout, self.is_redirected
         self.stdin, self.stdout, self.is_redirected, self.appends = outer
-        return compound if given is written is None else Group((compound,), stdin=given, stdout=written)
+        if given is written is None and not elsewhere:
+            return compound
+        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere)
 
     def _redirection(self) -> bool:
         """Consume a redirection, if one stands here, and note the input and the file of the output."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
@@ -13,6 +14,7 @@ from roost.config.shell.syntax import Choice, ShellError, SourceText, Statement,
 
 MAX_SHOWN = 60
 IFS = " \t\n"  # that a shell begins with
+_PIECES = re.compile(r"\s+|\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Unknown:
     def shown(self) -> str:
         text = " ".join(self.text.split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+Parts = tuple["str | Unknown", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,14 @@ class Value:
         if parts and isinstance(parts[-1], str):
             parts[-1] = parts[-1][: len(parts[-1].rstrip())]
         return replace(self, parts=tuple(part for part in parts if part))
+
+    def without_last_lines(self) -> Value:
+        """The value without the ends of lines at its end, as `$(...)` has it."""
+        parts = self.parts
+        while parts and isinstance(parts[-1], str) and parts[-1].endswith("\n"):
+            text = parts[-1].rstrip("\n")
+            parts = (*parts[:-1], text) if text else parts[:-1]
+        return replace(self, parts=parts)
 
     def as_script(self, start: Position) -> tuple[str, dict[str, Value]]:
         """The text of a script, and the variables in it that stand for what is not known."""
@@ -322,7 +335,10 @@ def join(states: list[State], doubt: Doubt) -> State:
             continue
         values = [state.variables.get(name) for state in states]
         if not any(isinstance(value, dict) for value in values):
-            result.variables[name] = of_unknown(doubt.about(name))
+            given = [value for value in values if isinstance(value, Value)]
+            part = doubt.about(name)
+            is_set = len(given) == len(values)
+            result.variables[name] = _joined_words(given, part) if is_set else of_unknown(part)
         elif name in result.associative:
             result.variables[name] = _joined_keys([state.array(name) for state in states], doubt.about(name))
         else:
@@ -335,8 +351,8 @@ def join(states: list[State], doubt: Doubt) -> State:
         if any(text != texts[0] for text in texts):
             result.written = {**result.written, path: of_unknown(doubt.about(path.name))}
     for name in dict.fromkeys(name for state in states for name in state.functions):
-        given = [state.functions.get(name) for state in states]
-        bodies = [one for body in given for one in (body.bodies if isinstance(body, Choice) else (body,))]
+        found = [state.functions.get(name) for state in states]
+        bodies = [one for body in found for one in (body.bodies if isinstance(body, Choice) else (body,))]
         differing = tuple(one for at, one in enumerate(bodies) if one not in bodies[:at])
         result.functions[name] = (
             differing[0] if differing[0] and not differing[1:] else Choice(differing, doubt.position)
@@ -371,15 +387,46 @@ def _joined_keys(arrays: list[Array], unknown: Unknown) -> Array:
 def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
     """The elements that all begin with, one that is not known, and those that all end with."""
     lists = [list(array.values()) for array in arrays]
-    shortest = min(len(one) for one in lists)
-    head = next((at for at in range(shortest) if any(one[at] != lists[0][at] for one in lists)), shortest)
-    tail = 0
-    while tail < shortest - head and all(one[-1 - tail] == lists[0][-1 - tail] for one in lists):
-        tail += 1
+    head, tail = _common_ends(lists)
     text = f"a part of {unknown.text}" if head or tail else unknown.text
     differing = of_unknown(replace(unknown, text=text, is_list=True))
     kept = [*lists[0][:head], differing, *lists[0][len(lists[0]) - tail :]]
     return {str(at): value for at, value in enumerate(kept)}
+
+
+def _joined_words(values: list[Value], unknown: Unknown) -> Value:
+    """The words that all begin with, a part that is not known, and those that all end with."""
+    pairs = _words_of(values[0])
+    head, tail = _common_ends([[word for _, word in _words_of(value)] for value in values])
+    if not head and not tail:
+        return of_unknown(unknown)
+    differing: Parts = (replace(unknown, text=f"a part of {unknown.text}", is_list=True),)
+    after = pairs[len(pairs) - tail :]
+    kept = [*pairs[:head], (" " if head else "", differing), *((blank or " ", word) for blank, word in after)]
+    return Value(tuple(part for blank, word in kept for part in ((blank,) if blank else ()) + word), values[0].position)
+
+
+def _words_of(value: Value) -> list[tuple[str, Parts]]:
+    """The words of a text, each with the blanks before it."""
+    pairs: list[tuple[str, Parts]] = [("", ())]
+    for part in value.parts:
+        spans = [one.span() for one in _PIECES.finditer(part)] if isinstance(part, str) else []
+        for piece in [part[start:end] for start, end in spans] if isinstance(part, str) else [part]:
+            if isinstance(piece, str) and piece.isspace():
+                pairs.append((piece, ()))
+            else:
+                pairs[-1] = (pairs[-1][0], (*pairs[-1][1], piece))
+    return [pair for pair in pairs if pair[1]]
+
+
+def _common_ends(lists: Sequence[Sequence[object]]) -> tuple[int, int]:
+    """How many items all lists begin with, and how many the rest of each ends with."""
+    first, shortest = lists[0], min(len(one) for one in lists)
+    head = next((at for at in range(shortest) if any(one[at] != first[at] for one in lists)), shortest)
+    tail = 0
+    while tail < shortest - head and all(one[-1 - tail] == first[-1 - tail] for one in lists):
+        tail += 1
+    return head, tail
 
 
 class Snapshot(Mapping[str, "Value | Array"]):

@@ -224,6 +224,7 @@ class Group:
     stdin: Input | None = None
     stdout: Word | None = None
     is_background: bool = False
+    is_redirected: bool = False  # its output goes to a file or elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,16 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
         ("N=$(echo hi >&2); show $N", "output of a command"),
-        ('set -- $(true; echo x y) b; show "$2"', "output of a command"),
+        ('set -- $(true; ls) b; show "$2"', "output of a command"),
+        ("f() { ls; echo 2; }; N=$(f); show $N", "output of a command"),
+        ("f() { if [ -f /x ]; then echo 1; else echo 2; fi; }; N=$(f); show $N", "output of a command"),
+        ("f() { [ -f /x ] && return; echo 2; }; N=$(f); show $N", "output of a command"),
+        ("f() { for x in $(ls); do echo 2; done; }; N=$(f); show $N", "output of a command"),
+        ("f() { while true; do echo 1; done; }; N=$(f); show $N", "output of a command"),
+        ("f() { declare -p X; }; X=1; N=$(f); show $N", "output of a command"),
+        ("f() { echo $RANDOM; }; N=x$(f); show $N", "only where the script runs"),
+        ("N=$(grep -v x /etc/hostname); show $N", "output of a command"),
+        ("N=$(cat missing.txt); show $N", "output of a command"),
         ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
         ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
         ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
@@ -112,7 +121,6 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("N=$(echo a &> /dev/null); show $N", "output of a command"),
         ("N=$(echo a | tr a b >> log); show $N", "output of a command"),
         ("N=$(echo a | cat <<< b); show $N", "output of a command"),
-        ("echo() { :; }; N=$(echo a); show $N", "output of a command"),
         ("set -- a b; shift $(nproc); show $1", "output of a command"),
         ("mapfile -t L < x; set -- ${L[@]} b; shift; show $1", "read while the script runs"),
         ("set $(nproc) b; show $1", "output of a command"),
@@ -147,6 +155,28 @@ def test_a_part_that_is_not_set_leaves_a_word_unknown(word, tmp_path):
     reading = read(tmp_path, f"ARGS=(${{BASE}}/model)\nshow {word}\n")
     (command,) = reading.commands.values()
     assert [one.shown for one in command.words] == ["show", "${BASE}/model"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "branch", "words"),
+    [
+        ("a b", 'X="$X c"', ["a", "b", None]),
+        ("a b", 'X+=" c"', ["a", "b", None]),
+        ("a b", 'X="c $X"', [None, "a", "b"]),
+        ("a b", 'X="a c b"', ["a", None, "b"]),
+        ("a=1 b", "X=a=12", [None]),
+        ("a", "X=ab", [None]),
+        ("a $(ls)", 'X="$X c"', ["a", None, None]),
+    ],
+)
+def test_words_that_both_branches_have_stay_known(begin, branch, words, tmp_path):
+    reading = read(tmp_path, f'X="{begin}"\n[ -f x ] && {branch}\nshow $X end\nbash -c "show $X"')
+    assert shown(reading)[0] == [*words, "end"]
+
+
+def test_a_word_that_changes_in_every_round_is_unknown(tmp_path):
+    reading = read(tmp_path, 'X="a 0"; Y="a 1"; for f in $(ls); do X=$Y; Y="b 2"; done; show $X')
+    assert shown(reading) == [[None]]
 
 
 @pytest.mark.parametrize(("begin", "words"), [("a", "a part of $ARGS"), ("", "$ARGS")])
