@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from textwrap import shorten
 
@@ -263,17 +265,32 @@ def _unplanned(reading: Reading) -> Iterator[str]:
 
 
 def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> None:
-    others = [one for one in jobs if one is not chosen and one.arguments.values != chosen.arguments.values]
-    if others:
-        numbers = list(dict.fromkeys(str(one.command.position[1]) for one in others))
-        lines = ", ".join(numbers[:MAX_NAMED])
-        findings.warn(
-            "RST-C044",
-            Where(*chosen.command.position),
-            f"this is one of {len(others) + 1} jobs that the script may start; only this one is planned",
-            f"others are in line {lines}",
-            "give what decides which one is started, or plan a script with one job",
-        )
+    """Other jobs of the script whose plans may differ; one that differs in its seed alone has the same."""
+    own = _planned_by(chosen)
+    others = [one for one in jobs if one is not chosen and _planned_by(one) != own]
+    if not others:
+        return
+    numbers = list(dict.fromkeys(str(one.command.position[1]) for one in others))
+    is_loop = numbers == [str(chosen.command.position[1])]
+    findings.warn(
+        "RST-C044",
+        Where(*chosen.command.position),
+        f"this is one of {len(others) + 1} jobs that the script may start; only this one is planned",
+        "a loop starts the others" if is_loop else f"others are in line {', '.join(numbers[:MAX_NAMED])}",
+        "plan a copy of the script whose loop has one value"
+        if is_loop
+        else "give what decides which one is started, or plan a script with one job",
+    )
+
+
+def _planned_by(job: Found) -> object:
+    """What the plan of a job depends on: its program, its options, and its arguments that count for placing."""
+    patterns = job.entry.load().placing
+    named = {path: ".".join(map(str, path)) for path in job.arguments.positions}
+    paths = [path for path, name in named.items() if any(fnmatchcase(name, one) for one in patterns)]
+    values = {path: reduce(getitem, path, job.arguments.values) for path in paths}
+    launcher = [word.shown for word in job.command.words[: job.start.at + 1]]
+    return launcher, job.arguments.options, values
 
 
 def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:

@@ -124,7 +124,9 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
     arguments, command = start.arguments, start.command
     name = arguments.options.get("--config-name") or arguments.options.get("-cn")
     text, file = hydra_config(start)
-    is_own = OWN_CONFIGS.fullmatch(text) if text else name is None and OWN_VERL.fullmatch(start.program)
+    folder = arguments.options.get("--config-path") or arguments.options.get("-cp") or Value(("config",))
+    is_there = re.search(r"(^|/)config/?$", folder.shown) is not None  # where verl has its own
+    is_own = OWN_CONFIGS.fullmatch(text) and is_there if text else name is None and OWN_VERL.fullmatch(start.program)
     if not is_own:
         source = read_config(file, command, findings) if file is not None else None
         if source is None:

@@ -365,6 +365,9 @@ class Expander:
                 return open_value
             return Value((), position) if is_missing else self.one(argument, state)
         if value is None:
+            if part.index is not None and state.array(part.name):
+                reason = f"{part.name} has no element {self.one(part.index, state).shown}"
+                return of_unknown(Unknown(part.raw, reason, position, is_unset=True))
             if not part.name.isdigit():
                 return of_unknown(Unknown(part.raw, f"{part.name} is not set", position, part.name, is_unset=True))
             number = int(part.name) if state.locals is None else 0

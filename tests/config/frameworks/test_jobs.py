@@ -715,9 +715,20 @@ def test_defaults_of_ones_own_config_are_not_passed_over(defaults, is_named, tmp
     assert ("RST-N060" in codes(tmp_path, f"{VERL} --config-path=. --config-name=mine")) == is_named
 
 
+@pytest.mark.parametrize(
+    ("path", "is_missing"), [("/mine/cfg", True), ("config", False), ("/verl/trainer/config/", False)]
+)
+def test_a_config_with_verls_name_in_another_folder_is_ones_own(path, is_missing, tmp_path):
+    found = codes(tmp_path, f"{VERL} --config-path={path} --config-name=ppo_trainer")
+    assert ("RST-N060" in found) == is_missing
+
+
 def test_other_jobs_are_named_once_by_their_lines(tmp_path):
     found = codes(tmp_path, f"{VERL}\nfor n in 2 3 4 5; do\n{VERL} trainer.nnodes=$n\ndone")
     assert found["RST-C044"].why == "others are in line 4"
+    found = codes(tmp_path, f"for n in 2 3 4 5; do\n{VERL} trainer.nnodes=$n\ndone")
+    assert found["RST-C044"].fix == "plan a copy of the script whose loop has one value"
+    assert "RST-C044" not in codes(tmp_path, f"for seed in 1 2 3; do\n{VERL} data.seed=$seed\ndone")
 
 
 def test_a_reference_to_an_unknown_value_says_what_is_not_known(tmp_path, monkeypatch):

@@ -93,6 +93,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         (f"X={'a' * 190}; [[ $X =~ a*a*a*b ]] && N=1; show $N", "condition in line 1"),
         ("show $RANDOM", "only where the script runs"),
         ("N=$(echo hi >&2); show $N", "output of a command"),
+        ('declare -A M=([1]=a [2]=b); show "${M[3]}"', "M has no element 3"),
         ('set -- $(true; ls) b; show "$2"', "output of a command"),
         ("f() { ls; echo 2; }; N=$(f); show $N", "output of a command"),
         ("f() { if [ -f /x ]; then echo 1; else echo 2; fi; }; N=$(f); show $N", "output of a command"),
