@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -415,3 +417,54 @@ def report_missing(word: Value, findings: Findings) -> None:
         unknown.reason if unknown is not None else "",
         how_to_give(unknown) if unknown is not None else "plan from the folder that the job is started in",
     )
+
+
+# --- Python scripts
+
+
+def calls_in(
+    text: str, file: str, names: Collection[str]
+) -> Iterator[tuple[str, Position, dict[str, tuple[Any, Position]]]]:
+    """Calls of some names in a Python script, with their places and keyword arguments; nothing of it is run."""
+    if not any(name in text for name in names):
+        return
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    constants = _constants(tree)
+    for node in ast.walk(tree):
+        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if name not in names or not isinstance(node, ast.Call):
+            continue
+        found: dict[str, tuple[Any, Position]] = {}
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                place = (file, keyword.value.lineno, keyword.value.col_offset + 1)
+                named = constants.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
+                found[keyword.arg] = (_literal(named or keyword.value), place)
+        yield name, (file, node.lineno, node.col_offset + 1), found
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Names that a script gives a value once, beside its functions."""
+    stored = Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        target = targets[0] if len(targets) == 1 else None
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and stored[target.id] == 1 and value is not None:
+            found[target.id] = value
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return Unresolved(ast.unparse(node)[:60], "it is computed when the script runs", "write the value itself")

@@ -6,9 +6,7 @@ are the replicas of a server on GPUs of its own, which are those that its comman
 
 from __future__ import annotations
 
-import ast
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +17,7 @@ from roost.config.findings import MAX_ACCELERATORS, MAX_NODES, Findings, Positio
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
+    calls_in,
     find_file,
     read_config,
     read_flags,
@@ -51,7 +50,7 @@ from roost.config.job import (
 )
 from roost.config.notations.algorithm import RESPONSE, algorithm_of
 from roost.config.shell.state import Command, Reading, Value
-from roost.config.source import Section, Unresolved, read_text
+from roost.config.source import Section, read_text
 
 VERSION = "TRL of 2026-07-24 (f2cd57710)"
 DEFAULTS: Mapping[str, Any] = {
@@ -91,15 +90,19 @@ PARSES = re.compile(r"[Pp]arse|argv|getopt|docopt|\b(?:click|typer|tyro|fire|hyd
 MAIN_KEYS = ("model_name_or_path", "output_dir", "num_generations")  # one of which each YAML of TRL has
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
 SWITCHES = frozenset(("--multi_gpu", "--use_deepspeed", "--use_fsdp", "--cpu", "--standalone"))
+# Of accelerate, torchrun and deepspeed, which read what stands before the script; `trl` passes its own on.
+OF_LAUNCHERS = (
+    *("num_processes", "num_machines", "gpu_ids", "nproc_per_node", "nnodes", "num_gpus", "num_nodes"),
+    *("config_file", "accelerate_config", "multi_gpu", "distributed_type", "machine_rank"),
+)
 PLACING = (
     *(f"{dashes}{name}" for name in DEFAULTS for dashes in ("", "--")),
     *(
         f"{dashes}{name}"
         for dashes in ("", "--")
         for name in (
-            *("num_processes", "num_machines", "gpu_ids", "nproc_per_node", "nnodes", "num_gpus", "num_nodes"),
-            *("config_file", "accelerate_config", "config", "multi_gpu", "distributed_type", "machine_rank"),
-            *("model_name_or_path", "use_peft", "lora_r", "max_prompt_length", "max_completion_length"),
+            *OF_LAUNCHERS,
+            *("config", "model_name_or_path", "use_peft", "lora_r", "max_prompt_length", "max_completion_length"),
             *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_device", "deepspeed"),
         )
     ),
@@ -152,6 +155,8 @@ def with_files(start: Start, findings: Findings) -> Arguments:
         whole.set((key,), value, position)
     if keywords and not _reads_flags(start):
         arguments = _without_flags(start, findings)
+    if start.program.rpartition("/")[2] != "trl":
+        arguments = _without_launcher_flags(arguments, start, findings)
     launcher = read_arguments(command.words[at + 1 : start.at]) if at is not None else Arguments()
     name = start.before[at] if at is not None else start.program.rpartition("/")[2]
     if name not in ("accelerate", "deepspeed", "trl"):
@@ -261,59 +266,35 @@ def _without_flags(start: Start, findings: Findings) -> Arguments:
         why = "it has no parser of arguments, and writes the values of its config itself"
         fix = f"change the values in {start.program}, or have TrlParser read them"
         findings.warn("RST-N068", Where(*arguments.positions[(names[0],)], (names[0],)), what, why, fix)
-    kept = {path: place for path, place in arguments.positions.items() if path[0] == "train"}
-    values = {key: value for key, value in arguments.values.items() if key == "train"}
-    return replace(arguments, values=values, positions=kept)
+    return _kept(arguments, {"train"})
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Names that a script gives a value once, beside its functions."""
-    stored = Counter(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    found: dict[str, ast.expr] = {}
-    for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        target = targets[0] if len(targets) == 1 else None
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and stored[target.id] == 1 and value is not None:
-            found[target.id] = value
-    return found
+def _without_launcher_flags(arguments: Arguments, start: Start, findings: Findings) -> Arguments:
+    """The arguments of a script without those that only its launcher would follow, before the script."""
+    of_launcher = {name for name in (f"--{flag}" for flag in OF_LAUNCHERS) if name in arguments.values}
+    for name in sorted(of_launcher):
+        what = f"is an argument of {start.program}, and does not change how many processes are started"
+        why, fix = "a launcher reads what stands before the script", f"write it before {start.program}, or remove it"
+        findings.warn("RST-N068", Where(*arguments.positions[(name,)], (name,)), what, why, fix)
+    return _kept(arguments, set(arguments.values) - of_launcher)
+
+
+def _kept(arguments: Arguments, keys: set[Any]) -> Arguments:
+    """The arguments of these keys only."""
+    values = {key: value for key, value in arguments.values.items() if key in keys}
+    positions = {path: place for path, place in arguments.positions.items() if path[0] in keys}
+    return replace(arguments, values=values, positions=positions)
 
 
 def _keywords(start: Start) -> dict[str, tuple[Any, Position]]:
     """Keyword arguments of the trainer's config in a script that is here; nothing of it is run."""
     file, text = _script_of(start)
-    if not any(name in text for name in CONFIGS):
-        return {}
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
     found: dict[str, tuple[Any, Position]] = {}
-    constants = _constants(tree)
-    for node in ast.walk(tree):
-        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-        if name not in CONFIGS or not isinstance(node, ast.Call):
-            continue
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                place = (str(file), keyword.value.lineno, keyword.value.col_offset + 1)
-                named = constants.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
-                found[keyword.arg] = (_literal(named or keyword.value), place)
+    for name, here, keywords in calls_in(text, str(file), CONFIGS):
+        found |= keywords
         if name == "AsyncGRPOConfig":
-            here = (str(file), node.lineno, node.col_offset + 1)
             found |= {"use_vllm": (True, here), "vllm_mode": ("server", here), "async": (True, here)}
     return found
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return Unresolved(ast.unparse(node)[:60], "it is computed when the script runs", "write the value itself")
 
 
 # --- job

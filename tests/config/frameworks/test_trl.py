@@ -74,6 +74,15 @@ def test_flags_of_a_script_that_reads_none_have_no_effect(tmp_path, monkeypatch)
     assert processes_of(plan_of(tmp_path, command, train_py=parses))["rollout"] == "4 x 2 on 0-7"
 
 
+@pytest.mark.parametrize("flag", ["--num_processes 4", "--num_gpus 4", "--nproc-per-node=4", "--num_machines 2"])
+def test_arguments_after_the_script_are_not_those_of_the_launcher(flag, tmp_path):
+    plan = plan_of(tmp_path, f"{LAUNCH} 8 train_grpo.py --use_vllm {flag}")
+    assert processes_of(plan) == {"actor": "8 x 1 on 0-7", "rollout": "8 x 1 on 0-7"}
+    (warning,) = (finding for finding in plan.warnings if finding.code == "RST-N068")
+    assert "argument of train_grpo.py" in warning.what
+    assert processes_of(plan_of(tmp_path, "trl grpo --num_processes 4 --use_vllm"))["actor"] == "4 x 1 on 0-3"
+
+
 @pytest.mark.parametrize(("other", "is_known"), [("", True), ("TP = 4\n", False), ("def f():\n    TP = 1\n", False)])
 def test_a_constant_of_a_script_is_its_value(other, is_known, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
