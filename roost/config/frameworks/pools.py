@@ -217,6 +217,11 @@ class Reader:
         sizes, use = parallel or ParallelSizes(), model or ModelUse()
         self.components.append(Component(name, written, where, requested, sizes, (), role, use))
 
+    def given_to(self, name: str) -> set[int]:
+        """The GPUs of a component; none where the job does not have it."""
+        requested = (part.requested for part in self.components if part.name == name)
+        return {device for one in requested if isinstance(one, DeviceList) for device in one.devices}
+
     def place(self, path: str) -> Where:
         """Where a key with dots stands."""
         return self.root.where(*path.split("."))

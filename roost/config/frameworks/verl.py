@@ -39,7 +39,12 @@ from roost.config.frameworks.pools import (
 )
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import OWN_VERL
-from roost.config.frameworks.verl_checks import check_batch, check_megatron_keys, check_separate_async
+from roost.config.frameworks.verl_checks import (
+    check_batch,
+    check_engine_parts,
+    check_megatron_keys,
+    check_separate_async,
+)
 from roost.config.job import (
     DeviceList,
     Job,
@@ -255,9 +260,7 @@ class _Verl(Reader):
         return trainer.below("v1").text("trainer_mode") or str(DEFAULTS["trainer.v1.trainer_mode"])
 
     def _settings(self, mode: str) -> dict[str, object]:
-        settings: dict[str, object] = {
-            "engines_sleep": self._flag("actor_rollout_ref.rollout.free_cache_engine", True),
-        }
+        settings: dict[str, object] = {"engines_sleep": self._engines_sleep()}
         if mode in ASYNCHRONOUS:
             settings["async_rollouts"] = True
         if mode == "fully_async":
@@ -274,6 +277,13 @@ class _Verl(Reader):
         is_gspo = self._estimator() == "grpo" and policy_loss.values.get("loss_mode") == "gspo"
         estimator = "gspo" if is_gspo else self._estimator()
         return settings | algorithm_of(self.notation, estimator, in_loss, in_reward, prompt)
+
+    def _engines_sleep(self) -> bool:
+        """Return True if engines on the learner's GPUs sleep; verl never lets those on GPUs of their own sleep."""
+        sections = {"rollout": self.root.below("actor_rollout_ref"), "reward": self._reward_section()}
+        beside = (section for name, section in sections.items() if self.given_to(name) & self.given_to("actor"))
+        engines = next(beside, None)
+        return engines is not None and engines.below("rollout").flag("free_cache_engine", True)
 
     def _lag(self) -> float:
         """Steps that fully asynchronous samples are behind.
@@ -443,7 +453,7 @@ class _Verl(Reader):
     def _cut_pool(self, pool: Pool, size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
         """The devices of engines that are cut from all GPUs of a pool, one after another."""
         width = pool.per_node
-        self._check_parts(size, width, self.place("trainer.n_gpus_per_node"))
+        check_engine_parts(size, width, self.place("trainer.n_gpus_per_node"), self.root)
         if size < width and width % size and pool.nodes > 1:
             divisor = next(number for number in range(size, 0, -1) if width % number == 0)
             self.root.findings.warn(
@@ -455,25 +465,13 @@ class _Verl(Reader):
             )
         return self._cut(pool.devices, size, engine, where, what)
 
-    def _check_parts(self, size: int, per_node: int, where: Where) -> None:
-        """An engine over several nodes takes equal parts of them, or verl ends with an assertion."""
-        on_node = min(per_node, size)
-        if size % on_node:
-            self.root.findings.error(
-                "RST-N056",
-                where,
-                f"is {per_node}, of which an engine of {size} GPUs cannot take equal parts",
-                f"{size} % {on_node} = {size % on_node}",
-                f"use engines whose size is a multiple of {per_node}, or divides it",
-            )
-
     def _standalone(self, section: Section, engine: Section, size: int, pool: Pool | None) -> list[int]:
         """The devices of engines on nodes of their own."""
         if pool is None:
             return []
         if pool.nodes > 1 and size < pool.per_node and pool.per_node % size:
             return self._packed(section, size, pool)
-        self._check_parts(size, pool.per_node, section.where("n_gpus_per_node"))
+        check_engine_parts(size, pool.per_node, section.where("n_gpus_per_node"), self.root)
         return self._cut(pool.devices, size, engine, section.where("nnodes"))
 
     def _packed(self, section: Section, size: int, pool: Pool) -> list[int]:

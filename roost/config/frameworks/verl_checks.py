@@ -51,6 +51,19 @@ def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -
         )
 
 
+def check_engine_parts(size: int, per_node: int, where: Where, root: Section) -> None:
+    """An engine over several nodes takes equal parts of them, or verl ends with an assertion."""
+    on_node = min(per_node, size)
+    if size % on_node:
+        root.findings.error(
+            "RST-N056",
+            where,
+            f"is {per_node}, of which an engine of {size} GPUs cannot take equal parts",
+            f"{size} % {on_node} = {size % on_node}",
+            f"use engines whose size is a multiple of {per_node}, or divides it",
+        )
+
+
 def check_separate_async(root: Section, has_own_reward_pool: bool) -> None:
     """A step of separate_async is a whole number of weight updates, which other nodes receive."""
     data, rollout = root.below("data"), _of(root, "rollout")

@@ -128,7 +128,8 @@ def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
     if part.parallel.expert == tensor * data:  # the only one that verl takes
         section |= above_one(expert_parallel_size=part.parallel.expert)
     section |= given(gpu_memory_utilization=part.model.memory_fraction)
-    return section if parts.engines_sleep() else section | {"free_cache_engine": False}
+    stays = parts.shares_actor() and not parts.engines_sleep()
+    return section | {"free_cache_engine": False} if stays else section
 
 
 def _own_engines(values: dict[str, Any], parts: Parts) -> None:

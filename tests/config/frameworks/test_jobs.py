@@ -608,6 +608,28 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
 
 
+@pytest.mark.parametrize(
+    ("extra", "sleeps"),
+    [
+        ("rollout.nnodes=1", False),
+        ("rollout.nnodes=1 async_training.use_dynamic_resource_scheduling=True", True),
+        ("rollout.nnodes=1 reward.reward_model.enable=True", True),
+        (
+            "trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1 data.train_batch_size=1024 "
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+            True,
+        ),
+    ],
+    ids=["own", "lent", "reward-model-on-the-pool", "both"],
+)
+def test_verl_engines_on_gpus_of_their_own_do_not_sleep(extra, sleeps, tmp_path):
+    plan = plan_of(tmp_path, f"{VERL} {extra}")
+    assert plan.settings["engines_sleep"] is sleeps
+    if not sleeps:
+        assert "--offload-rollout" not in convert_plan(plan, Notation.SLIME, Findings()).text
+        assert "free_cache_engine" not in convert_plan(plan, Notation.VERL, Findings()).text
+
+
 def test_experts_of_verl_engines_are_divided(tmp_path):
     sizes = "actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.data_parallel_size=2"
     key = "actor_rollout_ref.rollout.expert_parallel_size"
