@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, counted, remainder
 from roost.config.frameworks.arguments import Arguments, Start, read_flags
 from roost.config.frameworks.pools import (
     VISIBLE,
@@ -55,9 +55,13 @@ SWITCHES = frozenset(
     for name in (
         *("colocate", "offload", "offload-train", "offload-rollout", "no-offload-train", "no-offload-rollout"),
         *("release-train", "debug-train-only", "debug-rollout-only", "use-kl-loss", "normalize-advantages"),
-        "use-dynamic-batch-size",
+        *("use-dynamic-batch-size", "sglang-enable-dp-attention"),
     )
 )
+PIPELINE = ("--sglang-pp-size", "--sglang-pipeline-parallel-size")  # of an engine
+DATA = ("--sglang-dp-size", "--sglang-data-parallel-size")
+EXPERT = ("--sglang-ep-size", "--sglang-expert-parallel-size")
+DATA_ATTENTION = "--sglang-enable-dp-attention"
 PLACING = (
     *DEFAULTS,
     VISIBLE,
@@ -74,7 +78,7 @@ PLACING = (
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     "--expert-tensor-parallel-size",
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
-    "--use-dynamic-batch-size",
+    *("--use-dynamic-batch-size", *PIPELINE, *DATA, *EXPERT, DATA_ATTENTION),
     *("--rollout-max-prompt-len", "--rollout-max-response-len", "--rollout-max-context-len"),
 )
 
@@ -266,9 +270,30 @@ class _Slime(Reader):
                 self.root.where(next((one for one in flags if not self._is_missing(one)), flags[0])),
                 DeviceList(devices_of, size),
                 Role.ENGINE,
-                ParallelSizes(tensor=size),
+                self._engine_sizes(size),
                 use,
             )
+
+    def _engine_sizes(self, gpus: int) -> ParallelSizes:
+        """Sizes of an engine; copies of the attention beside each other have the experts split over them all."""
+        pipeline = self._part(PIPELINE, gpus, "GPUs of an engine")
+        tensor = gpus // pipeline
+        data, expert = (self._part(flags, tensor, "GPUs of a stage of an engine") for flags in (DATA, EXPERT))
+        if data > 1 and not self.root.flag(DATA_ATTENTION):
+            why = f"{self.notation.value} asserts that data parallel engines have attention of their own"
+            key = next(flag for flag in DATA if not self._is_missing(flag))
+            self.root.error("RST-N068", key, f"is {data} without {DATA_ATTENTION}", why, f"add {DATA_ATTENTION}")
+        return ParallelSizes(tensor // data, pipeline, expert=tensor if data > 1 else expert)
+
+    def _part(self, flags: Sequence[str], gpus: int, of: str) -> int:
+        """The number of parts that the first written of some flags makes of an engine."""
+        key = next((flag for flag in flags if not self._is_missing(flag)), flags[0])
+        parts = self.root.whole_number(key, 1, 1) or 1
+        if gpus % parts:
+            what, why = f"is {parts}, which does not divide the {gpus} {of}", remainder(gpus, parts)
+            self.root.error("RST-N056", key, what, why, f"write a number that divides {gpus}")
+            return 1
+        return parts
 
     def _report_cut(self, devices: Sequence[int], size: int, width: int) -> None:
         """Warn of the first engine that a node's end cuts: a server takes GPUs of its own node, one after another."""
@@ -301,8 +326,7 @@ class _Slime(Reader):
             devices = engines_on(range(start, start + gpus), size, where, self.root)
             path = first_text((self.root, "--hf-checkpoint"))
             model = ModelUse(path, read_model_config(path), strategy="sglang")
-            requested = DeviceList(devices, size)
-            sizes = ParallelSizes(tensor=size)
+            requested, sizes = DeviceList(devices, size), self._engine_sizes(size)
             self.add("rollout.eval", "--eval-num-gpus", where, requested, Role.ENGINE, sizes, model)
         return gpus if self.notation is Notation.MILES else 0
 

@@ -10,7 +10,7 @@ from roost.config.frameworks.slime import DEFAULTS
 from roost.config.job import OFFLOADED_PARTS, Notation
 from roost.config.notations.algorithm import NOT_WHITENED, PROMPT, shared_estimator
 from roost.placement.component_plan import ComponentPlan
-from roost.placement.convert.parts import PREFILL, Parts, megatron_sizes
+from roost.placement.convert.parts import PREFILL, Parts, above_one, megatron_sizes
 from roost.placement.plan import Plan, learner_backend, whitens
 
 USUAL_PENALTY = 0.001  # slime's own default is 0, with which the reference would do nothing
@@ -67,6 +67,11 @@ def _engines(parts: Parts) -> dict[str, Any]:
     if not values or gpus != len(parts.devices("actor")):
         values["--rollout-num-gpus"] = gpus
     values["--rollout-num-gpus-per-engine"] = parts.engine_size(part)
+    sizes = part.parallel
+    data = parts.engine_size(part) // (sizes.tensor * sizes.pipeline)
+    values |= above_one(**{"--sglang-pp-size": sizes.pipeline, "--sglang-ep-size": sizes.expert})
+    if data > 1 and sizes.expert == sizes.tensor * data:
+        values |= {"--sglang-dp-size": data, "--sglang-enable-dp-attention": True}
     if part.name == PREFILL:
         values["--prefill-num-servers"] = part.world_size
     if part.model.memory_fraction is not None:

@@ -75,7 +75,8 @@ def _check_spans(part: ComponentPlan, place: Where, findings: Findings) -> None:
         devices = table[process].devices
         nodes, tensor = sorted({node for node, _ in devices}), part.parallel.tensor
         groups = [devices[start : start + tensor] for start in range(0, len(devices), tensor)]
-        if part.parallel.model > 1 and all(len({node for node, _ in group}) == 1 for group in groups):
+        has_sizes = part.parallel.model > 1 or part.parallel.expert > 1
+        if has_sizes and all(len({node for node, _ in group}) == 1 for group in groups):
             return  # stages or copies of the model on several nodes, each layer on one
         findings.warn(
             "RST-P032",

@@ -913,6 +913,41 @@ def test_flags_of_slime_that_follow_from_others(flags, processes, offloads, slee
     assert (processes_of(plan), actor, plan.settings.get("engines_sleep")) == (processes, offloads, sleeps)
 
 
+@pytest.mark.parametrize(
+    ("flags", "sizes", "spans"),
+    [
+        ("", (16, 1, 1), True),
+        ("--sglang-pp-size 2", (8, 2, 1), False),
+        ("--sglang-pipeline-parallel-size 2", (8, 2, 1), False),
+        ("--sglang-ep-size 16", (16, 1, 16), True),
+        ("--sglang-enable-dp-attention --sglang-dp-size 2", (8, 1, 16), False),
+        ("--sglang-enable-dp-attention --sglang-dp-size 16 --sglang-ep-size 16", (1, 1, 16), False),
+        ("--sglang-enable-dp-attention --sglang-dp-size 4 --sglang-pp-size 2", (2, 2, 8), False),
+    ],
+)
+def test_stages_and_copies_of_an_engine_of_slime_stay_on_a_node(flags, sizes, spans, tmp_path):
+    command = f"{SLIME} --actor-num-nodes 2 --colocate --rollout-num-gpus-per-engine 16"
+    plan = plan_of(tmp_path, f"{command} {flags}")
+    rollout = next(part for part in plan.components if part.name == "rollout")
+    assert (rollout.parallel.tensor, rollout.parallel.pipeline, rollout.parallel.expert) == sizes
+    assert [finding.code for finding in plan.warnings].count("RST-P032") == spans
+    again = plan_of(tmp_path, convert_plan(plan, Notation.SLIME, Findings()).text)
+    assert next(part for part in again.components if part.name == "rollout").parallel == rollout.parallel
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("--sglang-pp-size 3", "RST-N056"),
+        ("--sglang-enable-dp-attention --sglang-dp-size 3", "RST-N056"),
+        ("--sglang-dp-size 2", "RST-N068"),
+    ],
+)
+def test_sizes_that_an_engine_of_slime_refuses(flags, code, tmp_path):
+    command = f"{SLIME} --colocate --rollout-num-gpus-per-engine 8"
+    assert code in codes(tmp_path, f"{command} {flags}")
+
+
 INNER = VERL + " trainer.nnodes=2"
 
 
