@@ -135,6 +135,14 @@ class _Slime(Reader):
                 f"{self.notation.value} adds it to {learner} and ends with a TypeError",
                 "write --rollout-num-gpus 8, or --colocate",
             )
+        if is_shared and self._is_async():
+            self.root.error(
+                "RST-N058",
+                "--colocate",
+                "gives the engines no GPUs of their own",
+                f"train_async.py generates while it learns; {self.notation.value} ends with an assertion",
+                f"start train.py, or write --rollout-num-gpus {rollout} instead",
+            )
         total = learner
         width = self._gpus_per_node(per_node, learner, is_shared)
         if not rollout_only:
@@ -147,6 +155,9 @@ class _Slime(Reader):
         if total <= width:
             enough_visible(visible_devices(self.root), total, self.root, "processes")
         return self.as_job(max(1, -(-total // width)), width, self._settings(is_shared))
+
+    def _is_async(self) -> bool:
+        return self.program.endswith("train_async")
 
     def _count(self, key: str, minimum: int, maximum: int | None = None) -> int | None:
         return self.root.whole_number(key, minimum, DEFAULTS.get(key), maximum)
@@ -175,8 +186,7 @@ class _Slime(Reader):
             sleeps = False
         sleeps = sleeps and not self.root.flag("--debug-rollout-only")
         settings: dict[str, object] = {"engines_sleep": sleeps}
-        launch = self.root.source.launch
-        if launch is not None and launch.program.endswith("train_async.py"):
+        if self._is_async():
             settings["async_rollouts"] = True
         values = self.root.values
         in_loss = (values.get("--kl-loss-coef") or 0.0) if self.root.flag("--use-kl-loss") else None

@@ -155,6 +155,7 @@ def _check_async(
     if not residency.is_async or notation is Notation.LOOP:
         return
     turns = [held for held in residency.classes if held.decision is not Decision.KEEP]
+    key = " (async_generation_ratio: 0)" if notation is Notation.ROLL else ""
     shared = np.concatenate([held.device_class.devices for held in turns]) if turns else np.zeros(0, np.int64)
     for part in components:
         if not takes_policy(part.name, part.role) or not len(part.table.device_nodes) or not len(shared):
@@ -165,7 +166,7 @@ def _check_async(
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
                 f"{turns[0].reason}, and both would need them at the same time",
-                "give rollout devices of its own, or generate synchronously (async_generation_ratio: 0)",
+                f"give rollout devices of its own, or generate synchronously{key}",
             )
 
 

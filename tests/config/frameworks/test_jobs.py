@@ -948,6 +948,14 @@ def test_sizes_that_an_engine_of_slime_refuses(flags, code, tmp_path):
     assert code in codes(tmp_path, f"{command} {flags}")
 
 
+def test_an_asynchronous_job_of_slime_has_engines_of_its_own(tmp_path):
+    found = codes(tmp_path, f"{SLIME.replace('train.py', 'train_async.py')} --colocate")
+    assert "RST-P034" not in found
+    assert (found["RST-N058"].where.key_path, found["RST-N058"].fix) == (
+        *("--colocate", "start train.py, or write --rollout-num-gpus 8 instead"),
+    )
+
+
 INNER = VERL + " trainer.nnodes=2"
 
 
