@@ -115,3 +115,19 @@ COMMANDS_WITH_FILES = ("rl", "sft", "inference")  # those of prime-rl, which a f
 
 def framework_of(notation: Notation) -> Framework:
     return next(entry for entry in ENTRIES if entry.notation is notation).load()
+
+
+# Findings of a value that is not known, and those that compare the numbers of a job, its default among them.
+UNKNOWN = frozenset(f"RST-{code}" for code in ("C022", "C024", "C025", "C026", "C027", "C028", "N060", "N081"))
+COMPARING = frozenset(f"RST-N0{number}" for number in (55, 56, 57, 58, 59, 61, 63, 65, 66, 70, 71, 72, 73, 74, 82))
+
+
+def read_framework(root: Section, notation: Notation) -> Job:
+    """Read a job; where a value is not known, nothing is reported that was compared with its default."""
+    findings, before = root.findings, set(root.findings.collected)
+    job = framework_of(notation).read_job(root, notation)
+    if any(error.code in UNKNOWN for error in findings.errors):
+        for finding in set(findings.collected) - before:
+            if finding.code in COMPARING:
+                del findings.collected[finding]
+    return job

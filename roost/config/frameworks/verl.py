@@ -387,7 +387,8 @@ class _Verl(Reader):
         model = self._model(actor, policy, self._path(), strategy, sizes)
         check_divides(sizes, len(pool), where, self.root)
         check_expert_parts(sizes, len(pool), where, actor)
-        if self._mode() != "fully_async" and (not self.program or OWN_VERL.fullmatch(self.program)):
+        is_own = not self.program or OWN_VERL.fullmatch(self.program)
+        if is_own and self._mode() != "fully_async" and not self.root.findings.has_errors:
             check_batch(self.root, len(pool), strategy, sizes)
         devices = DeviceList(pool, 1)
         self.add("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)

@@ -99,7 +99,7 @@ def read_job(
 def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
     """A job of another framework; those of some are also trained."""
     # Only now: other configs do not wait for them.
-    from roost.config.frameworks.registry import framework_of
+    from roost.config.frameworks.registry import framework_of, read_framework
 
     if trains and notation not in ALSO_TRAINED:
         what = f"is a job of {notation.program}, which Roost plans but cannot train"
@@ -109,8 +109,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
         )
         root.findings.error("RST-T098", root.where(), what, fix=fix)
         return None
-    framework = framework_of(notation)
-    job = framework.read_job(root, notation)
+    job = read_framework(root, notation)
     training: TrainSettings | None = None
     resolved: tuple[ResolvedSetting, ...] = ()
     if notation in ALSO_TRAINED and (trains or "train" in root):
@@ -123,7 +122,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
         training, resolved = read_training(root, job, trains)
     uses: tuple[KeyUse, ...] = ()
     if needs_components:
-        uses = framework_keys(root, notation, framework.placing, training is not None)
+        uses = framework_keys(root, notation, framework_of(notation).placing, training is not None)
         report_framework_keys(uses, root, notation, is_trained=training is not None)
         uses = as_reported(uses, root.findings)
     return replace(

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 import roost
+from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.frameworks.registry import ENTRIES
 from roost.config.job import Notation
+from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.placement.convert.convert_plan import convert_plan
 from tests.cli.terminal import run
@@ -954,6 +956,27 @@ def test_an_asynchronous_job_of_slime_has_engines_of_its_own(tmp_path):
     assert (found["RST-N058"].where.key_path, found["RST-N058"].fix) == (
         *("--colocate", "start train.py, or write --rollout-num-gpus 8 instead"),
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (f"{VERL} trainer.n_gpus_per_node=$(f) actor_rollout_ref.rollout.tensor_model_parallel_size=16", "RST-C022"),
+        (f"{VERL} trainer.nnodes=$(f) rollout.nnodes=2 rollout.n_gpus_per_node=4", "RST-C022"),
+        (f"{VERL} trainer.n_gpus_per_node=$(f) data.train_batch_size=9", "RST-C022"),
+        ("torchrun --nproc-per-node=$(f) train_grpo.py --use_vllm --vllm_tensor_parallel_size 4", "RST-C022"),
+        (
+            "uv run examples/run_grpo.py --config no.yaml cluster.num_nodes=2 "
+            "policy.generation.vllm_cfg.tensor_parallel_size=4",
+            "RST-N060",
+        ),
+    ],
+)
+def test_numbers_that_are_not_known_are_not_compared(command, code, tmp_path):
+    file, findings = script_with(tmp_path, command), Findings()
+    read_job(load(file, (), findings), findings)
+    about_placement = [finding.code for finding in findings.found if finding.code[4] in "CN"]
+    assert about_placement == [code]
 
 
 INNER = VERL + " trainer.nnodes=2"
