@@ -336,6 +336,16 @@ class ModelUse:
     can_sleep: bool = True  # whether an engine can free its memory without being stopped
     unused_because: str = ""  # why no phase ever uses the component, where the config says so
 
+    @property
+    def named_bytes(self) -> int:
+        """Bytes of the type that a notation's one key names: of the passes, where training keeps weights in another."""
+        return self.weight_bytes if self.trained_bytes is None else self.compute_bytes
+
+    @property
+    def names_type(self) -> bool:
+        """True if that key is written: for a type other than the usual 16 bits, and for a model that is trained."""
+        return self.named_bytes != 2 or self.trained_bytes is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Component:

@@ -214,7 +214,7 @@ def _model_changes(one: Plan, before: ComponentPlan, other: Plan, after: Compone
     for name in (field.name for field in fields(ModelUse) if field.name not in _NOT_USED[role]):
         if name in _OF_TRAIN and not is_same:
             continue
-        if is_same:
+        if is_same and not (name == "weight_bytes" and None in (before.model.trained_bytes, after.model.trained_bytes)):
             old, new = getattr(before.model, name), getattr(after.model, name)
         else:
             old, new = _field(one, before, name), _field(other, after, name)
@@ -239,6 +239,8 @@ def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
         return backend(learner if is_scorer else part, plan.notation)
     if name == "sequence" and part.role is Role.ENGINE:
         return part.model.sequence or learner.model.sequence
+    if name == "weight_bytes":
+        return part.model.named_bytes
     return getattr(part.model, name)
 
 

@@ -454,3 +454,19 @@ def test_whitening_of_generalised_advantages_is_a_switch_in_roll_and_always_on_i
     verl = roost.plan(tmp_path / "run.sh")
     written, named = converted(verl, "roll")
     assert written.values["whiten_advantages"] is True and named == []
+
+
+@pytest.mark.parametrize(("word", "named"), [("bf16", "bf16"), ("fp32", "fp32")])
+def test_the_type_of_passes_is_kept_though_weights_are_trained_in_32_bits(word, named):
+    job = cluster(actor="0-3", rollout="0-3")
+    job["actor"] = {"training_backend": "fsdp", "model": {"model_path": "models/q", "precision": word}}
+    trained = job | {"train": {"task": {"_target_": "roost.rollout.arithmetic.Arithmetic"}}}
+    written, _ = losses(trained, "rlinf")
+    assert written["actor"]["model"]["precision"] == named
+    written, _ = losses(trained, "roll")
+    assert written["actor_train"]["model_args"]["dtype"] == named
+    other = {"bf16": "fp32", "fp32": "bf16"}[word]
+    job["actor"] = {"training_backend": "fsdp", "model": {"model_path": "models/q", "precision": other}}
+    named_changes = [str(change) for change in diff_plans(roost.plan(trained), roost.plan(job))]
+    size, changed = {"bf16": (2, 4), "fp32": (4, 2)}[word]
+    assert f"actor: bytes per weight {size} -> bytes per weight {changed}" in named_changes

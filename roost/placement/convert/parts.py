@@ -20,7 +20,7 @@ KEEP = "keep the notation it is written in"
 
 def precision(model: ModelUse) -> str:
     """The word for the bytes of a weight that all notations read."""
-    return {4: "fp32", 1: "fp8"}.get(model.weight_bytes, "bf16")
+    return {4: "fp32", 1: "fp8"}.get(model.named_bytes, "bf16")
 
 
 def says_recomputing(part: ComponentPlan) -> bool:

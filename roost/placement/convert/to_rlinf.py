@@ -85,7 +85,7 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
     """Sections of the components: models, backends, sizes, memory, lengths."""
     sections: dict[str, Any] = {}
     parts = [part for part in plan.components if uses_model(part)]
-    is_precise = any(part.model.weight_bytes != 2 for part in parts)
+    is_precise = any(part.model.names_type for part in parts)
     sequence = next((part.model.sequence for part in parts if part.model.sequence), None)
     for part in parts:
         model: dict[str, Any] = {"model_path": part.model.path} if part.model.path else {}

@@ -136,7 +136,7 @@ def _model(part: ComponentPlan, plan: Plan) -> dict[str, Any]:
     if not uses_model(part):
         return {}
     arguments: dict[str, Any] = {"model_name_or_path": model.path} if model.path else {}
-    arguments |= {"dtype": precision(model)} if model.weight_bytes != 2 else {}
+    arguments |= {"dtype": precision(model)} if model.names_type else {}
     arguments |= {"lora_rank": model.lora_rank} if model.lora_rank else {}
     if part.parallel.context > 1 and part.role is not Role.ENGINE and word != "megatron":
         arguments["ulysses_size"] = part.parallel.context  # of FSDP; Megatron's is in its strategy
