@@ -470,3 +470,24 @@ def test_the_type_of_passes_is_kept_though_weights_are_trained_in_32_bits(word, 
     named_changes = [str(change) for change in diff_plans(roost.plan(trained), roost.plan(job))]
     size, changed = {"bf16": (2, 4), "fp32": (4, 2)}[word]
     assert f"actor: bytes per weight {size} -> bytes per weight {changed}" in named_changes
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("target", ["rlinf", "roll", "verl"])
+def test_keys_about_training_of_any_source_are_listed_where_they_are_not_converted(target, trains):
+    job = cluster(actor="0-3", rollout="0-3") | {
+        "actor": {"training_backend": "fsdp", "model": {"model_path": "models/q"}, "optim": {"lr": 1e-5}},
+        "algorithm": {"adv_type": "grpo", "group_size": 4},
+    }
+    task = {"_target_": "roost.rollout.arithmetic.Arithmetic"}
+    train = {"train": {"task": task, "kl_coef": 0.1, "compute_dtype": "bfloat16"}} if trains else {}
+    written = convert_plan(roost.plan(job | train), roost.Notation(target), Findings())
+    listed = written.text.partition("about training not converted: ")[2].partition("\n")[0]
+    keys = ["actor.optim.lr", "algorithm.group_size", *(["train.task", "train.kl_coef"] if trains else [])]
+    assert sorted(listed.split(", ")) == sorted(keys)
+    if trains:
+        job["algorithm"] = {}
+        train["train"]["advantage_estimator"] = "grpo"
+        written = convert_plan(roost.plan(job | train), roost.Notation(target), Findings())
+        is_written = "algorithm.adv_estimator=grpo" in written.text
+        assert is_written == ("train.advantage_estimator" not in written.text) == (target == "verl")

@@ -18,7 +18,7 @@ import yaml
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Findings, Where, counted
 from roost.config.job import Notation, family
-from roost.config.known_keys.tables import Effect
+from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.algorithm import ESTIMATOR, KL_COEF
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
@@ -34,7 +34,7 @@ from roost.placement.convert.advice import (
     note_needs,
     rewards_at,
 )
-from roost.placement.convert.parts import ASSUMED, KEEP, is_dealt, is_kl_off
+from roost.placement.convert.parts import ASSUMED, KEEP, TRAINED, is_dealt, is_kl_off
 from roost.placement.convert.to_areal import to_areal
 from roost.placement.convert.to_loop import to_loop
 from roost.placement.convert.to_nemo import to_nemo
@@ -227,25 +227,48 @@ def _attempt(
     note_needs(plan, notation, values, findings)
     remarks = [_remark(finding) for finding in findings.notes if finding.code == ASSUMED]
     remarks += [finding.what for finding in findings.warnings if finding.what.endswith(_GAINED)]
-    remarks += _not_carried(plan)
+    remarks += _not_carried(plan, notation)
     return (None if findings.has_errors else replace(converted, remarks=tuple(dict.fromkeys(remarks)))), findings
 
 
 # Last parts of keys that are converted though no process is placed by them.
 _CARRIED = re.compile(
     r"(.*[.-])?(kl[_-](loss[_-]|penalty[_-])?coef|init_(kl_)?coef|reference_policy_kl_penalty|beta"
-    r"|(adv|advantage)?[_-]?estimator|staleness_threshold|max_staleness_steps)"
+    r"|(adv|advantage)?[_-]?estimator|adv_type|normalize_advantages|whiten_advantages|use_kl_loss|add_token_level_kl"
+    r"|staleness_threshold|max_staleness_steps|per_device_train_batch_size)"
 )
+# Settings whose keys are converted, or named where plans differ; those of the section train are fewer.
+_OF_MODELS = frozenset({"compute_dtype", "lora_rank", "activation_checkpointing", "micro_batch_tokens"})
+_CONVERTED = _OF_MODELS | {
+    *("model", "engine", "max_staleness", "max_new_tokens", "advantage_estimator", "kl_coef", "kl_penalty_coef"),
+    *("whiten_advantages", "reward_baseline", "reward_std"),
+}
 
 
-def _not_carried(plan: Plan) -> list[str]:
-    """Lines with the keys about training that the job sets, which only its own program reads."""
-    keys = [use.where.key_path for use in plan.keys if use.known.effect is Effect.TRAINING]
-    names = [key for key in dict.fromkeys(keys) if _CARRIED.fullmatch(key) is None]
+def _not_carried(plan: Plan, notation: Notation) -> list[str]:
+    """Lines with the keys about training that the job sets, which only its own program, or Roost, reads."""
+    found = [use.where for use in plan.keys if _is_of_training(use)]
+    decided = [(key, setting.name) for setting in plan.training for key in setting.keys]
+    has_word = notation not in _OWN and any(each.value in TRAINED for each in plan.training if each.name == ESTIMATOR)
+    of_train = _OF_MODELS | ({ESTIMATOR} if has_word and ESTIMATOR not in plan.settings else set())
+    carried = {key.path for key, name in decided if name in (of_train if _in_train(key) else _CONVERTED)}
+    found += [key for key, _ in decided if key.path not in carried]
+    keys = [where.key_path for where in sorted(found, key=lambda where: where.order)]
+    names = [key for key in dict.fromkeys(keys) if key.startswith("train.") or _CARRIED.fullmatch(key) is None]
     if not names:
         return []
     text = f"{counted(len(names), 'key')} about training not converted: {', '.join(names)}"
     return textwrap.wrap(text, 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _is_of_training(use: KeyUse) -> bool:
+    """Return True for a key that no setting follows, or, of a job that only places, one whose setting is lost."""
+    is_lost = use.known.effect is Effect.FOLLOWED and use.known.reason.removesuffix(" in train") not in _CONVERTED
+    return use.known.effect is Effect.TRAINING or is_lost
+
+
+def _in_train(where: Where) -> bool:
+    return where.path[:1] == ("train",)
 
 
 def _name_errors(plan: Plan, notation: Notation, again: Findings, findings: Findings) -> None:

@@ -57,7 +57,7 @@ def size_of_all(part: ComponentPlan, program: str, findings: Findings) -> int:
 
 
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
-_TRAINED = {"leave_one_out": "rloo", "grpo": "grpo", "gae": "gae"}  # Roost's words for estimators that others have
+TRAINED = {"leave_one_out": "rloo", "grpo": "grpo", "gae": "gae"}  # Roost's words for estimators that others have
 ASSUMED = "RST-N084"  # the code of a value that the source does not say
 
 
@@ -198,7 +198,7 @@ class Parts:
         if ESTIMATOR in self.plan.settings:
             return None
         trained = (str(setting.value) for setting in self.plan.training if setting.name == ESTIMATOR)
-        return ESTIMATORS[notation].get(_TRAINED.get(next(trained, ""), ""))
+        return ESTIMATORS[notation].get(TRAINED.get(next(trained, ""), ""))
 
     def penalty(self, key: str, usual: float) -> float | None:
         """The coefficient of KL: None without one, and the usual one where there is a reference that the job uses."""
