@@ -166,6 +166,8 @@ def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
 MAX_NUMBER = 1e12  # no setting that Roost reads is larger
 # YAML 1.1 reads 2e-05 as text: a number needs a point there, and a sign in its exponent.
 EXPONENT = re.compile(r"\d+(\.\d*)?[eE][+-]?\d{1,3}")
+# A number with a slip of one character behind it, which is no unit: 1e-6x, but neither 10% nor 5k.
+LEADING_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*[^\d\s.%eEkKmMgGbBtT_+-]?\s*", re.ASCII)
 NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip of the other
 
 
@@ -231,9 +233,9 @@ class Section:
             said = "has no value" if is_alone else f"is {shown(value)}"
             what = f"{said}; it must be a whole number of at least {minimum}"
             is_quoted = isinstance(value, str) and value.strip().isdecimal() and len(value) < 10
-            self.error(
-                "RST-C024", key, what, fix=f"write {self.spell(key, int(value) if is_quoted else max(minimum, 1))}"
-            )
+            is_whole = is_quoted or (isinstance(value, float) and value.is_integer() and value < MAX_ACCELERATORS)
+            meant = max(minimum, int(value)) if is_whole else max(minimum, 1)
+            self.error("RST-C024", key, what, fix=f"write {self.spell(key, meant)}")
             return default
         if value > (maximum or MAX_ACCELERATORS):
             what = f"is {shown(value)}, more than the {maximum or MAX_ACCELERATORS:,} that Roost plans for"
@@ -256,8 +258,8 @@ class Section:
         if is_exponent:  # YAML 1.1 reads 1e-06, without a point, as text
             return float(value)
         if not is_number or not value >= 0:
-            digits = re.match(r"\s*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
-            fix = f"write {self.spell(key, digits[1])}" if digits else "write a plain number, or leave it out"
+            meant = LEADING_NUMBER.fullmatch(value) if isinstance(value, str) else None
+            fix = f"write {self.spell(key, meant[1])}" if meant else "write a plain number, or leave it out"
             self.error("RST-C026", key, f"is {shown(value)}; it must be a number that is not negative", fix=fix)
             return None
         return float(value)

@@ -1,12 +1,13 @@
 """YAML with positions, and hostile YAML."""
 
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from roost.config.findings import Findings
-from roost.config.source import MAX_FILE_BYTES, parse_yaml, read_yaml
+from roost.config.source import MAX_FILE_BYTES, Section, Source, parse_yaml, read_yaml
 
 
 def parsed(text):
@@ -141,3 +142,28 @@ def test_a_pipe_that_the_caller_opened_is_read():
         assert read_yaml(Path(f"/dev/fd/{reader}"), Findings()).values == {"a": 1}
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        *(
+            ("1e-6x", "write lr: 1e-6"),
+            ("5e-7a", "write lr: 5e-7"),
+            ("3e-6,", "write lr: 3e-6"),
+            ("0.5", "write lr: 0.5"),
+        ),
+        *((each, "write a plain number, or leave it out") for each in ("10%", "5k", "0,1", "1.2.3", "1e", "small")),
+    ],
+)
+def test_a_number_is_suggested_with_its_exponent(value, fix):
+    findings = Findings()
+    assert Section({"lr": value}, (), Source({"lr": value}), findings).number("lr") is None
+    assert findings.errors[0].fix == fix
+
+
+@pytest.mark.parametrize(("value", "meant"), [(2.0, 2), ("4", 4), (2.5, 1), (0.0, 1), (1e30, 1), (math.inf, 1)])
+def test_a_whole_number_is_suggested_as_it_was_meant(value, meant):
+    findings = Findings()
+    assert Section({"size": value}, (), Source({"size": value}), findings).whole_number("size", 1) is None
+    assert findings.errors[0].fix == f"write size: {meant}"
