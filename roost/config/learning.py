@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from roost.config.data import Distillation
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.train_choices import (
+    OF_WHOLE_SAMPLES,
     AdvantageEstimator,
     AdvantageLevel,
     DiscountLevel,
@@ -23,6 +24,7 @@ from roost.config.train_choices import (
     RewardScope,
     Whitening,
     WsdDecayStyle,
+    level_of_samples,
 )
 
 GROUP_ESTIMATORS = (
@@ -240,6 +242,8 @@ def read_rejection(values: Mapping[str, Any], where: Where, findings: Findings) 
     for level, written in values.items():
         if level not in REJECTION_LEVELS:
             hint, fix = did_you_mean(str(level), REJECTION_LEVELS), f"write one of {', '.join(REJECTION_LEVELS)}"
+            if str(level).lower() in OF_WHOLE_SAMPLES:
+                hint, fix = "", f"write {level_of_samples(where.key_path.rpartition('.')[2])}"
             findings.error("RST-T093", where.under(str(level)), "is not a level of the ratio", hint, fix)
             continue
         bounds = written if isinstance(written, Mapping) else {RATIO: written}

@@ -155,6 +155,7 @@ class WsdDecayStyle(StrEnum):
 _CLIPPED = "loss_type: ppo"
 _GSPO = "importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004"
 _DAPO = "clip_range_high: 0.28, loss_aggregation: token-mean, dynamic_sampling: true"
+_REINFORCE = "advantage_estimator: reward, whiten_advantages: tokens"  # the paper's; reinforce++ is ROLL's
 _DR_GRPO = "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"
 
 # Names of algorithms and words of other frameworks that are spelt otherwise here: lower case, with underscores.
@@ -184,9 +185,9 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
         "loop": "advantage_estimator: leave_one_out",
         "ppo": "advantage_estimator: gae",
         "reinforce": "advantage_estimator: reward",
-        "reinforce_plus_plus": "advantage_estimator: reinforce++",
+        "reinforce_plus_plus": _REINFORCE,
         "reinforce_plus_plus_baseline": "advantage_estimator: reinforce++_baseline",
-        "reinpp": "advantage_estimator: reinforce++",
+        "reinpp": _REINFORCE,
     },
     ImportanceSamplingLevel: {
         "seq": "sequence",
@@ -212,6 +213,20 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
         "constant_with_warmup": "lr_scheduler_type: constant",
     },
 }
+
+
+# Words of weights and rejections that may mean either of two levels: their `sequence` is the product in verl and ROLL.
+OF_WHOLE_SAMPLES = ("seq", "sequence_level")
+
+
+def level_of_samples(setting: str) -> str:
+    """Both levels of a whole sample, for a fix.
+
+    >>> level_of_samples("rollout_is")
+    "rollout_is: trajectory for the product over a sample (verl's and ROLL's sequence), sequence for its geometric mean"
+    """
+    product = "trajectory for the product over a sample (verl's and ROLL's sequence)"
+    return f"{setting}: {product}, sequence for its geometric mean"
 
 
 def other_name(choices: type[object], word: str) -> str:

@@ -49,7 +49,7 @@ from roost.config.train import (
     default_of,
     value_of,
 )
-from roost.config.train_choices import other_name
+from roost.config.train_choices import OF_WHOLE_SAMPLES, level_of_samples, other_name
 
 
 def resolve_settings(
@@ -368,6 +368,8 @@ def _choice(setting: Setting, section: Section, name: str) -> Any:
     if text is None or text in choices:
         return None if text is None else setting.type(text)
     known = other_name(setting.type, text)
+    if setting.name == "rollout_is" and text.strip().lower() in OF_WHOLE_SAMPLES:
+        known = level_of_samples(setting.name)
     why = "it is spelt otherwise here" if known else did_you_mean(text, choices)
     spelt = known if ":" in known else section.spell(name, known)
     fix = f"write {spelt}" if known else f"write one of {', '.join(choices)}"

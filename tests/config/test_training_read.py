@@ -248,7 +248,12 @@ KNOWN_ELSEWHERE = [
     ({"loss_type": "gspo"}, "importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004"),
     ({"loss_type": "DAPO"}, "clip_range_high: 0.28"),
     ({"advantage_estimator": "dr-grpo"}, "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"),
-    ({"advantage_estimator": "reinforce_plus_plus"}, "write advantage_estimator: reinforce++"),
+    *(
+        ({"advantage_estimator": word}, "write advantage_estimator: reward, whiten_advantages: tokens")
+        for word in ("reinforce_plus_plus", "reinpp")
+    ),
+    ({"rollout_is": "seq"}, "write rollout_is: trajectory for the product over a sample (verl's and ROLL's sequence)"),
+    ({"importance_sampling_level": "seq"}, "write importance_sampling_level: sequence"),
     ({"kl_estimator": "low_var_kl"}, "write kl_estimator: k3"),
     ({"rollout_is": "segment"}, "write rollout_is: turn_mean"),
 ]

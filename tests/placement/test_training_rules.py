@@ -390,6 +390,11 @@ def test_a_rejection_that_cannot_be_read_is_hinted_at(rules, why):
     assert finding.why == why
 
 
+def test_a_rejection_of_whole_samples_is_answered_with_both_levels():
+    [finding] = [each for each in found(rlinf(rollout_rejection={"seq": [0.5, 2.0]})) if each.code == "RST-T093"]
+    assert finding.fix.startswith("write rollout_rejection: trajectory for the product over a sample")
+
+
 @pytest.mark.parametrize(
     ("config", "name", "what"),
     [
