@@ -396,6 +396,22 @@ def test_a_rejection_of_whole_samples_is_answered_with_both_levels():
 
 
 @pytest.mark.parametrize(
+    "train",
+    [
+        {"rollout_rejection": {"sequence": [0.99, 1.01], "trajectory": [0.5, 2.0], "turn": [0.2, 5.0]}},
+        {"rollout_rejection": {"sequence": [None, 1.01], "trajectory": [None, 1.05], "token": [0.5, 5.0]}},
+        {"rollout_rejection": {"sequence": {"difference": [-0.5, 0.5]}, "trajectory": {"difference": [-0.01, 0.01]}}},
+        {"importance_sampling_level": "sequence", "loss_type": "sapo"},
+        {"importance_sampling_level": "trajectory"},
+        {"rollout_is": "trajectory", "max_staleness": 4},
+        {"rollout_is": "sequence"},
+    ],
+)
+def test_ranges_and_bounds_that_suit_their_level_have_no_finding(train):
+    assert not [each for each in found(rlinf(**train)) if each.code == "RST-T127"]
+
+
+@pytest.mark.parametrize(
     ("config", "name", "what"),
     [
         (rlinf(min_learning_rate=1e-7), "min_learning_rate", "has no effect"),
@@ -419,7 +435,27 @@ def test_a_rejection_of_whole_samples_is_answered_with_both_levels():
             "importance_sampling_level",
             "is none, so nothing corrects for samples of an older policy",
         ),
-        (rlinf(importance_sampling_level="sequence"), "clip_range", "is 0.2, so that hardly a ratio is clipped"),
+        (rlinf(importance_sampling_level="sequence"), "clip_range", "is 0.2, with which almost no ratio is clipped"),
+        (
+            rlinf(importance_sampling_level="sequence", loss_type="cispo"),
+            "clip_range",
+            "is 0.2, with which almost no ratio is clipped",
+        ),
+        (
+            rlinf(rollout_rejection={"sequence": [0.5, 2.0]}),
+            "rollout_rejection",
+            "has sequence: [0.5, 2], which rejects almost nothing",
+        ),
+        (
+            rlinf(rollout_rejection={"trajectory": [0.99, 1.01]}),
+            "rollout_rejection",
+            "has trajectory: [0.99, 1.01], which rejects almost every sample of many tokens",
+        ),
+        (
+            rlinf(max_staleness=4, rollout_is="sequence"),
+            "rollout_is",
+            "is sequence, whose weights hardly correct for samples of an older policy",
+        ),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
         (rlinf(muon_momentum=0.9), "muon_momentum", "has no effect"),
         (rlinf(lr_scheduler_type="cosine", wsd_decay_steps=5), "wsd_decay_steps", "has no effect"),

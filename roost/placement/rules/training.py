@@ -27,6 +27,7 @@ from roost.config.train import (
 )
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import UnknownShape, shape_from_config
+from roost.placement.rules.levels import check_levels
 from roost.placement.rules.mesh import (
     check_experts,
     check_images,
@@ -319,10 +320,10 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
             what, why = f"is 0, with which no ratio is {side} 1", "log-ratios are clamped by it before all else"
             findings.error("RST-T095", at(name), what, why, "write a magnitude of 20, or leave it out")
     _check_kind_of_loss(loss, at, findings)
+    check_levels(settings, at, findings)
     _check_correction(loss, at, findings)
 
 
-WIDE_OF_MEANS = 0.05  # clip range of ratios that are means over tokens
 OF_LOSS_TYPES = {
     PolicyLoss.CISPO: ("cispo_mask",),
     PolicyLoss.SAPO: ("sapo_temperature_pos", "sapo_temperature_neg"),
@@ -346,18 +347,6 @@ def _check_kind_of_loss(loss: LossSettings, at: At, findings: Findings) -> None:
             f"is {loss.loss_type.value}, which needs an importance ratio",
             "importance_sampling_level is none: the loss is -A log p",
             "write importance_sampling_level: token, or remove loss_type",
-        )
-    is_of_means = loss.importance_sampling_level in (
-        ImportanceSamplingLevel.SEQUENCE,
-        ImportanceSamplingLevel.TURN_MEAN,
-    )
-    if is_of_means and loss.loss_type is PolicyLoss.PPO and min(loss.clip_range, loss.clip_range_high) > WIDE_OF_MEANS:
-        findings.warn(
-            "RST-T127",
-            at("clip_range"),
-            f"is {loss.clip_range:g}, so that hardly a ratio is clipped",
-            f"importance_sampling_level is {loss.importance_sampling_level.value}: means over many tokens are near 1",
-            "write clip_range: 0.0003 and clip_range_high: 0.0004, as GSPO does",
         )
     for name in OF_LOSS_TYPES[PolicyLoss.SAPO]:
         if loss.loss_type is PolicyLoss.SAPO and getattr(loss, name) == 0:
