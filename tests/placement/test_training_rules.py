@@ -121,6 +121,11 @@ BROKEN = {
         "train.num_generations",
         "is 1, but grpo compares samples of one prompt",
     ),
+    "states-of-groups-of-one": (
+        rlinf(num_generations=1, advantage_estimator="gigpo"),
+        "train.num_generations",
+        "is 1, but gigpo compares samples of one prompt",
+    ),
     "no-chance": (rlinf(temperature=0), "train.temperature", "is 0, so that all samples of a prompt are alike"),
     "engine-too-small": (
         roll(WIDE, engine="torch"),
@@ -277,6 +282,7 @@ KEPT = {
     ),
     "a-sample-for-each": rlinf(prompts_per_step=1, num_generations=4),
     "groups-of-one": rlinf(num_generations=1, advantage_estimator="reinforce++"),
+    "states-of-the-step": rlinf(num_generations=1, advantage_estimator="gigpo", state_scope="batch"),
     "all-tokens": rlinf(top_p=1.0, top_k=1_000_000),
     "part-and-engine": rlinf(top_p=0.9, old_logprobs="rollout", sampling_mask_replay=True),
     "replayed": rlinf(top_p=0.9, sampling_mask_replay=True),
@@ -396,6 +402,23 @@ def test_a_rejection_of_whole_samples_is_answered_with_both_levels():
 
 
 @pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        (rlinf(num_generations=1), "write 2 or more, or advantage_estimator: reinforce++"),
+        (rlinf() | {"algorithm": {"adv_type": "grpo", "group_size": 1}}, "write 2 or more, or adv_type: reinpp"),
+        (roll({"strategy_name": "vllm"}, num_generations=1) | {"adv_estimator": "grpo"}, "write 2 or more"),
+    ],
+)
+def test_the_fix_of_a_group_of_one_is_the_key_that_the_job_has(config, fix):
+    [finding] = [each for each in found(config) if each.code == "RST-T028"]
+    assert finding.fix == fix
+    if "reinpp" in fix:
+        assert not [
+            each for each in found(config | {"algorithm": {"adv_type": "reinpp", "group_size": 1}}) if each.code
+        ]
+
+
+@pytest.mark.parametrize(
     "train",
     [
         {"rollout_rejection": {"sequence": [0.99, 1.01], "trajectory": [0.5, 2.0], "turn": [0.2, 5.0]}},
@@ -457,6 +480,17 @@ def test_ranges_and_bounds_that_suit_their_level_have_no_finding(train):
             "is sequence, whose weights hardly correct for samples of an older policy",
         ),
         (rlinf(decay_steps=50), "decay_steps", "has no effect"),
+        (rlinf(keep_generations=10), "keep_generations", "is 10, but groups have 8 samples"),
+        (
+            rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_penalty_horizon=100),
+            "kl_penalty_horizon",
+            "has no effect",
+        ),
+        (
+            rlinf(eval_samples=8),
+            "eval_samples",
+            "is 8, but eval_temperature is 0, so that the samples of a prompt are alike",
+        ),
         (rlinf(muon_momentum=0.9), "muon_momentum", "has no effect"),
         (rlinf(lr_scheduler_type="cosine", wsd_decay_steps=5), "wsd_decay_steps", "has no effect"),
         (

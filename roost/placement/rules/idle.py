@@ -115,6 +115,12 @@ IDLE = (
         "write kl_penalty_coef, or remove it",
     ),
     Idle(
+        ("kl_penalty_horizon",),
+        lambda settings: settings.advantage.kl_penalty_coef > 0 and settings.advantage.kl_penalty_target is None,
+        "there is no kl_penalty_target: kl_penalty_coef stays as it is",
+        "write kl_penalty_target, or remove it",
+    ),
+    Idle(
         ("reference_sync_steps",),
         lambda settings: settings.moves_reference and 0 < (settings.max_steps or 0) <= settings.reference_sync_steps,
         "the run has no step after it: max_steps is not larger",

@@ -8,7 +8,7 @@ from typing import Any
 from roost.config.data import is_teacher
 from roost.config.findings import Findings
 from roost.config.job import Notation
-from roost.config.learning import DIFFERENCE, RATIO
+from roost.config.learning import DIFFERENCE, GROUP_ESTIMATORS, RATIO
 from roost.config.train import (
     HIGHEST_RATE,
     AdvantageEstimator,
@@ -20,6 +20,7 @@ from roost.config.train import (
     OldLogprobs,
     OptimizerSettings,
     PolicyLoss,
+    RewardScope,
     RolloutLogprobs,
     TrainSettings,
     default_of,
@@ -39,10 +40,6 @@ from roost.placement.rules.mesh import (
 from roost.placement.rules.placing import SUPERVISED, At, Placing, check_components, check_teachers
 from roost.placement.rules.rewards import check_rewards
 
-COMPARING = (
-    *(AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN, AdvantageEstimator.GRPO),
-    AdvantageEstimator.REINFORCE_BASELINE,
-)
 NO_MASKS = ("vllm", "sglang")  # engines whose sampling masks Roost cannot read
 BY_GROUP = (AdvantageEstimator.LEAVE_ONE_OUT, AdvantageEstimator.GROUP_MEAN)
 
@@ -57,7 +54,7 @@ def check_training(
         _check_supervised(settings, by_name, placing, at, findings)
         return
     check_components(settings, by_name, placing, at, findings)
-    _check_batches(settings, by_name, at, findings)
+    _check_batches(settings, by_name, notation, at, findings)
     _check_shaping(settings, at, findings)
     _check_sampling(settings, notation, at, findings)
     _check_loss(settings, at, findings)
@@ -116,7 +113,9 @@ def _vocabulary(config: Mapping[str, Any] | None) -> int:
         return 0
 
 
-def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+def _check_batches(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], notation: Notation, at: At, findings: Findings
+) -> None:
     rollout, advantage = settings.rollout, settings.advantage
     estimator = advantage.advantage_estimator
     samples = rollout.prompts_per_step * rollout.num_generations // settings.minibatches
@@ -135,29 +134,8 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
             f"is for leave_one_out and group_mean, but the estimator is {estimator.value}",
             fix="write normalize_by_std: false, or another advantage_estimator",
         )
-    if rollout.num_generations < 2 and estimator in COMPARING:
-        findings.error(
-            "RST-T028",
-            at("num_generations"),
-            f"is {rollout.num_generations}, but {estimator.value} compares samples of one prompt",
-            fix="write 2 or more, or advantage_estimator: reinforce++",
-        )
-    elif rollout.num_generations < 2 and rollout.dynamic_sampling:
-        findings.error(
-            "RST-T028",
-            at("dynamic_sampling"),
-            "would replace every group, as each has one sample",
-            fix="write num_generations: 2 or more, or dynamic_sampling: false",
-        )
-    elif advantage.keep_generations == 1 and estimator in COMPARING:
-        findings.error(
-            "RST-T028",
-            at("keep_generations"),
-            f"is 1, but {estimator.value} compares samples of one prompt",
-            "the others are dropped before",
-            "write 2 or more, or advantage_estimator: reinforce++",
-        )
-    _check_down_sampling(advantage, at, findings)
+    _check_groups(settings, notation, at, findings)
+    _check_down_sampling(advantage, rollout.num_generations, at, findings)
     if advantage.positive_advantages_only and estimator is AdvantageEstimator.GAE:
         findings.error(
             "RST-T029",
@@ -167,7 +145,52 @@ def _check_batches(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         )
 
 
-def _check_down_sampling(advantage: AdvantageSettings, at: At, findings: Findings) -> None:
+def _check_groups(settings: TrainSettings, notation: Notation, at: At, findings: Findings) -> None:
+    """Check that estimators that compare samples of one prompt have several."""
+    rollout, advantage = settings.rollout, settings.advantage
+    estimator = advantage.advantage_estimator
+    if rollout.num_generations < 2 and _compares(advantage):
+        findings.error(
+            "RST-T028",
+            at("num_generations"),
+            f"is {rollout.num_generations}, but {estimator.value} compares samples of one prompt",
+            fix=f"write 2 or more{_or_no_groups(notation, at)}",
+        )
+    elif rollout.num_generations < 2 and rollout.dynamic_sampling:
+        findings.error(
+            "RST-T028",
+            at("dynamic_sampling"),
+            "would replace every group, as each has one sample",
+            fix="write num_generations: 2 or more, or dynamic_sampling: false",
+        )
+    elif advantage.keep_generations == 1 and _compares(advantage):
+        findings.error(
+            "RST-T028",
+            at("keep_generations"),
+            f"is 1, but {estimator.value} compares samples of one prompt",
+            "the others are dropped before",
+            f"write 2 or more{_or_no_groups(notation, at)}",
+        )
+
+
+def _compares(advantage: AdvantageSettings) -> bool:
+    """Return True if advantages come from samples of one prompt; GiGPO's may come from the whole step."""
+    in_groups = advantage.reward_baseline is RewardScope.GROUP and advantage.state_scope == "group"
+    is_gigpo = advantage.advantage_estimator is AdvantageEstimator.GIGPO
+    return advantage.advantage_estimator in GROUP_ESTIMATORS or (is_gigpo and in_groups)
+
+
+def _or_no_groups(notation: Notation, at: At) -> str:
+    """The end of a fix: an estimator without groups, by the key that the job has for it."""
+    place = at("advantage_estimator")
+    if place.path[:1] == ("train",):
+        return ", or advantage_estimator: reinforce++"
+    if notation is Notation.RLINF:
+        return ", or adv_type: reinpp"
+    return f", or {place.key_path}=reinforce_plus_plus" if notation is Notation.VERL else ""
+
+
+def _check_down_sampling(advantage: AdvantageSettings, generations: int, at: At, findings: Findings) -> None:
     kept, least = advantage.keep_generations, advantage.keep_positive + advantage.keep_others
     if kept and least > kept:
         findings.error(
@@ -177,6 +200,9 @@ def _check_down_sampling(advantage: AdvantageSettings, at: At, findings: Finding
             f"{advantage.keep_positive} + {advantage.keep_others} = {least}",
             f"write {least} or more, or lower one of them",
         )
+    if kept > generations:
+        what, why = f"is {kept}, but groups have {generations} samples", "all are learnt from, as without it"
+        findings.warn("RST-T087", at("keep_generations"), what, why, f"write less than {generations}, or remove it")
     idle = [key for key in ("keep_positive", "keep_others", "keep_by_tool_errors") if getattr(advantage, key)]
     for key in idle if not kept else ():
         why, fix = "keep_generations is 0: all samples are learnt from", "write keep_generations, or remove it"
@@ -225,6 +251,15 @@ def _check_sampling(settings: TrainSettings, notation: Notation, at: At, finding
     for key, value, fix in (("temperature", 0, "write 1.0"), ("min_p", 1, "write 0.05")):
         if getattr(sampling, key) == value:
             findings.error("RST-T030", at(key), f"is {value}, so that all samples of a prompt are alike", fix=fix)
+    evaluation = settings.evaluation
+    if evaluation.eval_samples > 1 and evaluation.eval_temperature == 0:
+        findings.warn(
+            "RST-T030",
+            at("eval_samples"),
+            f"is {evaluation.eval_samples}, but eval_temperature is 0, so that the samples of a prompt are alike",
+            "each takes the likeliest tokens; only an environment may make them differ",
+            "write eval_temperature: 1.0, or eval_samples: 1",
+        )
     if sampling.min_new_tokens > sampling.max_new_tokens:
         what = f"is {sampling.min_new_tokens}, but max_new_tokens is {sampling.max_new_tokens}"
         findings.error("RST-T140", at("min_new_tokens"), what, fix=f"write at most {sampling.max_new_tokens}")
