@@ -172,6 +172,10 @@ def _is_megatron(plan: Plan, values: Values) -> bool:
     return learner_backend(plan["actor"]) == "megatron"
 
 
+def _has_no_micro_batch(plan: Plan, values: Values) -> bool:
+    return "use_dynamic_bsz" not in values["actor_rollout_ref"]["actor"]
+
+
 def _has_reference(plan: Plan, values: Values) -> bool:
     return "--use-kl-loss" in values or "--kl-coef" in values
 
@@ -180,6 +184,11 @@ _NEEDS: Mapping[Notation, Sequence[Need]] = {
     Notation.VERL: (
         ("data.train_files", "the prompts, and data.val_files", _always),
         ("actor_rollout_ref.model.path", "the model", _has_no_model),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            "samples of a pass, with log_prob_micro_batch_size_per_gpu of rollout and ref, or use_dynamic_bsz",
+            _has_no_micro_batch,
+        ),
     ),
     Notation.SLIME: (
         ("--prompt-data", "the prompts, with --rollout-batch-size", _always),
@@ -187,6 +196,10 @@ _NEEDS: Mapping[Notation, Sequence[Need]] = {
         ("--hf-checkpoint", "the model", _has_no_model),
         ("--num-layers", "the model's sizes, as slime's scripts/models have them", _is_megatron),
         ("--ref-load", "the checkpoint of the reference", _has_reference),
+    ),
+    Notation.NEMO: (
+        ("data", "the prompts, with env for the rewards; else those of the file of `defaults` are used", _always),
+        ("policy.model_name", "the model; else that of the file of `defaults` is trained", _has_no_model),
     ),
     Notation.OPENRLHF: (
         ("--data.prompt_dataset", "the prompts", _always),
@@ -220,7 +233,7 @@ _NEEDS: Mapping[Notation, Sequence[Need]] = {
 
 
 def note_needs(plan: Plan, notation: Notation, values: Values, findings: Findings) -> None:
-    """Note keys that the other program needs and that no plan has; NeMo-RL's are in the file of its `defaults`.
+    """Note keys that the other program needs and that no plan has.
 
     Notations that Roost trains from may have data and rewards in a section train, whatever the notation.
     """

@@ -19,7 +19,7 @@ from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Findings, Where, counted
 from roost.config.job import Notation, family
 from roost.config.known_keys.tables import Effect, KeyUse
-from roost.config.notations.algorithm import ESTIMATOR, KL_COEF
+from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN
 from roost.config.notations.notation import read_job
 from roost.config.ranks import spell_ranks
 from roost.config.source import Launch, Source
@@ -474,7 +474,8 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan, order: str | None) 
     is_beside = part.name == "reference" and part.table == plan["actor"].table
     if is_beside and result.notation in REFERENCE_INSIDE:
         loss = f"{program} has no component {part.name}: its learner computes what it is for"
-        return loss, "do nothing: the KL is the same"
+        is_same = all(plan.settings.get(key) == result.settings.get(key) for key in (KL_COEF, KL_IN))
+        return loss, "do nothing: the KL is the same" if is_same else "do nothing for it: the KL differs as named"
     if result.notation not in _OWN and part.name.startswith("reward") and not uses_model(part):
         loss = f"{program} has no place for {part.name}, which has no model: {_held(part)}"
         return loss, rewards_at(result.notation)

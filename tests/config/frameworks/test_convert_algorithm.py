@@ -188,12 +188,19 @@ def test_messages_have_words_for_fields_and_say_each_once():
 @pytest.mark.parametrize(
     ("target", "needed"),
     [
-        ("verl", ["data.train_files", "actor_rollout_ref.model.path"]),
+        (
+            "verl",
+            [
+                "data.train_files",
+                "actor_rollout_ref.model.path",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            ],
+        ),
         ("slime", ["--prompt-data", "--rm-type", "--hf-checkpoint", "--ref-load"]),
         ("openrlhf", ["--data.prompt_dataset", "--actor.model_name_or_path"]),
         ("skyrl", ["data.train_data", "environment.env_class"]),
         ("areal", ["train_dataset.path", "experiment_name", "actor.path"]),
-        ("nemo", ["defaults"]),
+        ("nemo", ["defaults", "data", "policy.model_name"]),
     ],
 )
 def test_what_the_other_program_needs_to_start_is_noted(target, needed, tmp_path):
@@ -202,6 +209,30 @@ def test_what_the_other_program_needs_to_start_is_noted(target, needed, tmp_path
     written = convert_plan(plan_of(tmp_path, command), Notation(target), findings)
     assert {*needed} <= {note.where.key_path for note in findings.notes}
     assert all(f"# {key}: not " in written.text for key in needed)
+
+
+@pytest.mark.parametrize("target", ["verl", "nemo"])
+def test_what_the_source_says_is_not_noted_as_needed(target, tmp_path):
+    """Dynamic batches need no micro-batch size, and a model that is named is converted."""
+    tokens = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000"
+    findings = Findings()
+    plan = plan_of(tmp_path, f"{VERL} algorithm.adv_estimator=grpo actor_rollout_ref.model.path=/m/x {tokens}")
+    convert_plan(plan, Notation(target), findings)
+    noted = {note.where.key_path for note in findings.notes if note.what == "not converted"}
+    assert noted == {"data.train_files" if target == "verl" else "data"}
+
+
+def test_a_kl_that_moves_is_not_called_the_same(tmp_path):
+    """OpenRLHF has KL in the rewards, NeMo-RL in the loss; the processes of the reference are no loss beside it."""
+    flags = (
+        "--actor.num_gpus_per_node 8 --vllm.num_engines 2 --vllm.tensor_parallel_size 4 --reward.remote_url http://x"
+    )
+    command = f"python3 -m openrlhf.cli.train_ppo_ray {flags} --train.colocate_all --algo.advantage.estimator rloo"
+    findings = Findings()
+    convert_plan(plan_of(tmp_path, command), Notation.NEMO, findings)
+    fixes = {finding.what: finding.fix for finding in findings.warnings}
+    assert "nemo cannot express this: kl_in: reward -> loss" in fixes
+    assert "do nothing: the KL is the same" not in fixes.values()
 
 
 def test_keys_about_training_that_are_not_converted_are_named(tmp_path):
