@@ -62,6 +62,7 @@ PIPELINE = ("--sglang-pp-size", "--sglang-pipeline-parallel-size")  # of an engi
 DATA = ("--sglang-dp-size", "--sglang-data-parallel-size")
 EXPERT = ("--sglang-ep-size", "--sglang-expert-parallel-size")
 DATA_ATTENTION = "--sglang-enable-dp-attention"
+ONLY_BACKEND = "megatron"  # of slime since PR #1664 of March 2026; miles has others
 PLACING = (
     *DEFAULTS,
     VISIBLE,
@@ -213,7 +214,7 @@ class _Slime(Reader):
             offloads = False
         offloads = offloads or self._estimator() == "ppo"  # the critic is on the same GPUs
         rank = first_number((self.root, "--lora-rank"))
-        backend = self.root.text("--train-backend") or "megatron"
+        backend = self.root.text("--train-backend") or ONLY_BACKEND
         sequence = self._lengths()[2]
         return ModelUse(
             path,
@@ -242,6 +243,13 @@ class _Slime(Reader):
         where = self.root.where("--actor-num-gpus-per-node")
         check_divides(sizes, count, where, self.root)
         model = self._model(sizes.context)
+        if self.notation is Notation.SLIME and model.strategy != ONLY_BACKEND:
+            key, what = "--train-backend", f"is {model.strategy}, which slime has no more"
+            why, fix = (
+                "since March 2026 it takes megatron only",
+                "write megatron, or train with miles or an older slime",
+            )
+            self.root.findings.warn("RST-N087", self.root.where(key), what, why, fix)
         devices = DeviceList(range(count), 1)
         self.add("actor", "--actor-num-gpus-per-node", where, devices, Role.LEARNER, sizes, model)
         if self._estimator() == "ppo":

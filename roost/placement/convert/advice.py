@@ -19,7 +19,7 @@ from roost.config.notations.algorithm import (
     REWARD,
 )
 from roost.placement.diff import AHEAD, NOTHING, Change
-from roost.placement.plan import Plan, learner_backend
+from roost.placement.plan import Plan
 
 Advice = tuple[str, str]  # why, and a fix
 CHANGE_PRINTED = "edit what is printed where other values are wanted"
@@ -168,10 +168,6 @@ def _has_no_reward_model(plan: Plan, values: Values) -> bool:
     return "--reward.num_nodes" in values and "--reward.model_name_or_path" not in values
 
 
-def _is_megatron(plan: Plan, values: Values) -> bool:
-    return learner_backend(plan["actor"]) == "megatron"
-
-
 def _has_no_micro_batch(plan: Plan, values: Values) -> bool:
     return "use_dynamic_bsz" not in values["actor_rollout_ref"]["actor"]
 
@@ -194,7 +190,7 @@ _NEEDS: Mapping[Notation, Sequence[Need]] = {
         ("--prompt-data", "the prompts, with --rollout-batch-size", _always),
         ("--rm-type", "the reward, or --custom-rm-path", _always),
         ("--hf-checkpoint", "the model", _has_no_model),
-        ("--num-layers", "the model's sizes, as slime's scripts/models have them", _is_megatron),
+        ("--num-layers", "the model's sizes, as slime's scripts/models have them", _always),
         ("--ref-load", "the checkpoint of the reference", _has_reference),
     ),
     Notation.NEMO: (

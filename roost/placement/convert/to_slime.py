@@ -11,7 +11,7 @@ from roost.config.job import OFFLOADED_PARTS, Notation
 from roost.config.notations.algorithm import NOT_WHITENED, PROMPT, shared_estimator
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import PREFILL, Parts, above_one, megatron_sizes
-from roost.placement.plan import Plan, learner_backend, whitens
+from roost.placement.plan import Plan, whitens
 
 USUAL_PENALTY = 0.001  # slime's own default is 0, with which the reference would do nothing
 
@@ -84,11 +84,10 @@ def _engines(parts: Parts) -> dict[str, Any]:
 
 
 def _learner(actor: ComponentPlan, is_shared: bool) -> dict[str, Any]:
+    """Flags of the learner, which is Megatron's in all versions of slime that are newer than March 2026."""
     model = actor.model
     named = megatron_sizes(actor.parallel)
     values: dict[str, Any] = {f"--{name.replace('_', '-')}": size for name, size in named.items()}
-    if learner_backend(actor) != "megatron":
-        values["--train-backend"] = "fsdp"
     if model.tokens:
         of_rank = -(-model.tokens // actor.parallel.context)
         values |= {"--use-dynamic-batch-size": True, "--max-tokens-per-gpu": of_rank}

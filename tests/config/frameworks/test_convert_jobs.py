@@ -106,7 +106,7 @@ OPENRLHF = f"python3 -m openrlhf.cli.train_ppo_ray {SEPARATE} --algo.kl.init_coe
 TRL = "accelerate launch --num_processes 8 train_grpo.py --use_vllm --vllm_tensor_parallel_size 2"
 
 
-@pytest.mark.parametrize("target", ["verl", "rlinf", "slime"])
+@pytest.mark.parametrize("target", ["verl", "rlinf"])
 @pytest.mark.parametrize(
     ("command", "word"),
     [(f"{OPENRLHF} --train.colocate_all --ds.zero_stage 2", "deepspeed"), (TRL, "accelerate")],
@@ -338,6 +338,15 @@ def test_tokens_of_a_micro_batch_come_with_dynamic_batches_of_slime(tmp_path):
     tokens = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000"
     written, _, _ = converted(tmp_path, f"{VERL} algorithm.adv_estimator=grpo {tokens}", "slime")
     assert plan_of(tmp_path, written.text)["actor"].model.tokens == 9000
+
+
+@pytest.mark.parametrize("command", [f"{VERL} algorithm.adv_estimator=grpo", OPENRLHF], ids=["fsdp", "deepspeed"])
+def test_slime_has_learners_of_megatron_only(command, tmp_path):
+    written, noted, lost = converted(tmp_path, command, "slime")
+    assert "--train-backend" not in written.text
+    assert plan_of(tmp_path, written.text)["actor"].model.strategy == "megatron"
+    assert noted["--num-layers"] == "not converted"
+    assert any("-> megatron" in what for what in lost)
 
 
 @pytest.mark.parametrize(("target", "key"), [("rlinf", "reward"), ("roll", "rewards")])

@@ -473,6 +473,16 @@ def test_tokens_of_slime_count_beside_dynamic_batches_only(tmp_path):
     assert codes(tmp_path, command)["RST-N068"].where.key_path == "--max-tokens-per-gpu"
 
 
+@pytest.mark.parametrize("sign", ["", "--eval-num-gpus 4"], ids=["slime", "miles"])
+def test_fsdp_is_a_backend_of_miles_and_of_older_slimes(sign, tmp_path):
+    command = f"python3 train.py --colocate --actor-num-nodes 1 {sign}"
+    assert "RST-N087" not in codes(tmp_path, command)
+    found = codes(tmp_path, f"{command} --train-backend fsdp").get("RST-N087")
+    assert (found is None) == bool(sign)
+    assert found is None or found.where.key_path == "--train-backend"
+    assert plan_of(tmp_path, f"{command} --train-backend fsdp")["actor"].model.strategy == "fsdp"
+
+
 @grid(
     ("text", "code", "words"),
     [
