@@ -325,6 +325,7 @@ class ModelUse:
     compute_bytes: int = 2  # of weights and activations in a learner's passes
     compiles: bool | None = None  # layers of a learner; None: by their size
     sequence: int | None = None  # tokens of the longest sequence
+    longest: int | None = None  # tokens of the longest sample of a run, or of an engine's context
     sharding: Sharding = Sharding.FULL
     lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
     strategy: str | None = None  # the name of what runs it, where the notation has one

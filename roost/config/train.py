@@ -12,7 +12,7 @@ from enum import EnumType
 from types import NoneType
 from typing import Any
 
-from roost.config.data import Teacher, read_teachers
+from roost.config.data import SCENARIO, Teacher, read_teachers
 from roost.config.engine_options import is_count
 from roost.config.findings import Findings, Where
 from roost.config.job import AUTO, MICRO_BATCH_TOKENS, ParallelSizes
@@ -439,6 +439,31 @@ class TrainSettings:
         sampled = rollout.prompts_per_step * (rollout.num_generations + rollout.extra_generations)
         evaluated = evaluation.eval_tasks * evaluation.eval_samples or most  # 0 tasks: all
         return min(max(sampled, evaluated), most), int(context)
+
+    def longest_sample(self, sequence: int | None = None, positions: int | None = None) -> int:
+        """Tokens of the longest sample; of a completion alone where nothing bounds its prompt; 0 if nothing is known.
+
+        `sequence` is the notation's own limit; no sample goes beyond the `positions` of the model, unless max_context
+        does.
+
+        >>> sampling, learner = SamplingSettings(max_new_tokens=100), LearnerSettings("m")
+        >>> task = {"_target_": SCENARIO, "max_prompt_tokens": 50}
+        >>> TrainSettings(learner, sampling=sampling, task=task).longest_sample()
+        150
+        >>> TrainSettings(learner, sampling=sampling, engine_options={"max_context": 120}).longest_sample(200)
+        120
+        >>> TrainSettings(learner, sampling=sampling).longest_sample(200, positions=80)
+        80
+        """
+        if self.objective is Objective.SFT:
+            return self.max_sequence_tokens or 0
+        completion, context = self.sampling.max_new_tokens, self.engine_options.get("max_context")
+        # Only data alone are answered in one turn.
+        prompt = self.task.get("max_prompt_tokens") if self.task.get("_target_") == SCENARIO else None
+        of_turn = prompt + completion if is_count(prompt) else None
+        limits = [limit for limit in (context, of_turn, sequence) if is_count(limit)]
+        longest, end = max(min(limits, default=0), completion), context if is_count(context) else positions
+        return longest if end is None else min(longest, end)
 
     @property
     def minibatch_size(self) -> int:

@@ -40,7 +40,7 @@ _NOT_USED = {
     Role.HELPER: {*_OF_ENGINE, *_OF_LEARNER, "sequence", "sharding"},
 }
 # Of Roost's own learner, which no notation says.
-_OF_TRAIN = ("recomputed_layers", "compute_bytes", "trained_bytes", "compiles", "is_saved")
+_OF_TRAIN = ("longest", "recomputed_layers", "compute_bytes", "trained_bytes", "compiles", "is_saved")
 
 
 # Fields of `ModelUse` and roles as messages have them.
@@ -51,6 +51,7 @@ FIELD_WORDS = {
     "kv_sequences": "sequences in the KV cache",
     "tokens": "tokens per micro-batch",
     "sequence": "tokens per sequence",
+    "longest": "tokens of the longest sample",
     "memory_fraction": "memory fraction",
     "lora_rank": "rank of the adapter",
     "can_sleep": "sleeps between phases",

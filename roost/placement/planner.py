@@ -12,6 +12,7 @@ from roost.cluster.describe import describe, known_hardware
 from roost.cluster.hardware.registry import HardwareRegistry
 from roost.cluster.inventory import Inventory
 from roost.config.compose import load
+from roost.config.engine_options import is_count
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, ConfigError, Findings, Where, bug, did_you_mean, shown
 from roost.config.job import AUTO, Component, Job, Layout, ModelUse, Notation, Role, Sharding, bytes_of
 from roost.config.notations.loop import MEMORY_KEYS
@@ -20,6 +21,7 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.components import PlacedComponent, place_job
 from roost.placement.memory.phases import takes_policy, trains_policy
 from roost.placement.memory.residency import ResidencySettings, find_residency, with_checkpoints
+from roost.placement.memory.shape import model_positions
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.strategies import inventory_of
@@ -225,18 +227,33 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     if training is None:
         return model
     learner = training.learner
+    positions, scales = model_positions(model.config)
+    longest = training.longest_sample(model.sequence, None if scales else positions) or None
     if component.role is Role.ENGINE:
         fraction = training.engine_options.get("memory_fraction", model.memory_fraction)
         if not takes_policy(component.name, component.role):
             return replace(model, memory_fraction=fraction, kv_sequences=None)
         size = bytes_of(learner.compute_dtype)  # as its server is started
-        return replace(model, memory_fraction=fraction, kv_sequences=training.kv_sequences, weight_bytes=size)
+        context = training.engine_options.get("max_context")
+        return replace(
+            model,
+            memory_fraction=fraction,
+            kv_sequences=training.kv_sequences,
+            weight_bytes=size,
+            longest=context if is_count(context) else longest,
+        )
     if component.role is Role.SCORER:
         size = bytes_of(learner.compute_dtype)
         tokens = learner.micro_batch_tokens
         moves = component.name == "reference" and training.moves_reference
         return replace(
-            model, weight_bytes=size, compute_bytes=size, tokens=tokens, compiles=learner.compile, is_saved=moves
+            model,
+            weight_bytes=size,
+            compute_bytes=size,
+            tokens=tokens,
+            longest=longest,
+            compiles=learner.compile,
+            is_saved=moves,
         )
     if component.role is not Role.LEARNER:
         return model
@@ -245,6 +262,7 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
         model,
         weight_bytes=bytes_of(learner.weight_dtype if adapter is None else learner.compute_dtype),
         tokens=learner.micro_batch_tokens,
+        longest=longest,
         lora_rank=None if adapter is None else adapter.lora_rank,
         recomputes=learner.activation_checkpointing is not False,
         compute_bytes=bytes_of(learner.compute_dtype),

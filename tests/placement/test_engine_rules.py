@@ -96,6 +96,24 @@ def test_a_context_without_room_for_a_prompt(context, train, is_found):
     assert found(job(engine_options={"max_context": context}, **train)) == (expected if is_found else [])
 
 
+@pytest.mark.parametrize(
+    ("config", "train", "is_found"),
+    [
+        pytest.param({"max_position_embeddings": 4096}, {}, True, id="built-in"),
+        pytest.param({"max_position_embeddings": 4096}, {"engine": "vllm"}, True, id="vllm"),
+        pytest.param({"max_position_embeddings": 8192}, {}, False, id="long-enough"),
+        pytest.param(
+            {"max_position_embeddings": 4096, "rope_scaling": {"factor": 4}}, {"engine": "vllm"}, False, id="scaled"
+        ),
+        pytest.param({}, {}, False, id="unknown"),
+    ],
+)
+def test_a_completion_beyond_the_models_positions(tmp_path, config, train, is_found):
+    model = model_of(tmp_path, **config)
+    expected = [("warning", "max_new_tokens", "is 5000, but the model has 4096 positions")]
+    assert found(job(model, max_new_tokens=5000, **train)) == (expected if is_found else [])
+
+
 @pytest.mark.parametrize("model", ["/no/models/sums", "./nowhere", "~no-such-user/m", "x" * 5000])
 def test_a_path_that_is_not_here_is_a_warning(model):
     """A plan is for machines that are elsewhere, and may have it."""

@@ -525,6 +525,54 @@ def test_training_settings_decide_the_memory_of_a_job_that_trains(model):
     assert used(Phase.LEARN, activation_checkpointing=False) > used(Phase.LEARN) + 20
 
 
+@grid(
+    ("train", "tokens"),
+    [
+        ({"max_new_tokens": 20_000}, 20_000),
+        ({"max_new_tokens": 8000, "engine_options": {"max_context": 16_384}}, 16_384),
+        ({"max_new_tokens": 5000, "data": {"path": "a.jsonl", "max_prompt_tokens": 1000}}, 6000),
+    ],
+)
+def test_a_sample_longer_than_a_micro_batch_counts(model, train, tokens):
+    """It is a micro-batch of its own, for the learner and for the reference."""
+
+    def sizes(**train):
+        config = rlinf({"actor": "0", "rollout": "1", "reference": "2"}, actor={"model": {"model_path": model}})
+        config["reference"] = {"model": {"model_path": model}}
+        config["train"] = {"micro_batch_tokens": 2048, "kl_coef": 0.1, **train}
+        if "data" in train:
+            config["train"]["rewards"] = {"exact": {"_target_": "a.B"}}
+        else:
+            config["train"]["task"] = {"_target_": "my_tasks.Sums"}
+        plan = roost.plan(config, machines(memory=900, per_node=3))
+        return [footprint(plan[name], 900).active for name in ("actor", "reference")]
+
+    assert sizes(**train) == sizes(micro_batch_tokens=tokens) > sizes()
+
+
+def test_a_limit_of_the_notation_bounds_samples(model):
+    config = rlinf({"actor": "0-3", "rollout": "4-7"}, actor={"model": {"model_path": model}})
+    train = {"task": {"_target_": "my_tasks.Sums"}, "max_new_tokens": 8000}
+    plan = roost.plan(config | {"runner": {"seq_length": 30_000}, "train": train}, machines(900))
+    assert plan["actor"].model.longest == 30_000
+    train["max_sequence_tokens"] = 9000
+    supervised = roost.plan(config | {"train": {**train, "objective": "sft"}}, machines(900))
+    assert supervised["actor"].model.longest == 9000
+
+
+@pytest.mark.parametrize("keys", [{"max_context": 32_768}, {"max_context": 1024}, {}])
+def test_a_kv_cache_holds_a_context(model, keys):
+    """0.22 of 80 GiB leave 1.4 GiB for keys and values: 26,000 tokens."""
+    config = rlinf(
+        {"actor": "0-3", "rollout": "4-7"}, {"model": {"model_path": model}}, {"gpu_memory_utilization": 0.22}
+    )
+    train = {"task": {"_target_": "my_tasks.Sums"}, "compute_dtype": "bfloat16", "engine_options": keys}
+    findings = Findings()
+    try_plan(config | {"train": train}, findings, machines(80))
+    found = [finding for finding in findings.found if finding.code == "RST-M003"]
+    assert [("32,768" in finding.what) for finding in found] == ([True] if keys.get("max_context") == 32_768 else [])
+
+
 @pytest.mark.parametrize(("memory", "has_room"), [(80, True), (30, False)])
 def test_a_sync_overlaps_offloading_where_the_device_has_room(model, memory, has_room):
     offloads = {f"offload_{part}": True for part in ("weight", "grad", "optimizer")}
@@ -653,6 +701,7 @@ class TestCheckpoints:
     [
         (50, {}, "write optimizer_cpu_offload: true"),
         (40, {"optimizer_cpu_offload": True}, "write micro_batch_tokens: "),
+        (70, {"activation_checkpointing": False}, "write activation_checkpointing: true"),
         (12, {}, "use more devices or larger parallel sizes"),
     ],
 )
@@ -677,3 +726,13 @@ def test_a_learner_that_is_too_large_gets_a_fix_that_fits(model, memory, setting
     if fix.startswith("write "):
         key, _, value = finding.fix.removeprefix("write ").removesuffix(" in train").partition(": ")
         assert not found({**settings, key: yaml.safe_load(value)})
+
+
+def test_no_fix_is_below_the_longest_sample(model):
+    config = rlinf({"actor": "0-3", "rollout": "4-7"}, actor={"model": {"model_path": model}})
+    train = {"task": {"_target_": "my_tasks.Sums"}, "micro_batch_tokens": 65_536, "optimizer_cpu_offload": True}
+    for longest, advises in ((1024, True), (40_000, False)):
+        findings = Findings()
+        try_plan(config | {"train": {**train, "max_new_tokens": longest}}, findings, machines(46))
+        (finding,) = (each for each in findings.errors if each.code == "RST-M004")
+        assert ("write micro_batch_tokens" in finding.fix) == advises

@@ -450,10 +450,15 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
     return Footprint(whole + working, whole + working, whole, whole, CONTEXT_GIB, weights)
 
 
+def pass_tokens(model: ModelUse) -> int:
+    """Tokens of the largest micro-batch: a sample that is longer than the others is one of its own."""
+    return max(model.tokens or MICRO_BATCH_TOKENS, model.longest or 0)
+
+
 def _scoring(component: ComponentPlan, shape: ModelShape) -> float:
     """GiB of a pass that only scores, beside the weights that a process has."""
     model, sizes = component.model, component.parallel
-    tokens, compute = model.tokens or MICRO_BATCH_TOKENS, model.compute_bytes
+    tokens, compute = pass_tokens(model), model.compute_bytes
     working = activation_bytes(shape, sizes, tokens, model.sharding, None, compute, model.compiles, learns=False)
     if model.sharding is Sharding.FULL and component.world_size > 1:
         working += gathered_bytes(shape, sizes, compute)
@@ -472,7 +477,7 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
             shape,
             component.parallel,
             shards,
-            model.tokens or MICRO_BATCH_TOKENS,
+            pass_tokens(model),
             model.weight_bytes,
             model.sharding,
             model.lora_rank,

@@ -536,8 +536,10 @@ def _fix(result: ClassResidency, phase: Phase, by_name: Mapping[str, ComponentPl
 def _smaller(learner: ComponentPlan, excess: float) -> str:
     """The first setting of Roost's learner that saves so many GiB of a device while it learns; empty if none does."""
     model, size = learner.model, footprint(learner, None).active or 0.0
-    tokens, least = micro_batch_tokens(learner), max(learner.model.sequence or 0, LEAST_TOKENS)
+    tokens, least = micro_batch_tokens(learner), max(model.sequence or 0, model.longest or 0, LEAST_TOKENS)
     tried = [("write optimizer_cpu_offload: true in train", replace(model, optimizer_on_host=True))]
+    if not model.recomputes:
+        tried.insert(0, ("write activation_checkpointing: true in train", replace(model, recomputes=True)))
     while tokens // 2 >= least:
         tokens //= 2
         tried.append((f"write micro_batch_tokens: {tokens} in train", replace(model, tokens=tokens)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roost.config.engine_options import is_count
 from roost.config.findings import shown
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -122,6 +123,26 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         ties_embeddings=config.get("tie_word_embeddings") is True,
         **experts,
     )
+
+
+def model_positions(config: Mapping[str, Any] | None) -> tuple[int | None, bool]:
+    """Positions of a model, by its `config.json` (None: not known), and True if it scales them.
+
+    >>> model_positions({"max_position_embeddings": 4096}), model_positions(None)
+    ((4096, False), (None, False))
+    """
+    config = config or {}
+    text = config.get("text_config", config)
+    if not isinstance(text, Mapping):
+        return None, False
+    positions = text.get("max_position_embeddings")
+    scales = any(_factor(text.get(key)) != 1 for key in ("rope_scaling", "rope_parameters"))
+    return positions if is_count(positions) else None, scales
+
+
+def _factor(scaling: Any) -> float:
+    factor = scaling.get("factor", 1) if isinstance(scaling, Mapping) else 1
+    return factor if isinstance(factor, int | float) else 1
 
 
 def _experts(config: Mapping[str, Any], family: str, layers: int) -> dict[str, int]:

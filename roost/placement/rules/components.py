@@ -131,7 +131,7 @@ def _check_kv_cache(
     sizes_of_engine = engine_sizes(part)
     memory = engine_memory(shape, sizes_of_engine, min(sizes), fraction, part.model.weight_bytes)
     room = kv_tokens(shape, sizes_of_engine, memory.kv_cache, cached_bytes(part))
-    needed = part.model.sequence or 1
+    needed = part.model.longest or part.model.sequence or 1
     if room < needed:
         kind, narrower = (" in float32", f"{IN_16_BITS}, or ") if part.is_float32 else ("", "")
         weights = f"weights {memory.weights:.1f}{kind}"

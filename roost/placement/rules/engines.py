@@ -17,8 +17,9 @@ from roost.config.job import (
     read_model_config,
     resolve_model,
 )
-from roost.config.train import AdvantageEstimator, TrainSettings
+from roost.config.train import AdvantageEstimator, Objective, TrainSettings
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.shape import model_positions
 
 At = Callable[[str], Where]  # the place of a setting, or of a component
 ROLLOUT = "rollout"
@@ -48,8 +49,9 @@ def check_engines(
         )
     _check_options(settings.engine_options, at("engine_options"), findings)
     own = rollout.model.path if rollout is not None else None
-    _check_context(settings, own or settings.learner.model, at("engine_options"), findings)
-    _check_room(settings, at("engine_options"), findings)
+    model = own or settings.learner.model
+    _check_context(settings, model, at("engine_options"), findings)
+    _check_room(settings, model, at, findings)
     for where, model in models_of(settings, components, at):
         _check_model(model, where, findings)
         if trains and model_location(model) is ModelLocation.HUB and not is_in_hub_cache(model):
@@ -92,12 +94,9 @@ def _check_options(options: Mapping[str, Any], where: Where, findings: Findings)
 def _check_context(settings: TrainSettings, model: str, options: Where, findings: Findings) -> None:
     """A context longer than the model's positions; not judged where the model is not here, or scales its positions."""
     context, env = settings.engine_options.get("max_context"), settings.engine_options.get("env")
-    config = read_model_config(model) or {}
-    text = config.get("text_config", config)
-    positions = text.get("max_position_embeddings") if isinstance(text, Mapping) else None
-    if not isinstance(context, int) or not isinstance(positions, int) or context <= positions:
+    positions, scales = model_positions(read_model_config(model))
+    if not isinstance(context, int) or positions is None or context <= positions:
         return
-    scales = any(_factor(text.get(key)) != 1 for key in ("rope_scaling", "rope_parameters"))
     is_allowed = isinstance(env, Mapping) and any(name in env for name in LONGER_CONTEXT)
     if settings.engine == "torch" or not (scales or is_allowed):
         findings.error(
@@ -109,9 +108,20 @@ def _check_context(settings: TrainSettings, model: str, options: Where, findings
         )
 
 
-def _check_room(settings: TrainSettings, options: Where, findings: Findings) -> None:
-    """Warn of a context without room for a prompt before the longest completion."""
-    context, longest = settings.engine_options.get("max_context"), settings.sampling.max_new_tokens
+def _check_room(settings: TrainSettings, model: str, at: At, findings: Findings) -> None:
+    """Warn of a context, or of a model's positions, without room for a prompt before the longest completion."""
+    options, longest = at("engine_options"), settings.sampling.max_new_tokens
+    context = settings.engine_options.get("max_context")
+    if not is_count(context) and settings.objective is not Objective.SFT:
+        positions, scales = model_positions(read_model_config(model))
+        if positions is not None and positions <= longest and (settings.engine == "torch" or not scales):
+            findings.warn(
+                "RST-E012",
+                at("max_new_tokens"),
+                f"is {longest}, but the model has {positions} positions",
+                "they hold the prompt and the completion, so that no completion can have that many tokens",
+                f"write max_new_tokens less than {positions}",
+            )
     if not is_count(context) or context > longest:
         return
     prompt = settings.data.get("max_prompt_tokens")
@@ -125,11 +135,6 @@ def _check_room(settings: TrainSettings, options: Where, findings: Findings) -> 
         "it counts the prompt and the completion, so that no completion can have that many tokens",
         f"write {raised}, or lower max_new_tokens",
     )
-
-
-def _factor(scaling: Any) -> float:
-    factor = scaling.get("factor", 1) if isinstance(scaling, Mapping) else 1
-    return factor if isinstance(factor, int | float) else 1
 
 
 def _check_model(model: str, where: Where, findings: Findings) -> None:
