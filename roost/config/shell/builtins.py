@@ -135,6 +135,9 @@ class Builtins(ABC):
             match = re.match(r"([A-Za-z_]\w*)=", argument.prefix)
             if match is not None:
                 state.variables[match[1]] = argument.after(match.end())
+            elif argument.is_open and not argument.prefix and argument.unknown is not None:  # export $(cat .env)
+                unknown = argument.unknown
+                state.others = replace(unknown, reason=f"{unknown.shown}, which is not known, may give it", variable="")
         return True
 
     def _do_unset(self, arguments: list[Value], position: Position, state: State) -> Status:

@@ -104,6 +104,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("f() { echo $RANDOM; }; N=x$(f); show $N", "only where the script runs"),
         ("N=$(grep -v x /etc/hostname); show $N", "output of a command"),
         ("N=$(cat missing.txt); show $N", "output of a command"),
+        ("export $(cat missing.env | xargs); show $N", "$(cat missing.env | xargs), which is not known, may give it"),
         ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
         ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
         ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
