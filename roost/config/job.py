@@ -225,7 +225,7 @@ class MeshSizes:
         MeshSizes(replicate=2, shard=2, context=1, tensor=2, expert=1)
         """
         if ranks % (sizes.context * sizes.tensor):
-            raise ValueError(f"{ranks} ranks cannot be divided into {_groups_of(sizes)}")
+            raise ValueError(f"{ranks} ranks cannot be divided into {groups_of(sizes)}")
         # As in verl and RLinf, a size above the number of ranks means all of them.
         is_all = sizes.shard is None or sizes.shard >= ranks
         fsdp = ranks // sizes.tensor if is_all else sizes.shard or 1
@@ -277,7 +277,8 @@ class MeshSizes:
         return self.replicate * self.shard
 
 
-def _groups_of(sizes: ParallelSizes) -> str:
+def groups_of(sizes: ParallelSizes) -> str:
+    """The groups that compute the same samples: `context groups of 2 times tensor groups of 4`."""
     groups = {"context": sizes.context, "tensor": sizes.tensor}
     named = [f"{name} groups of {size}" for name, size in groups.items() if size > 1]
     return " times ".join(named)

@@ -890,6 +890,36 @@ def test_the_fix_names_sizes_of_fsdp_groups():
     ]
 
 
+@grid(
+    ("model", "fsdp", "what", "why"),
+    [
+        (
+            {"tensor_model_parallel_size": 8, "context_parallel_size": 2},
+            {},
+            "8 ranks cannot be divided into context groups of 2 times tensor groups of 8",
+            "tensor 8 * context 2 = 16; 8 is less than 16",
+        ),
+        (
+            {"context_parallel_size": 8},
+            {"fsdp_size": 4},
+            "FSDP groups of 4 ranks cannot be divided into context groups of 8",
+            "4 is less than 8; context groups lie within FSDP groups",
+        ),
+        (
+            {"tensor_model_parallel_size": 2},
+            {"fsdp_size": 3},
+            "8 ranks cannot be divided into FSDP groups of 3 times tensor groups of 2",
+            "8 % 6 = 2",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit_together_are_named_together(model, fsdp, what, why):
+    job = rlinf({"actor": "0-7", "rollout": "0-7"})
+    job["actor"] = {"training_backend": "fsdp", "model": model, "fsdp_config": fsdp}
+    findings = [finding for finding in found(job) if finding.code == "RST-T121"]
+    assert [(finding.what, finding.why) for finding in findings] == [(what, why)]
+
+
 def test_two_sizes_of_context_groups_are_refused():
     config = roll({"strategy_name": "vllm"}, {"strategy_name": "fsdp2_train", "strategy_config": {}})
     config["actor_train"]["model_args"] = {"ulysses_size": 2}

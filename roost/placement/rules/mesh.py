@@ -7,7 +7,7 @@ from functools import partial
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import Findings, Where, remainder
-from roost.config.job import ParallelSizes, Role, heads_divide, size_place
+from roost.config.job import ParallelSizes, Role, groups_of, heads_divide, size_place
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
@@ -82,12 +82,13 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
         findings.error("RST-T120", at("context"), what, fix=fix)
         return
-    if ranks % (sizes.tensor * sizes.context):
+    product = sizes.tensor * sizes.context
+    if ranks % product:
         findings.error(
             "RST-T121",
             at("tensor"),
-            f"{ranks} ranks cannot be divided into tensor groups of {sizes.tensor}",
-            f"{ranks} % (tensor {sizes.tensor} * context {sizes.context}) = {ranks % (sizes.tensor * sizes.context)}",
+            f"{ranks} ranks cannot be divided into {groups_of(sizes)}",
+            f"tensor {sizes.tensor} * context {sizes.context} = {product}; {remainder(ranks, product)}",
             "write sizes whose product divides the ranks",
         )
         return
@@ -95,13 +96,13 @@ def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -
     if shard < ranks and (shard % sizes.context or ranks % (shard * sizes.tensor)):
         usable = [size for size in range(sizes.context, largest, sizes.context) if largest % size == 0]
         fix = f"write {any_of(usable)}, or leave it out: {largest}" if usable else f"leave it out: {largest}"
-        findings.error(
-            "RST-T121",
-            at("shard"),
-            f"{ranks} ranks cannot be divided into FSDP groups of {shard}",
-            f"tensor {sizes.tensor}, context {sizes.context}; context groups lie within FSDP groups",
-            fix,
-        )
+        what = f"{ranks} ranks cannot be divided into FSDP groups of {shard}"
+        what += f" times tensor groups of {sizes.tensor}" if sizes.tensor > 1 else ""
+        why = remainder(ranks, shard * sizes.tensor)
+        if shard % sizes.context:
+            what = f"FSDP groups of {shard} ranks cannot be divided into context groups of {sizes.context}"
+            why = f"{remainder(shard, sizes.context)}; context groups lie within FSDP groups"
+        findings.error("RST-T121", at("shard"), what, why, fix)
         return
     copy = min(shard, largest) * sizes.tensor
     if copy % sizes.expert:
