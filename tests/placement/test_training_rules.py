@@ -613,7 +613,31 @@ def test_a_learner_with_pipeline_stages_is_an_error(devices):
     (finding,) = found(config)
     assert finding.severity is Severity.ERROR
     assert finding.what == "pipeline size 2, but Roost's learner has no pipeline stages"
-    assert finding.fix == "write pipeline size 1; tensor size 2 divides layers over as many ranks"
+    instead = "; tensor size 2 divides layers over as many ranks" if devices == 4 else ""
+    assert finding.fix == f"write pipeline size 1{instead}"
+
+
+@pytest.mark.parametrize(("stages", "fitting"), [(2, "2"), (3, "2 or 4"), (16, "2 or 4")])
+def test_stages_are_replaced_by_a_tensor_size_that_divides_the_model(stages, fitting, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+
+    def of(**sizes):
+        job = rlinf({"actor": "0-7", "rollout": "0-7"}, model=str(tmp_path))
+        return job | {"actor": {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), **sizes}}}
+
+    fixes = [finding.fix for finding in found(of(pipeline_model_parallel_size=stages)) if finding.code == "RST-T034"]
+    assert fixes == [f"write pipeline size 1; tensor size {fitting} divides layers over as many ranks"]
+    for size in fitting.split(" or "):
+        assert not [each for each in found(of(tensor_model_parallel_size=int(size))) if each.severity is Severity.ERROR]
+
+
+def test_an_expert_size_of_a_dense_model_is_told_that_it_has_no_experts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    job = rlinf({"actor": "0-7", "rollout": "0-7"}, model=str(tmp_path))
+    job["actor"] = {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), "expert_model_parallel_size": 3}}
+    (finding,) = (each for each in found(job) if each.severity is Severity.ERROR)
+    assert (finding.code, finding.fix) == ("RST-T123", "write expert size 1")
+    assert finding.what == "expert size 3, but a model of type qwen2 has no experts"
 
 
 @pytest.mark.parametrize(

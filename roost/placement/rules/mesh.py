@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from roost.cluster.hardware.accelerator import AcceleratorType
@@ -32,13 +33,13 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
     ranks = part.world_size if ranks is None else ranks
     shape = known_shape(part)
     at = partial(size_place, place, part.written_name)
-    reads_images = "vision_config" in (part.model.config or {})
-    _check_pipeline(part.parallel, shape is not None and shape.family in EXPERT_FAMILIES, reads_images, at, findings)
-    _check_ranks(part.parallel, ranks, at, findings)
+    _check_pipeline(part, shape, ranks, at, findings)
+    sizes = part.parallel if shape is None else _check_has_experts(shape, part.parallel, at, findings)
+    _check_ranks(sizes, ranks, at, findings)
     if shape is not None:
-        _check_context(shape, part.parallel, ranks, at, findings)
+        _check_context(shape, sizes, ranks, at, findings)
         _check_tensor(part, shape, ranks, at, findings)
-        _check_experts(shape, part.parallel, ranks, at, findings)
+        _check_experts(shape, sizes, ranks, at, findings)
 
 
 def has_mesh(part: ComponentPlan, ranks: int) -> bool:
@@ -60,20 +61,43 @@ def most_ranks(part: ComponentPlan, ranks: int) -> int:
     return next((count for count in range(most, 0, -size) if has_mesh(part, count)), 0)
 
 
-def _check_pipeline(sizes: ParallelSizes, is_mixture: bool, reads_images: bool, at: At, findings: Findings) -> None:
+def _check_pipeline(part: ComponentPlan, shape: ModelShape | None, ranks: int, at: At, findings: Findings) -> None:
+    sizes = part.parallel
     if sizes.pipeline > 1:
-        instead = f"tensor size {sizes.tensor * sizes.pipeline} divides layers over as many ranks"
-        if is_mixture:  # a tensor size would need a multiple of it as expert size
-            instead = "an expert size divides the experts of a mixture, a context size its tokens"
-        if reads_images:
-            instead = "FSDP alone shards a model that reads images"
         findings.error(
             "RST-T034",
             at("pipeline"),
             f"pipeline size {sizes.pipeline}, but Roost's learner has no pipeline stages",
             "it shards all layers over its ranks (FSDP), which needs no more memory than stages do",
-            f"write pipeline size 1; {instead}",
+            "; ".join(["write pipeline size 1", *_instead_of_stages(part, shape, ranks)]),
         )
+
+
+def _instead_of_stages(part: ComponentPlan, shape: ModelShape | None, ranks: int) -> list[str]:
+    """What divides the layers of this model; nothing where FSDP alone does."""
+    if "vision_config" in (part.model.config or {}):
+        return ["FSDP alone shards a model that reads images"]
+    if (
+        shape is not None and shape.family in EXPERT_FAMILIES
+    ):  # a tensor size would need a multiple of it as expert size
+        return ["an expert size divides the experts of a mixture, a context size its tokens"]
+    wanted = part.parallel.tensor * part.parallel.pipeline
+    if shape is None:
+        return [] if ranks % wanted else [f"tensor size {wanted} divides layers over as many ranks"]
+    without = replace(part, parallel=replace(part.parallel, pipeline=1))
+    fitting = [size for size in tensor_sizes(without, shape, ranks) if size > 1]
+    if wanted in fitting:
+        fitting = [wanted]
+    return [f"tensor size {any_of(fitting)} divides layers over as many ranks"] if fitting else []
+
+
+def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Findings) -> ParallelSizes:
+    """The sizes that remain to be checked: of a model without experts, those without an expert size."""
+    if sizes.expert == 1 or shape.experts:
+        return sizes
+    what = f"expert size {sizes.expert}, but a model of type {shape.family} has no experts"
+    findings.error("RST-T123", at("expert"), what, fix="write expert size 1")
+    return replace(sizes, expert=1)
 
 
 def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
@@ -156,14 +180,7 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
     size, mesh = sizes.expert, mesh_of(sizes, ranks)
     if size == 1 or mesh is None:
         return
-    if not shape.experts:
-        findings.error(
-            "RST-T123",
-            at("expert"),
-            f"expert size {size}, but a model of type {shape.family} has no experts",
-            fix="write expert size 1",
-        )
-    elif shape.experts % size:
+    if shape.experts % size:
         findings.error(
             "RST-T123",
             at("expert"),
@@ -172,7 +189,7 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
             f"write an expert size that divides {shape.experts}",
         )
     for rows in (2 * shape.expert_feed_forward, shape.hidden):
-        if shape.experts and rows % mesh.expert_shards:
+        if rows % mesh.expert_shards:
             findings.error(
                 "RST-T123",
                 at("expert"),
