@@ -112,6 +112,10 @@ def try_plan(
     places = {component.name: component.where for component in job.components}
     places |= {key: job.source.where(("rl", key)) for key in (*MEMORY_KEYS, "async_rollouts")}
     places["max_gpu_mem_utilization"] = job.source.where(("llm", "max_gpu_mem_utilization"))
+    if job.training is not None and job.training.max_staleness:
+        from roost.config.train_read import setting_location
+
+        places["max_staleness"] = setting_location("max_staleness", job)
     settings = ResidencySettings.of(job.notation, job.settings)
     if job.training is not None and job.training.learner.activation_checkpointing == AUTO:
         components = _with_checkpoints(job, components, machines, settings, findings)

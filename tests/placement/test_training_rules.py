@@ -1044,3 +1044,19 @@ def test_a_size_that_does_not_divide_is_found_at_its_key(text, code, place, tmp_
     source = load(Path("job.yaml"), [], findings)
     try_plan(read_job(source, findings, None, trains=True), findings)
     assert [str(each.where) for each in findings.errors if each.code == code] == [place]
+
+
+@grid(
+    ("config", "how"),
+    [
+        (rlinf({"actor": "0-7", "rollout": "0-7"}, max_staleness=1), " (max_staleness: 0 in train)"),
+        (roll({"strategy_name": "vllm"}) | {"async_generation_ratio": 1}, " (async_generation_ratio: 0)"),
+    ],
+)
+def test_the_fix_of_generation_beside_learning_is_the_key_that_the_job_has(config, how):
+    if "cluster" in config:
+        config["actor"] = {"training_backend": "fsdp", "offload_weight": True, "offload_optimizer": True}
+    else:
+        config["actor_infer"]["device_mapping"] = "list(range(0,4))"
+    [finding] = [each for each in found(config) if each.code == "RST-P034"]
+    assert finding.fix == f"give rollout devices of its own, or generate synchronously{how}"

@@ -155,7 +155,6 @@ def _check_async(
     if not residency.is_async or notation is Notation.LOOP:
         return
     turns = [held for held in residency.classes if held.decision is not Decision.KEEP]
-    key = " (async_generation_ratio: 0)" if notation is Notation.ROLL else ""
     shared = np.concatenate([held.device_class.devices for held in turns]) if turns else np.zeros(0, np.int64)
     for part in components:
         if not takes_policy(part.name, part.role) or not len(part.table.device_nodes) or not len(shared):
@@ -166,8 +165,16 @@ def _check_async(
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
                 f"{turns[0].reason}, and both would need them at the same time",
-                f"give rollout devices of its own, or generate synchronously{key}",
+                f"give rollout devices of its own, or generate synchronously{_how(notation, places)}",
             )
+
+
+def _how(notation: Notation, places: Mapping[str, Where]) -> str:
+    """The key of the job that turns asynchronous generation off, where it is one."""
+    staleness = places.get("max_staleness", Where())
+    if staleness.path[:1] == ("train",):
+        return " (max_staleness: 0 in train)"
+    return " (async_generation_ratio: 0)" if notation is Notation.ROLL else ""
 
 
 def _check_sizes(
