@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -113,7 +114,7 @@ def read_training(
     if "train" not in root and not trains:
         return None, ()
     train = root.mapping("train") or root.below("train")
-    train.refuse_unknown_keys(SETTINGS)
+    train.refuse_unknown_keys((*SETTINGS, *_refuse_sizes(train, job.notation)))
     values: Values = dict(derived(root, job))
     written: dict[str, Where] = {}
     for name, setting in SETTINGS.items():
@@ -162,6 +163,40 @@ def read_training(
         return None, ()
     settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
+
+
+_SIZE = re.compile(
+    r"(tensor|pipeline|context|expert|sequence)(_model)?_parallel(_size)?|fsdp_size|(tp|pp|cp|ep)(_size)?"
+)
+_ROLE = "strategy_args.strategy_config"
+# Where sizes of the learner and of engines are written.
+_SIZES: Mapping[Notation, tuple[str, str]] = {
+    Notation.RLINF: ("actor.model", "rollout"),
+    Notation.ROLL: (f"actor_train.{_ROLE}", f"actor_infer.{_ROLE}"),
+}
+# Names of sizes there, by the first two letters of a key that `_SIZE` matches.
+_NAMES = {
+    **dict.fromkeys(("te", "tp"), "tensor_model_parallel_size"),
+    **dict.fromkeys(("pi", "pp"), "pipeline_model_parallel_size"),
+    **dict.fromkeys(("co", "se", "cp"), "context_parallel_size"),
+    **dict.fromkeys(("ex", "ep"), "expert_model_parallel_size"),
+    "fs": "fsdp_size",
+}
+
+
+def _refuse_sizes(train: Section, notation: Notation) -> list[str]:
+    """The parallel sizes that the section has, each with a finding: they belong to the components."""
+    sizes = [key for key in map(str, train.values) if key not in SETTINGS and _SIZE.fullmatch(key)]
+    for key in sizes:
+        fix = "write it where the job places its processes"
+        if notation in _SIZES:
+            (learner, engine), name = _SIZES[notation], _NAMES[key[:2]]
+            learner = "actor.fsdp_config" if (notation, name) == (Notation.RLINF, "fsdp_size") else learner
+            fix = f"write {learner}.{name} for the learner"
+            fix += f", {engine}.tensor_parallel_size for engines" if name.startswith("tensor") else ""
+        why = "parallel sizes belong to the components, not to train"
+        train.findings.error("RST-C023", train.where(key), "is not a key Roost knows", why, fix)
+    return sizes
 
 
 def _note_idle_keys(values: Values, place: Where, root: Section) -> None:

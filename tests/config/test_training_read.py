@@ -440,3 +440,21 @@ def test_supervised_training_says_that_a_teacher_of_another_objective_is_used():
     assert found["RST-T081"].what == "coef is not used"
     assert found["RST-T081"].why.endswith("is used for distillation on the given completions, with weight 0.5")
     assert "train.rollout_logprobs, train.request_seeds are not used" in found["RST-T043"].what
+
+
+@grid(
+    ("key", "fix"),
+    [
+        (
+            "tensor_parallel_size",
+            "write actor.model.tensor_model_parallel_size for the learner, rollout.tensor_parallel_size for engines",
+        ),
+        ("context_parallel_size", "write actor.model.context_parallel_size for the learner"),
+        ("ep", "write actor.model.expert_model_parallel_size for the learner"),
+        ("fsdp_size", "write actor.fsdp_config.fsdp_size for the learner"),
+    ],
+)
+def test_parallel_sizes_in_train_are_told_where_they_belong(key, fix):
+    _, findings = read(config_of(**{key: 2}))
+    (finding,) = findings.found
+    assert (finding.code, finding.where.path, finding.fix) == ("RST-C023", ("train", key), fix)
