@@ -430,6 +430,7 @@ class Job:
         default_factory=dict
     )  # component -> component whose process 0 starts and stops it
     training: TrainSettings | None = None  # where the config says how to train, not only where
+    trains: bool = False  # read to be trained by Roost, not only planned
     resolved: tuple[ResolvedSetting, ...] = ()  # the training settings with their origins
     keys: tuple[KeyUse, ...] = ()  # every key of the config, and what becomes of it
     warnings: tuple[Finding, ...] = ()

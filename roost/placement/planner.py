@@ -278,16 +278,23 @@ def _model_use(component: Component, training: TrainSettings | None) -> ModelUse
     )
 
 
-def _with_copies(component: Component) -> Component:
-    """The component as Roost's learner runs it, which has a mesh of copies (HSDP) where a job shards nothing."""
-    if component.role not in (Role.LEARNER, Role.SCORER) or component.model.sharding is not Sharding.NONE:
+def _as_run(component: Component, trains: bool) -> Component:
+    """The component as Roost's learner runs it, with FSDP, on a mesh of copies (HSDP) where a job shards nothing.
+
+    Plans that Roost is not to train show Megatron's way.
+    """
+    sharding = component.model.sharding
+    is_other = sharding is Sharding.NONE or (sharding is Sharding.OPTIMIZER and trains)
+    if component.role not in (Role.LEARNER, Role.SCORER) or not is_other:
         return component
-    sizes = replace(component.parallel, shard=component.parallel.context)  # it counts ranks of context groups
+    sizes = component.parallel
+    if sharding is Sharding.NONE:
+        sizes = replace(sizes, shard=sizes.context)  # it counts ranks of context groups
     return replace(component, parallel=sizes, model=replace(component.model, sharding=Sharding.FULL))
 
 
 def _component_plan(placed: PlacedComponent, job: Job, registry: HardwareRegistry) -> ComponentPlan:
-    component = placed.component if job.training is None else _with_copies(placed.component)
+    component = placed.component if job.training is None else _as_run(placed.component, job.trains)
     return ComponentPlan(
         component.name,
         component.written_name,

@@ -736,3 +736,24 @@ def test_no_fix_is_below_the_longest_sample(model):
         try_plan(config | {"train": {**train, "max_new_tokens": longest}}, findings, machines(46))
         (finding,) = (each for each in findings.errors if each.code == "RST-M004")
         assert ("write micro_batch_tokens" in finding.fix) == advises
+
+
+def test_a_megatron_job_is_trained_with_the_memory_of_fsdp(model):
+    def planned(backend, trains, memory=900):
+        config = rlinf(
+            {"actor": "0-3", "rollout": "4-7"}, {"model": {"model_path": model}, "training_backend": backend}
+        )
+        config["train"] = {"task": {"_target_": "my_tasks.Sums"}}
+        findings = Findings()
+        return try_plan(config, findings, machines(memory), trains=trains), findings
+
+    def needed(backend, trains):
+        plan, _ = planned(backend, trains)
+        return footprint(plan["actor"], None).active
+
+    assert needed("megatron", trains=True) == needed("fsdp", trains=True) == needed("fsdp", trains=False)
+    assert needed("megatron", trains=False) > needed("fsdp", trains=True) + 20
+    for trains in (False, True):
+        _, findings = planned("megatron", trains, memory=30)
+        (finding,) = (each for each in findings.errors if each.code == "RST-M004")
+        assert ("the memory of Megatron, not of roost train" in finding.why) is not trains

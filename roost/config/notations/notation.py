@@ -88,6 +88,7 @@ def read_job(
     return replace(
         job,
         training=training,
+        trains=trains,
         resolved=resolved,
         keys=uses,
         settings={**job.settings, **staleness},
@@ -128,6 +129,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
     return replace(
         job,
         training=training,
+        trains=trains,
         resolved=resolved,
         keys=uses,
         warnings=root.findings.warnings,

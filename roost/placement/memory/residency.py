@@ -10,7 +10,7 @@ import numpy as np
 
 from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Findings, Where
-from roost.config.job import Notation, Role
+from roost.config.job import Notation, Role, Sharding
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import IN_16_BITS, ComponentPlan
 from roost.placement.memory.model import (
@@ -497,9 +497,19 @@ def _check_fit(
         "RST-M004",
         places.get(largest, Where(path=(largest,))),
         f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
-        spelled_sum(parts),
+        "; ".join([spelled_sum(parts), *_of_megatron([by_name[name] for name, _ in components])]),
         narrower + _fix(result, phase, by_name, used - memory),
     )
+
+
+def _of_megatron(components: Sequence[ComponentPlan]) -> list[str]:
+    """A note that the memory of these components is that of Megatron, where it is."""
+    named = [
+        part.name
+        for part in components
+        if part.model.sharding is Sharding.OPTIMIZER and "megatron" in (part.model.strategy or "")
+    ]
+    return [f"{' and '.join(named)} with the memory of Megatron, not of roost train, which has FSDP"] if named else []
 
 
 def spelled_sum(sizes: Iterable[tuple[str, float]]) -> str:
