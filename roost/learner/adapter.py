@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from roost.config.train import AdapterSettings
-from roost.placement.memory.shape import CONVERTED_BY_PEFT
+from roost.placement.memory.shape import CONVERTED_BY_PEFT, is_named, unmatched
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -41,23 +41,24 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, dtype: torch.
 def adapted_layers(model: PreTrainedModel, named: Sequence[str] = ()) -> list[str]:
     """Paths of the linear layers that get an adapter: those whose path ends with a name, or all but the last.
 
-    Routers and routed experts are no linear layers. Raise ValueError if there are none, or a name stands for experts.
+    Routers and routed experts are no linear layers. Raise ValueError if there are none, or a name stands for none.
     """
     last = model.get_output_embeddings()
     linear = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not last]
     if model.config.model_type in CONVERTED_BY_PEFT:
         linear = [path for path in linear if not path.endswith(DENSE_PARTS)]
-    found = {name: [path for path in linear if f".{path}".endswith(f".{name}")] for name in named}
-    missing = sorted(name for name, paths in found.items() if not paths)
-    if missing and any(".experts." in name for name, _ in model.named_parameters()):
+    missing = unmatched(named, linear)
+    if missing:
+        is_mixture = any(".experts." in name for name, _ in model.named_parameters())
+        why = ", and experts, and dense layers beside them, get no adapter" if is_mixture else ""
+        has = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
         raise ValueError(
-            f"lora_target_modules has {', '.join(missing)}, but no linear layer of the model is called so, and "
-            "experts, and dense layers beside them, get no adapter; leave them out"
+            f"lora_target_modules has {', '.join(missing)}, but no linear layer of the model is called so{why}; "
+            f"leave them out; it has {has}"
         )
-    chosen = sorted({path for paths in found.values() for path in paths}) if named else linear
-    if not chosen:
-        raise ValueError(f"the model has none of the layers that the adapter is for: {list(named)}")
-    return chosen
+    if not linear:
+        raise ValueError("the model has no linear layer for an adapter")
+    return sorted(path for path in linear if any(is_named(path, name) for name in named)) if named else linear
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from roost.config.train import AdapterSettings
 from roost.engines.tiny_model import write_tiny_model
+from roost.learner.adapter import adapted_layers
 from roost.learner.learner import Learner
 from roost.learner.model import whole_bytes
+from roost.placement.memory.shape import adaptable_layers, shape_from_config
 from tests.learner.random_samples import CPU, assert_equal, random_samples, settings_of, totals_of
 
 SAMPLES = random_samples(12, 5, 9, 40)
@@ -140,3 +142,23 @@ def test_routed_experts_named_for_an_adapter_are_refused(models):
     named = AdapterSettings(lora_rank=4, lora_target_modules=("q_proj", "gate_proj", "up_proj"))
     with pytest.raises(ValueError, match="has gate_proj, up_proj, but no linear layer"):
         Learner(settings_of(models("qwen3_moe"), adapter=named), CPU)
+
+
+@pytest.mark.parametrize("names", [("q_prj", "v_proj"), ("q_prj",), ("proj",)])
+def test_a_name_that_stands_for_no_layer_is_refused(learner, names):
+    missing = names[0]
+    with pytest.raises(ValueError, match=f"has {missing}, but no linear layer of the model is called so; .*q_proj"):
+        learner(adapter=AdapterSettings(lora_rank=4, lora_target_modules=names))
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        *(("llama", {}), ("mistral", {}), ("qwen2", {}), ("qwen3", {}), ("mixtral", {}), ("qwen2_moe", {})),
+        ("qwen3_moe", {}),
+    ],
+)
+def test_checks_before_launch_know_the_layers(models, family, config):
+    model = AutoModelForCausalLM.from_pretrained(models(family, **config))
+    planned = adaptable_layers(shape_from_config(model.config.to_dict()))
+    assert sorted(planned) == sorted(adapted_layers(model))

@@ -1060,3 +1060,42 @@ def test_the_fix_of_generation_beside_learning_is_the_key_that_the_job_has(confi
         config["actor_infer"]["device_mapping"] = "list(range(0,4))"
     [finding] = [each for each in found(config) if each.code == "RST-P034"]
     assert finding.fix == f"give rollout devices of its own, or generate synchronously{how}"
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "missing"),
+    [
+        ("qwen3", ["q_prj", "v_proj"], "q_prj"),
+        ("qwen3", ["q_proj", "mlp.up_proj", "layers.0.self_attn.k_proj"], None),
+        ("qwen3", ["experts"], "experts"),
+        ("qwen3_moe", ["q_proj", "experts"], "experts"),
+        ("qwen3_moe", ["q_proj", "gate"], "gate"),
+        ("qwen3_moe", ["gate_up_proj", "up_proj"], "gate_up_proj, up_proj"),
+        ("qwen3_moe", ["q_proj"], None),
+        ("unknown", ["q_prj"], None),
+    ],
+)
+def test_an_adapter_names_layers_of_the_model(tmp_path, family, names, missing):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = {"model_type": family, "vocab_size": 64, "num_key_value_heads": 2, **sizes, **experts}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "rollout": 1}},
+        "actor": {"model": {"model_path": str(tmp_path)}},
+        "train": {"task": {"_target_": "my_tasks.Sums"}, "lora_rank": 4, "lora_target_modules": names},
+    }
+    findings = Findings()
+    try_plan(job, findings)
+    found = [each.what for each in findings.errors if each.code == "RST-T161"]
+    assert found == ([] if missing is None else [f"has {missing}, but no linear layer of the model is called so"])
+
+
+def test_settings_of_no_adapter_are_idle():
+    job = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor": 0, "rollout": 1}},
+        "train": {"task": {"_target_": "my_tasks.Sums"}, "model": "org/model", "lora_alpha": 32},
+    }
+    findings = Findings()
+    try_plan(job, findings)
+    assert [each.where.path[-1] for each in findings.warnings if each.code == "RST-T094"] == ["lora_alpha"]

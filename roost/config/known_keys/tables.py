@@ -82,7 +82,9 @@ def as_reported(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...
     """The keys, where those that a warning says are not followed have its reason."""
     unfollowed = {found.where.path: found for found in findings.warnings if found.code == "RST-T014"}
     reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
-    return tuple(replace(use, known=reasons.get(use.where.path, use.known)) for use in uses)
+    return tuple(
+        replace(use, known=reasons[use.where.path], places=False) if use.where.path in reasons else use for use in uses
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,6 +362,23 @@ def _adapter_rank(model: Section) -> int | None:
     return int(first_number((model, "lora_rank")) or DEFAULT_ADAPTER_RANK)
 
 
+def adapter_rank(root: Section, rank: int | None) -> int | None:
+    """The adapter's rank of a job that trains; a `lora_rank` that `is_lora` does not switch on has a finding."""
+    model, train = root.below("actor", "model"), root.below("train")
+    written, own = first_number((model, "lora_rank")), train.values.get("lora_rank")
+    if rank is not None or written is None:
+        return rank
+    if own is not None and (own != written or "is_lora" in model):
+        says = f"lora_rank is {written:g}" if own != written else f"is_lora is {shown(model.values.get('is_lora'))}"
+        fix = f"write actor.model.is_lora: true and lora_rank: {shown(own)}, or keep one of the two"
+        train.error("RST-T008", "lora_rank", f"is {shown(own)}, but in actor.model {says}", fix=fix)
+    elif own is None and "is_lora" not in model:
+        why = "is_lora switches the adapter on, and is not written: all weights are trained"
+        fix = "write is_lora: true beside it, or remove it"
+        model.findings.warn("RST-T014", model.where("lora_rank"), "has no effect", why, fix)
+    return None
+
+
 def _sharding(own: Section) -> Sharding:
     """Megatron's where the job names it. RLinf refuses a job without a backend; Roost trains it with its learner."""
     if own.values.get("training_backend") == MEGATRON:

@@ -9,7 +9,7 @@ from typing import Any
 from roost.config.findings import shown
 from roost.config.job import Job, first_number
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
-from roost.config.notations.rlinf import MEGATRON, recomputes_of
+from roost.config.notations.rlinf import MEGATRON, adapter_rank, recomputes_of
 from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS, tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
@@ -105,7 +105,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "min_learning_rate": ("actor.optim.min_lr", "actor.optim.min_lr_rate", "actor.lr_sched.min_lr"),
     "minibatch_size": ("algorithm.n_minibatches", "actor.global_batch_size"),
     "model": ("actor.model.model_path", "rollout.model.model_path"),
-    "lora_rank": ("actor.model.lora_rank",),
+    "lora_rank": ("actor.model.is_lora", "actor.model.lora_rank"),
     "compute_dtype": ("actor.model.precision",),
     "activation_checkpointing": ("actor.fsdp_config.gradient_checkpointing", "actor.model.recompute_granularity"),
     "engine": ("rollout.rollout_backend",),
@@ -166,7 +166,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_schedule(actor, _steps_per_step(root, count)),
         "minibatches": count,
         "minibatch_size": actor.whole_number("global_batch_size", 1) if count is None else None,
-        "lora_rank": lora_rank(job),
+        "lora_rank": adapter_rank(root, lora_rank(job)),
         "compute_dtype": compute_dtype(actor.below("model").values.get("precision")),
         "activation_checkpointing": recomputes_of(actor),
         "eval_every": interval(runner, "val_check_interval"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,36 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         ties_embeddings=config.get("tie_word_embeddings") is True,
         **experts,
     )
+
+
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+FEED_FORWARD = tuple(f"{name}_proj" for name in ("gate", "up", "down"))
+
+
+def adaptable_layers(shape: ModelShape) -> list[str]:
+    """Paths of the linear layers that may get an adapter.
+
+    Where some layers have experts and some do not, all layers are given both; routers and routed experts get none.
+    """
+    dense = shape.expert_layers < shape.layers and shape.family not in CONVERTED_BY_PEFT
+    parts = [*ATTENTION, *(f"mlp.{name}" for name in FEED_FORWARD if dense)]
+    if shape.shared_feed_forward:
+        parts += [*(f"mlp.shared_expert.{name}" for name in FEED_FORWARD), "mlp.shared_expert_gate"]
+    return [f"model.layers.{layer}.{part}" for layer in range(shape.layers) for part in parts]
+
+
+def is_named(path: str, name: str) -> bool:
+    """Return True if a layer's path ends with a name.
+
+    >>> is_named("model.layers.0.mlp.up_proj", "up_proj"), is_named("model.layers.0.mlp.up_proj", "proj")
+    (True, False)
+    """
+    return f".{path}".endswith(f".{name}")
+
+
+def unmatched(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Names that no path ends with."""
+    return sorted(name for name in names if not any(is_named(path, name) for path in paths))
 
 
 def model_positions(config: Mapping[str, Any] | None) -> tuple[int | None, bool]:

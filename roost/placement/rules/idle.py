@@ -139,6 +139,12 @@ IDLE = (
         "write lr_scheduler_type: wsd, or remove it",
     ),
     Idle(
+        ("lora_alpha", "lora_target_modules"),
+        lambda settings: settings.learner.adapter is None,
+        "there is no adapter",
+        "write lora_rank: 16, or remove it",
+    ),
+    Idle(
         ("discount_level",),
         lambda settings: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
         "advantage_estimator is gae: a critic's values are by token",

@@ -28,6 +28,7 @@ from roost.config.train import (
 )
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import UnknownShape, shape_from_config
+from roost.placement.rules.adapters import check_adapter
 from roost.placement.rules.levels import check_levels
 from roost.placement.rules.mesh import (
     check_experts,
@@ -460,6 +461,7 @@ def _trains_a_whole_model(settings: TrainSettings) -> bool:
 def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
     for part in parts.values():
         check_mesh(part, at(part.name), findings)
+    check_adapter(settings, parts, at, findings)
     rates = {
         "learning_rate": settings.learner.optimizer.learning_rate,
         "critic_learning_rate": settings.critic_learning_rate or 0.0,
