@@ -29,6 +29,7 @@ class Launch:
     program: str  # the module or file that is started
     position: Position
     written: Mapping[Path, str] = field(default_factory=dict)  # files that the script writes before
+    added: frozenset[KeyPath] = frozenset()  # keys that a user adds to the program's own: +a.b=c
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Arguments:
     unknown: list[Value] = field(default_factory=list)
     stray: list[Value] = field(default_factory=list)  # words that are neither a key nor a value
     empty: dict[KeyPath, Position] = field(default_factory=dict)  # keys with nothing after the =
+    added: set[KeyPath] = field(default_factory=set)  # overrides `+a.b=c`, which add a key to the program's own
 
     def set(self, path: KeyPath, value: Any, position: Position) -> None:
         """Set a key as an override does: what stood below it is gone."""
@@ -146,6 +147,8 @@ def read_overrides(words: Sequence[Value]) -> Arguments:
             else:
                 value = word.after(match.end())
                 found.set(path, resolved(value), word.position)
+                if match[1] == "+":
+                    found.added.add(path)
                 if not value.parts:
                     found.empty[path] = word.position
         option = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from roost.config.findings import counted, did_you_mean
 from roost.config.job import Notation
+from roost.config.known_keys.placement_words import is_read, meaning, nearest
 from roost.config.known_keys.tables import PLACING, Effect, Entry, KeyUse, Known
 from roost.config.source import Section
 
@@ -51,12 +52,23 @@ def framework_keys(
         places = written in plain or any(fnmatchcase(written, pattern) for pattern in wild)
         parent, _, name = written.rpartition(".")
         siblings = [one.rpartition(".")[2] for one in placing if one.rpartition(".")[0] == parent and "*" not in one]
-        hint = "" if places else did_you_mean(name, siblings, NEAR_MISS)
+        hint = "" if places else did_you_mean(name, siblings, NEAR_MISS) or _unread(path, root, notation, placing)
         known = _known(written, followed) if followed else unread
         value: Any = root.below(*path[:-1]).values.get(path[-1])
         is_set = not followed or known.changes(value)
         uses.append(KeyUse(root.where(*path), PLACING if places else known, places, is_set, hint))
     return tuple(uses)
+
+
+def _unread(path: tuple[str, ...], root: Section, notation: Notation, placing: Sequence[str]) -> str:
+    """Why a key that speaks of placement has no part in it; empty for other keys, and for additions of a user's own."""
+    written, launch = ".".join(path), root.source.launch
+    is_own = len(path) > 1 and path[0] not in {key.partition(".")[0] for key in placing}
+    is_own = is_own or (launch is not None and path in launch.added)
+    if is_own or not meaning(written) or is_read(written, notation):
+        return ""
+    near = nearest(written, placing, notation)
+    return f"did you mean {near}?" if near else f"{notation.program} reads no such key"
 
 
 def _known(written: str, followed: Following) -> Known:
@@ -86,7 +98,8 @@ def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notat
     """A warning for keys that are nearly ones for placing, and the others: one by one where the job is trained."""
     for use in uses:
         if use.hint:
-            root.findings.warn("RST-C023", use.where, "is not a key that places", use.hint, "correct the key")
+            what = f"is not a key that {notation.program} reads for placement"
+            root.findings.warn("RST-C023", use.where, what, use.hint, "correct the key, or remove it")
     if is_trained:
         _report_unfollowed(uses, root)
         return

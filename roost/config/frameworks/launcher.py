@@ -72,7 +72,8 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
     read = framework.beside(framework.base(job.start, findings), reading)
     _report_unknown(read, findings)
     written = {path: text for path, value in job.command.written.items() if (text := value.known) is not None}
-    launch = Launch(job.entry.notation.value, job.start.program, job.command.position, written)
+    added = frozenset(job.arguments.added)
+    launch = Launch(job.entry.notation.value, job.start.program, job.command.position, written, added)
     return Source(read.values, str(file), {**read.positions, (): job.command.position}, launch)
 
 

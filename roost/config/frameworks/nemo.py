@@ -66,12 +66,13 @@ PLACING = tuple(
         policy.{automodel_cfg,dtensor_cfg}.{lora_cfg.enabled,lora_cfg.dim,expert_parallel_size,context_parallel_size}
         policy.megatron_cfg.{peft.enabled,peft.dim,context_parallel_size,expert_tensor_parallel_size}
         policy.{sequence_packing,dynamic_batching}.{enabled,train_mb_tokens}
-        policy.generation.{backend,max_new_tokens,colocated.*}
+        policy.generation.{backend,max_new_tokens} policy.generation.colocated.{enabled,resources.gpus_per_node}
+        policy.generation.colocated.resources.num_nodes
         policy.generation.{vllm_cfg,trtllm_cfg}.{tensor_parallel_size,pipeline_parallel_size,expert_parallel_size}
         policy.generation.{vllm_cfg,trtllm_cfg}.{gpu_memory_utilization,moe_tensor_parallel_size,moe_expert_parallel_size}
         policy.generation.sglang_cfg.{gpus_per_server,mem_fraction_static,tp_size}
         policy.generation.sglang_cfg.sglang_server_config.{num_gpus,num_gpus_per_engine}
-        env.reward_model.{model_name,resources.*}
+        env.reward_model.{model_name,resources.gpus_per_node,resources.num_nodes}
         env.reward_model.{automodel_cfg,dtensor_cfg}.{tensor,context}_parallel_size
         env.nemo_gym.num_gpu_nodes data.{train,validation,default}.env_name data.env_name
         value.model_name value.{automodel_cfg,dtensor_cfg,megatron_cfg}.{enabled,*_parallel_size}

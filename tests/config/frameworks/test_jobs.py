@@ -989,6 +989,87 @@ def test_numbers_that_are_not_known_are_not_compared(command, code, tmp_path):
     assert about_placement == [code]
 
 
+SKYRL = "python3 -m skyrl.train.entrypoints.main_base trainer.algorithm.use_kl_loss=false"
+OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 8 --train.colocate_all"
+NEMO = {"cluster": {"num_nodes": 1, "gpus_per_node": 8}, "policy": {"generation": {"backend": "vllm"}}}
+AREAL = {"rollout": {"backend": "sglang:d4"}, "actor": {"backend": "fsdp:d4"}}
+PRIME = {"deployment": {"num_train_gpus": 4, "num_infer_gpus": 4}, "trainer": {}, "orchestrator": {}, "inference": {}}
+
+
+def wrong_keys(file):
+    findings = Findings()
+    read_job(load(file, (), findings), findings)
+    return {found.where.key_path: found.why for found in findings.found if found.code == "RST-C023"}
+
+
+@grid(
+    ("command", "key", "meant"),
+    [
+        (
+            f"{VERL} actor_rollout_ref.rollout.tensor_parallel_size=8",
+            "tensor_parallel_size",
+            "tensor_model_parallel_size",
+        ),
+        (f"{VERL} actor_rollout_ref.rollout.tp_size=8", "tp_size", "tensor_model_parallel_size"),
+        (f"{VERL} ++trainer.num_nodes=4", "trainer.num_nodes", "trainer.nnodes"),
+        (f"{VERL} nnodes=4", "nnodes", "trainer.nnodes"),
+        (f"{SKYRL} trainer.placement.num_nodes=2", "num_nodes", "trainer.placement.policy_num_nodes"),
+        (f"{SKYRL} trainer.placement.num_gpus_per_node=8", "num_gpus_per_node", "placement.policy_num_gpus_per_node"),
+        (f"{SKYRL} generator.inference_engine.tp=2", "tp", "generator.inference_engine.tensor_parallel_size"),
+        (f"{OPENRLHF} --vllm.tp 2", "--vllm.tp", "--vllm.tensor_parallel_size"),
+        (f"{OPENRLHF} --num_nodes 4", "--num_nodes", "--actor.num_nodes"),
+        (f"{SLIME} --colocate --num-nodes 4", "--num-nodes", "--actor-num-nodes"),
+        (f"{SLIME} --colocate --rollout-tp 4", "--rollout-tp", "--rollout-num-gpus-per-engine"),
+        ("torchrun train_grpo.py --use_vllm --vllm_tp 2", "--vllm_tp", "--vllm_tensor_parallel_size"),
+    ],
+)
+def test_a_key_of_another_name_does_not_place(command, key, meant, tmp_path):
+    ((written, why),) = wrong_keys(script_with(tmp_path, command)).items()
+    assert written.endswith(key)
+    assert why.startswith("did you mean ")
+    assert why.endswith(f"{meant}?")
+
+
+@grid(
+    ("config", "section", "key", "meant"),
+    [
+        (NEMO, "policy.generation.colocated", "enable", "enabled"),
+        (NEMO, "cluster", "n_gpus", "cluster.gpus_per_node"),
+        (AREAL, "cluster", "num_nodes", "cluster.n_nodes"),
+        (AREAL, "rollout", "tp", "rollout.backend"),
+        (PRIME, "inference", "tp", "inference.vllm.tensor_parallel_size"),
+        (PRIME, "deployment", "colocate", ""),
+    ],
+)
+def test_a_key_of_another_name_in_a_config_does_not_place(config, section, key, meant, tmp_path):
+    values = json.loads(json.dumps(config))
+    inner = values
+    for part in section.split("."):
+        inner = inner.setdefault(part, {})
+    inner[key] = 2
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
+    expected = f"did you mean {meant}?" if meant else "prime-rl reads no such key"
+    assert wrong_keys(tmp_path / "job.yaml") == {f"{section}.{key}": expected}
+
+
+@grid(
+    "command",
+    [
+        f"{VERL} +trainer.num_nodes=4 search.num_gpus=1 actor_rollout_ref.actor.torchtitan.tensor_parallel_size=2",
+        f"{VERL} actor_rollout_ref.actor.megatron.override_transformer_config.context_parallel_size=2",
+        f"{VERL} +actor_rollout_ref.rollout.engine_kwargs.vllm.data_parallel_size=2 ray_kwargs.ray_init.num_gpus=8",
+        f"{VERL} actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=9 trainer.device=npu",
+        f"{VERL} actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+        f"{SLIME} --colocate --sglang-moe-dense-tp-size 1 --tp-comm-overlap --num-layers-per-virtual-pipeline-stage 2",
+        f"{SLIME} --colocate --critic-num-nodes 1 --sequence-parallel --sglang-enable-dp-lm-head --allgather-cp",
+        f"{OPENRLHF} --rollout.max_tokens_per_gpu 4096",
+        f"{SKYRL} trainer.micro_forward_batch_size_per_gpu=2 environment.search.num_gpus=1",
+    ],
+)
+def test_keys_that_only_sound_like_placing_are_not_reported(command, tmp_path):
+    assert wrong_keys(script_with(tmp_path, command)) == {}
+
+
 INNER = VERL + " trainer.nnodes=2"
 
 
