@@ -95,7 +95,11 @@ def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str 
     if found is None:
         why = f"of these words Roost knows {', '.join(meanings)}"
         instead = "say what you want in the section train" if setting is None else f"write train.{setting}"
-        section.error("RST-T013", key, f"{word} is not supported", why, f"remove it, and {instead}")
+        fix = f"remove it, and {instead}"
+        if section.source.launch is not None:  # a script has no section train, but overrides
+            prefix = "" if key.startswith("-") else "+"
+            fix = f"use one of them, or remove it and write {prefix}train.{setting or 'SETTING'}=VALUE"
+        section.error("RST-T013", key, f"{word} is not supported", why, fix)
     return found
 
 

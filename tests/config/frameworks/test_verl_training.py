@@ -232,7 +232,16 @@ def test_another_optimizer_is_refused_with_the_setting_to_write(tmp_path):
     findings = Findings()
     read_job(load(script(tmp_path, f"{ACTOR}.optim.optimizer=SGD"), (), findings), findings, trains=True)
     (found,) = findings.errors
-    assert (found.code, found.fix) == ("RST-T013", "remove it, and write train.optimizer")
+    assert (found.code, found.fix) == ("RST-T013", "use one of them, or remove it and write +train.optimizer=VALUE")
+
+
+def test_the_fix_of_an_unknown_word_is_one_that_a_script_can_take(tmp_path):
+    findings = Findings()
+    file = script(tmp_path, f"{ACTOR}.policy_loss.loss_mode=clip_cov")
+    read_job(load(file, (), findings), findings, trains=True)
+    (found,) = findings.errors
+    assert (found.code, found.fix) == ("RST-T013", "use one of them, or remove it and write +train.SETTING=VALUE")
+    assert setting(tmp_path, "+train.loss_type=cispo", "loss_type") == "cispo"
 
 
 def test_data_of_several_files(tmp_path):
