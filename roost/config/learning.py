@@ -331,7 +331,8 @@ class LossSettings:
     rollout_is: ImportanceSamplingLevel | None = setting(
         None,
         "Weigh the loss by the ratio of the learner's log-probs, before its first step, to the engine's, at this "
-        "level. Default: importance_sampling_level with old_logprobs: decoupled, else none.",
+        "level. Default: none; with old_logprobs: decoupled importance_sampling_level, or token where that is a mean "
+        "or none.",
     )
     importance_weight_cap: float | None = setting(2.0, "Cap on the weights of rollout_is; 0 or null: no cap.", null=0.0)
     rollout_is_batch_normalize: bool = setting(

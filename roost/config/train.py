@@ -348,7 +348,10 @@ class TrainSettings:
     )
     max_staleness: int = setting(0, "Policy versions that a sample may be behind the learner.", maximum=1000)
     in_flight: str | None = setting(
-        None, "What a weight update does to requests in flight. Default: by mode.", choices=IN_FLIGHT
+        None,
+        "What a weight update does to requests in flight. Default: drain; with max_staleness hold, or drop for an "
+        "adapter and with an engine other than torch.",
+        choices=IN_FLIGHT,
     )
     max_skipped_steps: int = setting(
         3, "Optimizer steps skipped in a row (loss or gradient not finite) after which the run stops; 0: never."

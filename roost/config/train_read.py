@@ -72,8 +72,24 @@ def resolve_settings(
         keys = (written[decided],) if decided in written else deciding_keys(root, notation, decided)
         is_default = decided in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
         origin = origin_of(keys) if keys else Origin.NOTATION if is_default else Origin.ROOST
-        resolved.append(ResolvedSetting(name, _plain(value_of(settings, name)), origin, keys))
+        value = value_of(settings, name)
+        value = _by_others(settings, name) if value is None else value
+        resolved.append(ResolvedSetting(name, _plain(value), origin, keys))
     return tuple(resolved)
+
+
+def _by_others(settings: TrainSettings, name: str) -> str | None:
+    """The default of a setting that follows from other settings, where it is known before the run."""
+    loss = settings.learner.loss
+    match name:
+        case "rollout_is":
+            return loss.weight_level
+        case "value_loss_aggregation":
+            return loss.loss_aggregation
+        case "in_flight" if settings.objective is Objective.RL:  # the built-in engine alone reports versions of tokens
+            can_hold = settings.engine == "torch" and settings.learner.adapter is None
+            return ("hold" if can_hold else "drop") if settings.max_staleness else "drain"
+    return None
 
 
 def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:

@@ -5,8 +5,12 @@ import json
 import pytest
 
 import roost
+from roost.config.compose import load
+from roost.config.findings import Findings
 from roost.config.job import Origin
+from roost.config.notations.notation import read_job
 from roost.config.train import SETTINGS
+from roost.trainer.setup import in_flight_of
 from tests.cli.terminal import run, write
 
 RLINF = """
@@ -136,3 +140,24 @@ def test_diff_shows_settings_that_change(tmp_path):
     job = write(tmp_path, RLINF)
     result = run("diff", job, job, "--after", "actor.optim.lr=1e-4")
     assert result.stdout.splitlines() == ["train.learning_rate: 2e-05 -> 0.0001", "1 change"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ("none", "drain", "seq-mean-token-mean")),
+        (("+train.max_staleness=1",), ("token", "hold", "seq-mean-token-mean")),
+        (("+train.max_staleness=1", "+train.importance_sampling_level=sequence"), ("token", "hold", None)),
+        (("+train.max_staleness=1", "+train.importance_sampling_level=trajectory"), ("trajectory", "hold", None)),
+        (("+train.max_staleness=1", "+train.engine=vllm"), ("token", "drop", None)),
+        (("+train.max_staleness=1", "+train.lora_rank=8"), ("token", "drop", None)),
+        (("+train.rollout_is=turn", "+train.in_flight=drop"), ("turn", "drop", None)),
+        (("+train.loss_aggregation=token-mean",), ("none", "drain", "token-mean")),
+    ],
+)
+def test_defaults_that_follow_from_other_settings_are_shown(overrides, expected, tmp_path):
+    found, _ = origins(RLINF, tmp_path, *overrides)
+    shown = tuple(found[name].value for name in ("rollout_is", "in_flight", "value_loss_aggregation"))
+    assert shown == (*expected[:2], expected[2] or "seq-mean-token-mean")
+    job = read_job(load(write(tmp_path, RLINF), overrides, Findings()), Findings(), trains=True)
+    assert in_flight_of(job.training).value == shown[1]
