@@ -1099,3 +1099,29 @@ def test_settings_of_no_adapter_are_idle():
     findings = Findings()
     try_plan(job, findings)
     assert [each.where.path[-1] for each in findings.warnings if each.code == "RST-T094"] == ["lora_alpha"]
+
+
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [("teacher", {"teacher": {"coef": 1, "model": "{text}"}}), ("reference", {"kl_coef": 0.1})],
+)
+def test_models_that_score_samples_with_images_read_them(name, train, tmp_path):
+    for folder, config in (("text", QWEN_7B), ("images", {"model_type": "qwen2_5_vl", "vision_config": {}})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+
+    def errors(folder, **data):
+        settings = {key: dict(value) if isinstance(value, dict) else value for key, value in train.items()}
+        if name == "teacher":
+            settings["teacher"]["model"] = str(tmp_path / folder)
+        job = rlinf(
+            {**APART, name: "0-3"}, model=str(tmp_path / "images"), data={"path": "rows.jsonl", **data}, **settings
+        )
+        job["train"].pop("task")
+        job["train"]["rewards"] = {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer"}}
+        job["actor"] = {"training_backend": "fsdp", "model": {"model_path": str(tmp_path / "images")}}
+        job[name] = {"model": {"model_path": str(tmp_path / folder)}}
+        return [each.what for each in found(job) if each.severity is Severity.ERROR]
+
+    assert errors("text", images="image") == [f"data has images, but {name} reads text alone"]
+    assert not errors("images", images="image") and not errors("text")

@@ -247,6 +247,8 @@ def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at
         what = "has images, which Roost sends to its built-in engine and to vLLM"
         findings.error("RST-T160", at("data"), what, "engine is sglang", "write engine: torch or vllm in train")
     _check_critic(settings, parts, has_images, at, findings)
+    if has_images:
+        _check_scorers(settings, parts, at, findings)
     check_undivided(parts, at, findings)
     if config is None:
         return
@@ -279,6 +281,18 @@ def _check_critic(
         fix = "write an estimator without a critic, such as advantage_estimator: grpo, and remove critic"
         what = "is gae, but a critic reads text alone"
         findings.error("RST-T160", at("advantage_estimator"), what, why, fix)
+
+
+def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+    """Check that a reference and the teachers of all samples read images, where their config.json is known."""
+    scorers = [(each.name, "teacher") for each in settings.teachers if not each.tags]
+    scorers += [("reference", "reference")] if settings.uses_reference else []
+    for name, key in scorers:
+        config = parts[name].model.config if name in parts else None
+        if config is not None and "vision_config" not in config:
+            why = f"its model_type is {config.get('model_type')}, and it scores samples with images"
+            fix = f"give {name} a model of {FAMILIES}, or remove it or the columns of images"
+            findings.error("RST-T160", at(key), f"data has images, but {name} reads text alone", why, fix)
 
 
 def check_undivided(parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
