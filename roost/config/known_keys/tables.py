@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -84,6 +84,24 @@ def as_reported(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...
     reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
     return tuple(
         replace(use, known=reasons[use.where.path], places=False) if use.where.path in reasons else use for use in uses
+    )
+
+
+SCORING = ("critic", "reference")  # components with sections of their own, which a job may have without placing them
+SWITCH = ("critic", "use_critic_model")
+
+
+def of_unplaced(uses: Iterable[KeyUse], placed: Collection[str]) -> tuple[KeyUse, ...]:
+    """The keys, where those that would be followed of a component that is not placed have no effect."""
+    followed = (Effect.FOLLOWED, Effect.PLACING)
+    return tuple(
+        replace(use, known=Known(Effect.NOTHING, f"{use.section} is not placed"), places=False)
+        if use.section in SCORING
+        and use.section not in placed
+        and use.known.effect in followed
+        and use.where.path != SWITCH
+        else use
+        for use in uses
     )
 
 

@@ -10,7 +10,7 @@ from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED, framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_areal, is_nemo, is_prime, is_trl
 from roost.config.job import Job, Layout, Notation, ResolvedSetting
-from roost.config.known_keys.tables import KeyUse, as_reported
+from roost.config.known_keys.tables import KeyUse, as_reported, of_unplaced
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
@@ -76,12 +76,14 @@ def read_job(
         root.findings.error("RST-N005", root.where(), "places no component", fix=f"add one, with {_SIGNS[notation]}")
     training, resolved = read_training(root, job, trains)
     if notation is Notation.RLINF and training is not None:
-        job = with_reference(job, training)
+        job = with_reference(job, training, root)
     staleness = {"max_staleness": training.max_staleness} if training is not None and training.max_staleness else {}
     uses = key_uses(root, notation)
     if not needs_components:
         uses = ()  # only the machines matter
     elif "train" in root or training is not None:
+        if notation is Notation.RLINF and training is not None:
+            uses = of_unplaced(uses, {component.name for component in job.components})
         uses = report_keys(uses, root, notation)
     else:
         report_unread(uses, root)

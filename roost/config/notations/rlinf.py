@@ -54,6 +54,7 @@ CLUSTER_KEYS = (
 )
 PROFILERS = ("nsight", "rocprof_sys")
 MEGATRON, REFERENCE = "megatron", "reference"
+SIZES = tuple(f"{each}_parallel_size" for each in ("tensor_model", "pipeline_model", "context", "expert_model"))
 USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference", "teacher")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
 MODEL_PARALLEL_TASKS = ("reasoning", "reasoning_eval", "coding_online_rl")
@@ -95,14 +96,26 @@ def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bo
     )
 
 
-def with_reference(job: Job, training: TrainSettings) -> Job:
-    """The job with a reference where its KL needs one: RLinf places none, its inference or actor computes the KL."""
+def with_reference(job: Job, training: TrainSettings, root: Section) -> Job:
+    """The job with a reference where its KL needs one: RLinf places none, its inference or actor computes the KL.
+
+    It is beside that one, and like it but for what a section `reference` says.
+    """
     placed = {component.name: component for component in job.components}
     beside = placed.get("inference") or placed.get("actor")
     has_own = "reference" in placed or training.learner.adapter is not None
     if beside is None or has_own or not training.uses_reference:
         return job
-    reference = replace(beside, name="reference", role=role_by_name("reference"))
+    reference = replace(beside, name=REFERENCE, role=role_by_name(REFERENCE))
+    own = root.below(REFERENCE)
+    if own.values:
+        model = _model(root, REFERENCE)
+        if not any(key in own for key in ("training_backend", "fsdp_config")):
+            model = replace(model, sharding=beside.model.sharding, strategy=beside.model.strategy)
+        model = replace(model, offloads=model.offloads or beside.model.offloads)
+        reference = replace(reference, model=model)
+    if any(key in own.below("model") for key in SIZES):
+        reference = replace(reference, written_name=REFERENCE, parallel=_parallel_sizes(root, REFERENCE))
     return replace(job, components=(*job.components, reference))
 
 

@@ -462,10 +462,9 @@ def _check_learners(settings: TrainSettings, parts: Mapping[str, ComponentPlan],
     for part in parts.values():
         check_mesh(part, at(part.name), findings)
     check_adapter(settings, parts, at, findings)
-    rates = {
-        "learning_rate": settings.learner.optimizer.learning_rate,
-        "critic_learning_rate": settings.critic_learning_rate or 0.0,
-    }
+    rates = {"learning_rate": settings.learner.optimizer.learning_rate}
+    if settings.advantage.advantage_estimator is AdvantageEstimator.GAE:
+        rates["critic_learning_rate"] = settings.critic_learning_rate or 0.0
     for name, rate in rates.items():
         if rate > HIGHEST_RATE:
             findings.warn(

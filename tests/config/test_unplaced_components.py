@@ -1,0 +1,45 @@
+"""Keys of RLinf's reference and critic, where these are not placed."""
+
+import pytest
+
+from roost.config.compose import load
+from roost.config.findings import Findings
+from roost.config.job import ParallelSizes
+from roost.config.known_keys.tables import Effect
+from roost.config.notations.notation import read_job
+
+
+def read(**rest):
+    config = {
+        "cluster": {"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": {"actor": "0-3", "rollout": "0-3"}},
+        "actor": {"model": {"model_path": "org/model", "tensor_model_parallel_size": 4}},
+        "train": {"task": {"_target_": "my_tasks.Sums"}},
+        **rest,
+    }
+    findings = Findings()
+    job = read_job(load(config, (), findings), findings)
+    assert not findings.errors
+    return job
+
+
+def reference_of(**own):
+    job = read(algorithm={"kl_beta": 0.1}, **({"reference": own} if own else {}))
+    assert not [use for use in job.keys if use.is_unused(trains=True)]
+    (reference,) = (part for part in job.components if part.name == "reference")
+    return reference
+
+
+def test_a_reference_that_is_not_placed_follows_its_section():
+    assert reference_of().parallel == ParallelSizes(tensor=4)
+    assert reference_of(model={"precision": "fp32"}).parallel == ParallelSizes(tensor=4)
+    sized = reference_of(model={"tensor_model_parallel_size": 2, "model_path": "org/other"})
+    assert sized.parallel == ParallelSizes(tensor=2)
+    assert (sized.written_name, sized.model.path) == ("reference", "org/other")
+
+
+@pytest.mark.parametrize("name", ["critic", "reference"])
+def test_keys_of_a_component_that_there_is_not_have_no_effect(name):
+    job = read(**{name: {"model": {"model_path": "org/other"}}})
+    (use,) = (use for use in job.keys if use.is_unused(trains=True))
+    assert (use.where.path, use.known.effect) == ((name, "model", "model_path"), Effect.NOTHING)
+    assert use.known.reason == f"{name} is not placed"
