@@ -63,10 +63,10 @@ def framework_keys(
 def _unread(path: tuple[str, ...], root: Section, notation: Notation, placing: Sequence[str]) -> str:
     """Why a key that speaks of placement has no part in it; empty for other keys, and for additions of a user's own."""
     written, launch = ".".join(path), root.source.launch
-    is_own = len(path) > 1 and path[0] not in {key.partition(".")[0] for key in placing}
-    is_own = is_own or (launch is not None and path in launch.added)
-    if is_own or not meaning(written) or is_read(written, notation):
+    if not meaning(written) or is_read(written, notation) or (launch is not None and path in launch.added):
         return ""
+    if len(path) > 1 and not any(key.startswith(f"{path[0]}.") for key in placing):
+        return ""  # a section of a user's own
     near = nearest(written, placing, notation)
     return f"did you mean {near}?" if near else f"{notation.program} reads no such key"
 

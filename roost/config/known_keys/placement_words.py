@@ -42,10 +42,9 @@ _READ: Mapping[Notation, Sequence[str]] = {
             {actor_rollout_ref.actor,actor_rollout_ref.ref,critic}.mindspeed.* reward_model.megatron.* trainer.v1.*""",
         Notation.SLIME: "critic_num_{nodes,gpus_per_node} sglang_ep",
         Notation.MILES: "critic_num_{nodes,gpus_per_node} sglang_ep",
-        Notation.NEMO: """teacher.generation.* policy.generation.{mcore_generation_config,dynamo_cfg}.*
-            policy.generation.sglang_cfg.{dp,ep,pp}_size""",
+        Notation.NEMO: "teacher.generation.* policy.generation.{mcore_generation_config,dynamo_cfg,sglang_cfg}.*",
         Notation.AREAL: "sglang.* vllm.* *.megatron.* n_nodes n_gpus_per_node",
-        Notation.SKYRL: "trainer.placement.reward_num_{nodes,gpus_per_node}",
+        Notation.SKYRL: "trainer.placement.{reward_num_nodes,reward_num_gpus_per_node,colocate_critic_reward}",
         Notation.PRIME: "{trainer.model,model}.tp inference.{parallel,model,vllm}.{pp,pipeline_parallel_size}",
         Notation.TRL: "tp_size",
     }.items()

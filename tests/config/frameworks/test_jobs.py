@@ -1063,7 +1063,8 @@ def test_a_key_of_another_name_in_a_config_does_not_place(config, section, key, 
         f"{SLIME} --colocate --sglang-moe-dense-tp-size 1 --tp-comm-overlap --num-layers-per-virtual-pipeline-stage 2",
         f"{SLIME} --colocate --critic-num-nodes 1 --sequence-parallel --sglang-enable-dp-lm-head --allgather-cp",
         f"{OPENRLHF} --rollout.max_tokens_per_gpu 4096",
-        f"{SKYRL} trainer.micro_forward_batch_size_per_gpu=2 environment.search.num_gpus=1",
+        f"{SKYRL} trainer.micro_forward_batch_size_per_gpu=2 environment.search.num_gpus=1 "
+        "trainer.placement.colocate_critic_reward=false",
     ],
 )
 def test_keys_that_only_sound_like_placing_are_not_reported(command, tmp_path):
