@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.data import TEACHER
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
@@ -24,7 +24,7 @@ from roost.config.frameworks.arguments import (
     read_config,
     resolved_for,
 )
-from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
+from roost.config.frameworks.pools import Reader, check_divides, engines_on, known_count, megatron_sizes
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import NEMO_CONFIGS
 from roost.config.job import (
@@ -54,6 +54,7 @@ DEFAULTS: Mapping[str, Any] = {
     "teacher.num_nodes": 1,  # of each teacher with nodes of its own
     "teacher.gpus_per_node": 8,
 }
+ALGORITHMS = ("grpo", "ppo", "distillation")  # whose samples of a step are generated
 WITHOUT_ENGINES = ("sft", "dpo", "rm")
 PLACING = tuple(
     Entry(
@@ -300,6 +301,7 @@ class _Nemo(Reader):
     def _learner(self, devices: Sequence[int]) -> None:
         policy = self.root.below("policy")
         self._on_gpus("actor", policy, devices, Role.LEARNER)
+        self._check_batch(policy, len(devices))
         if self.root.below("value").values:
             self._on_gpus("critic", self.root.below("value"), devices, Role.LEARNER)
         if self.root.below("teacher").values:
@@ -308,6 +310,26 @@ class _Nemo(Reader):
         for index, section in enumerate(several):
             name = TEACHER if len(several) == 1 else f"{TEACHER}.{index}"
             self._on_gpus(name, section, devices, Role.SCORER)
+
+    def _check_batch(self, policy: Section, gpus: int) -> None:
+        """The samples of a step are whole batches, and a batch has as many for every replica."""
+        key = "train_global_batch_size"
+        batch, parts = known_count(policy, key), self._sizes(policy).model
+        names = ("num_prompts_per_step", "num_generations_per_prompt")
+        sections = [section for name in ALGORITHMS if names[0] in (section := self.root.below(name))]
+        if not batch or gpus % parts or len(sections) != 1:
+            return
+        replicas, where = gpus // parts, policy.where(key)
+        prompts, samples = (known_count(sections[0], name) for name in names)
+        if batch % replicas:
+            what = f"is {counted(batch, 'sample')}, which NeMo-RL cannot divide by {counted(replicas, 'replica')}"
+            why = f"{remainder(batch, replicas)}; {counted(gpus, 'GPU')} / {parts} for each replica = {replicas}"
+            self.root.findings.error("RST-N088", where, what, why, f"write a multiple of {replicas}")
+        elif prompts * samples % batch:
+            what = f"is {counted(batch, 'sample')}, and a step has {prompts} * {samples}"
+            why = f"{remainder(prompts * samples, batch)}; NeMo-RL ends with an assertion"
+            fix = f"write a number that divides {prompts * samples}"
+            self.root.findings.error("RST-N088", where, what, why, fix)
 
     def _on_gpus(self, name: str, section: Section, devices: Sequence[int], role: Role) -> None:
         """One process per GPU."""

@@ -119,7 +119,7 @@ def framework_of(notation: Notation) -> Framework:
 
 # Findings of a value that is not known, and those that compare the numbers of a job, its default among them.
 UNKNOWN = frozenset(f"RST-{code}" for code in ("C022", "C024", "C025", "C026", "C027", "C028", "N060", "N081"))
-COMPARING = frozenset(f"RST-N0{number}" for number in (55, 56, 57, 58, 59, 61, 63, 65, 66, 70, 71, 72, 73, 74, 82))
+COMPARING = frozenset(f"RST-N0{number}" for number in (55, 56, 57, 58, 59, 61, 63, 65, 66, 70, 71, 72, 73, 74, 82, 88))
 
 
 def read_framework(root: Section, notation: Notation) -> Job:

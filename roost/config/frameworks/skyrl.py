@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments, Start
 from roost.config.frameworks.pools import (
     USUAL_WIDTH,
@@ -18,6 +18,7 @@ from roost.config.frameworks.pools import (
     Reader,
     check_divides,
     engine_experts,
+    known_count,
     machines_for,
     megatron_sizes,
 )
@@ -60,6 +61,7 @@ DEFAULTS: Mapping[str, Any] = {
     "placement.num_nodes": 1,  # of supervised fine-tuning
     "placement.num_gpus_per_node": 4,
 }
+TRAIN_BATCH, MINI_BATCH, SAMPLES = 1024, 256, 5  # defaults of batches, in prompts, and of a group
 # Keys of engines before 2026, directly in `generator`.
 OLD = {
     "num_engines": "num_inference_engines",
@@ -300,11 +302,34 @@ class _SkyRL(Reader):
             DEFAULTS["trainer.policy.model.path"]
         )
 
+    def _check_batch(self, role: str, replicas: int) -> None:
+        """A step has whole minibatches, and each replica a part of one."""
+        trainer, key = self.root.below("trainer"), f"{role}_mini_batch_size"
+        is_written = [trainer.values.get(name) is not None for name in ("train_batch_size", key)]
+        batch, mini = known_count(trainer, "train_batch_size", TRAIN_BATCH), known_count(trainer, key, MINI_BATCH)
+        samples = known_count(self.root.below("generator"), "n_samples_per_prompt", SAMPLES)
+        if not any(is_written) or not batch or not mini or not samples:
+            return
+        default = "" if is_written[1] else f"SkyRL takes {MINI_BATCH} where {key} is not written; "
+        if batch % mini:
+            what = f"is {batch}, which {key} {mini} does not divide"
+            if not is_written[0]:
+                what = f"is {mini}, which does not divide a batch of {batch}, the default"
+            why = f"{default}{remainder(batch, mini)}; SkyRL ends with an assertion"
+            place = trainer.where("train_batch_size" if is_written[0] else key)
+            self.root.findings.error("RST-N088", place, what, why, f"write a multiple of {mini}, or another {key}")
+        elif mini * samples < replicas:
+            what = f"makes a minibatch of {mini} * {counted(samples, 'sample')} for {counted(replicas, 'replica')}"
+            why, fix = f"{default}SkyRL ends with an assertion", f"write {-(-replicas // samples)} or more"
+            self.root.findings.error("RST-N088", trainer.where(key), what, why, fix)
+
     def _learner(self, role: str, devices: Sequence[int]) -> None:
         trainer = self.root.below("trainer")
         where = self.place(f"trainer.placement.{role}_num_gpus_per_node")
         sizes = self._sizes(role)
         check_divides(sizes, len(devices), where, self.root, what="learner" if role == "policy" else ROLES[role])
+        if role != "ref":
+            self._check_batch(role, max(1, len(devices) // sizes.model))
         path = first_text((trainer.below(role, "model"), "path")) or self._path()
         tokens = first_number((trainer, "max_tokens_per_microbatch")) or 0
         rank = first_number((trainer.below("policy", "model", "lora"), "rank"))

@@ -19,6 +19,7 @@ from roost.config.frameworks.pools import (
     check_divides,
     engines_on,
     enough_visible,
+    known_count,
     megatron_sizes,
     visible_devices,
 )
@@ -62,6 +63,11 @@ PIPELINE = ("--sglang-pp-size", "--sglang-pipeline-parallel-size")  # of an engi
 DATA = ("--sglang-dp-size", "--sglang-data-parallel-size")
 EXPERT = ("--sglang-ep-size", "--sglang-expert-parallel-size")
 DATA_ATTENTION = "--sglang-enable-dp-attention"
+# Flags with which a step may have other numbers of samples than prompts of a batch times samples of each.
+OWN_SAMPLES = (
+    *("--use-dynamic-global-batch-size", "--disable-rollout-trim-samples", "--rollout-function-path"),
+    *("--custom-generate-function-path", "--custom-convert-samples-to-train-data-path", "--num-steps-per-rollout"),
+)
 ONLY_BACKEND = "megatron"  # of slime since PR #1664 of March 2026; miles has others
 PLACING = (
     *DEFAULTS,
@@ -148,6 +154,7 @@ class _Slime(Reader):
         width = self._gpus_per_node(per_node, learner, is_shared)
         if not rollout_only:
             self._learner(learner)
+            self._check_batch()
         if not train_only and not is_external:
             offset = 0 if is_shared or rollout_only else learner
             self._engines(rollout or 0, offset, width)
@@ -204,6 +211,23 @@ class _Slime(Reader):
 
     def _estimator(self) -> str:
         return self.root.text("--advantage-estimator") or str(DEFAULTS["--advantage-estimator"])
+
+    def _check_batch(self) -> None:
+        """Samples of a step are trained in whole batches; code of the job's own may make other numbers of them."""
+        prompts, batch = (known_count(self.root, f"--{name}-batch-size") for name in ("rollout", "global"))
+        group, program = known_count(self.root, "--n-samples-per-prompt", 1), self.notation.value
+        samples = prompts * group
+        if not samples or not batch or any(not self._is_missing(flag) for flag in OWN_SAMPLES) or samples % batch == 0:
+            return
+        report = self.root.findings.warn if samples > batch else self.root.findings.error
+        rest = "drops the rest; versions of 2025 assert it" if samples > batch else "ends with: Not enough samples"
+        report(
+            "RST-N088",
+            self.root.where("--global-batch-size"),
+            f"is {counted(batch, 'sample')}, and a step has {prompts} * {group}",
+            f"{remainder(samples, batch)}; {program} {rest}",
+            f"write a number that divides {samples}, or --use-dynamic-global-batch-size",
+        )
 
     # --- learner
 

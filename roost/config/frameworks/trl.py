@@ -34,6 +34,7 @@ from roost.config.frameworks.pools import (
 )
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import names_trl
+from roost.config.frameworks.trl_train import check_groups
 from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
     DeviceList,
@@ -341,6 +342,8 @@ class _TRL(Reader):
         }
         if self._is_async():
             settings["async_rollouts"] = True
+        else:
+            check_groups(self.root, processes)
         estimator = "rloo" if "rloo" in self.program else "grpo"
         names = ("beta", "max_prompt_length", "max_completion_length")
         beta, prompt, response = (first_number((self.root, self._key(name))) for name in names)

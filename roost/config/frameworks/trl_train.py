@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from roost.config.findings import Where, shown
+from roost.config.findings import Where, counted, remainder, shown
+from roost.config.frameworks.pools import known_count
 from roost.config.job import Component, Job, ModelUse, Role
 from roost.config.known_keys.tables import DATA, FILES, LOGGING, NOT_FOLLOWED, OFF, REWARD, START, Effect, Entry, Known
 from roost.config.notations.words import IS_LEVELS, TRANSFORMERS_SCHEDULES, lora_rank, named, transformers_schedule
@@ -226,6 +227,25 @@ class _Keys:
         return self.root.where(self.key(name))
 
 
+def check_groups(root: Section, processes: int) -> None:
+    """TRL generates whole groups at a time; a value that is not known is not checked."""
+    keys = _Keys(root)
+    usual = {"num_generations": GENERATIONS, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}
+    group, each, updates = (known_count(root, keys.key(name), value) for name, value in usual.items())
+    steps = known_count(root, keys.key("steps_per_generation"), updates)
+    samples = known_count(root, keys.key("generation_batch_size"), processes * each * steps)
+    product = f"{counted(processes, 'process')} * {each} * {counted(steps, 'step')}; "
+    why = f"{'' if keys.is_written('generation_batch_size') else product}{remainder(samples, group or 1)}"
+    if group and samples % group:
+        root.findings.error(
+            "RST-N088",
+            keys.where(next((name for name in usual if keys.is_written(name)), "num_generations")),
+            f"makes {counted(samples, 'sample')} at a time, which are not whole groups of {group}",
+            f"{why}; TRL ends with a ValueError",
+            f"write a batch size for which {group} divides them, or another num_generations",
+        )
+
+
 def derived(root: Section, job: Job) -> dict[str, Any]:
     """Settings of the keys that are written."""
     keys = _Keys(root)
@@ -233,7 +253,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     generations = keys.count("num_generations") or GENERATIONS
     samples, of_update = _batches(keys, job)
     per_step = max(1, samples // of_update) * (keys.count("num_iterations") or 1)  # optimizer steps of a step
-    if samples % generations:
+    is_refused = any(finding.code == "RST-N088" for finding in root.findings.errors)  # as no asynchronous job is
+    if samples % generations and not is_refused:
         what = f"{samples} samples of a step are not whole groups of {generations}"
         why = "samples are processes x per_device_train_batch_size x steps_per_generation"
         root.findings.error(

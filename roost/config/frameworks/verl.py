@@ -40,8 +40,8 @@ from roost.config.frameworks.pools import (
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import OWN_VERL
 from roost.config.frameworks.verl_checks import (
-    check_batch,
     check_engine_parts,
+    check_learner,
     check_megatron_keys,
     check_separate_async,
 )
@@ -387,9 +387,8 @@ class _Verl(Reader):
         model = self._model(actor, policy, self._path(), strategy, sizes)
         check_divides(sizes, len(pool), where, self.root)
         check_expert_parts(sizes, len(pool), where, actor)
-        is_own = not self.program or OWN_VERL.fullmatch(self.program)
-        if is_own and self._mode() != "fully_async" and not self.root.findings.has_errors:
-            check_batch(self.root, len(pool), strategy, sizes)
+        is_own = self._mode() != "fully_async" and (not self.program or bool(OWN_VERL.fullmatch(self.program)))
+        check_learner(self.root, len(pool), strategy, sizes, is_own)
         devices = DeviceList(pool, 1)
         self.add("actor", "actor_rollout_ref.actor", where, devices, Role.LEARNER, sizes, model)
         adapter = first_text((policy, "lora_adapter_path"))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from roost.config.findings import Findings, Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments
+from roost.config.frameworks.pools import known_count
 from roost.config.job import ParallelSizes, first_number
 from roost.config.source import Section
 
 TRAIN_BATCH = 1024  # defaults of verl's own configs
 MINI_BATCH = 256
 SYNC_STEP = 4
+MINI, MICRO = "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"
+_MESHES = ("fsdp", "fsdp2", "megatron")  # backends with as many replicas as sizes say
 
 
 def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
@@ -31,19 +36,38 @@ def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
             return
 
 
+def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes, is_own: bool) -> None:
+    """Sizes of FSDP groups, and batches of verl's own trainer, which projects built on it may replace."""
+    groups = {"reference": _of(root, "ref"), "critic": root.below("critic"), "learner": _of(root, "actor")}
+    for what, part in groups.items():
+        for section in (part.below("fsdp_config"), part.below("fsdp"), part.below("model", "fsdp_config")):
+            size = first_number((section, "fsdp_size")) or -1
+            if 0 < size < gpus and gpus % size:
+                root.findings.error(
+                    "RST-N056",
+                    section.where("fsdp_size"),
+                    f"is {int(size)}, which does not divide the {gpus} GPUs of the {what}",
+                    f"{remainder(gpus, int(size))}; verl's mesh has whole groups, and no place for the others",
+                    f"write a size that divides {gpus}, or -1 for all of them",
+                )
+    if is_own and gpus and gpus % sizes.model == 0:
+        check_batch(root, gpus, strategy, sizes)
+        _check_minibatch(root, gpus, strategy, sizes)
+
+
 def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -> None:
     """Without dynamic batches, the samples of a step must be the same number for every learner."""
     data, actor, rollout = root.below("data"), _of(root, "actor"), _of(root, "rollout")
-    written = [first_number((data, "train_batch_size")), first_number((rollout, "n"))]
-    if actor.flag("use_dynamic_bsz") or written == [None, None] or gpus % sizes.model:
+    written = [section.values.get(key) for section, key in ((data, "train_batch_size"), (rollout, "n"))]
+    if actor.flag("use_dynamic_bsz") or written == [None, None]:
         return
-    batch, samples = int(TRAIN_BATCH if written[0] is None else written[0]), int(written[1] or 1)
+    batch, samples = known_count(data, "train_batch_size", TRAIN_BATCH), known_count(rollout, "n", 1)
     parts = gpus
     if strategy == "megatron":
-        parts = gpus // sizes.model * int(first_number((actor, "ppo_micro_batch_size_per_gpu")) or 1)
-    if batch * samples % parts:
+        parts = gpus // sizes.model * known_count(actor, MICRO, 1)
+    if parts and batch * samples % parts:
         root.findings.error(
-            "RST-N068",
+            "RST-N088",
             data.where("train_batch_size") if written[0] is not None else rollout.where("n"),
             f"makes {batch} * {counted(samples, 'sample')} a step, which verl cannot divide by {parts}",
             f"{remainder(batch * samples, parts)}; verl asserts it where use_dynamic_bsz is false",
@@ -61,6 +85,43 @@ def check_engine_parts(size: int, per_node: int, where: Where, root: Section) ->
             f"is {per_node}, of which an engine of {size} GPUs cannot take equal parts",
             f"{size} % {on_node} = {size % on_node}",
             f"use engines whose size is a multiple of {per_node}, or divides it",
+        )
+
+
+def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -> None:
+    """A minibatch is the same number of samples for every replica, and no larger than the batch."""
+    data, actor, samples = root.below("data"), _of(root, "actor"), known_count(_of(root, "rollout"), "n", 1)
+    is_written, key = actor.values.get(MINI) is not None, f"actor_rollout_ref.actor.{MINI}"
+    mini, batch = known_count(actor, MINI, MINI_BATCH), known_count(data, "train_batch_size")
+    replicas = gpus // sizes.model
+    if is_written and strategy in _MESHES and root.below("trainer").flag("use_v1", True) and mini * samples % replicas:
+        root.findings.error(
+            "RST-N088",
+            actor.where(MINI),
+            f"makes {mini} * {counted(samples, 'sample')} a minibatch, which verl cannot divide by {replicas}",
+            f"{remainder(mini * samples, replicas)}; {gpus} GPUs / {sizes.model} for each replica = {replicas}",
+            f"write a multiple of {replicas // gcd(samples, replicas)}",
+        )
+    if actor.flag("use_dynamic_bsz") or not (is_written or batch):
+        return
+    if mini and 0 < batch < mini:
+        report = root.findings.error if is_written else root.findings.warn
+        default = "" if is_written else f"verl takes {MINI_BATCH} where {MINI} is not written; "
+        report(
+            "RST-N088",
+            data.where("train_batch_size"),
+            f"is {counted(batch, 'prompt')}, and a minibatch has {mini}",
+            f"{default}verl ends with a ValueError where use_dynamic_bsz is false",
+            f"write {key}={batch} or less",
+        )
+    if all(actor.values.get(name) is None for name in (MICRO, "ppo_micro_batch_size")):
+        root.findings.warn(  # no error: arguments that are not known may have it
+            "RST-N088",
+            actor.where(MICRO),
+            "is missing, and use_dynamic_bsz is false",
+            "verl has no default for the samples of a pass, and ends with an error",
+            "write it, with log_prob_micro_batch_size_per_gpu of rollout and ref, or "
+            "actor_rollout_ref.actor.use_dynamic_bsz=true",
         )
 
 

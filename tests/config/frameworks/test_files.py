@@ -15,6 +15,7 @@ from roost.config.frameworks.allocation import AllocationError, parse_allocation
 from roost.config.frameworks.toml import read_toml
 from roost.config.job import Notation
 from roost.placement.convert.convert_plan import convert_plan
+from roost.placement.planner import try_plan
 from tests.config.frameworks.test_jobs import processes_of
 from tests.grid import grid
 
@@ -678,3 +679,28 @@ def test_whatever_a_key_holds_there_is_a_plan_or_findings():
             roost.plan(nested(changed), notation=framework)
             planned += 1
     assert 0 < planned < 200
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "is_wrong"),
+    [
+        (8, 512, False),
+        (6, 512, True),
+        (8, 500, True),
+        (8, 256, False),
+        (8, 1024, True),
+        (8, 320, True),
+        (8, None, False),
+    ],
+)
+def test_batches_of_nemo_rl_divide(gpus, batch, is_wrong):
+    """A step of 512 samples has whole batches, and a batch as many samples for each replica."""
+    config = {
+        "cluster": {"num_nodes": 1, "gpus_per_node": gpus},
+        "grpo": {"num_prompts_per_step": 32, "num_generations_per_prompt": 16},
+        "policy": {"model_name": "a", "dtensor_cfg": {"enabled": True}, "generation": {"backend": "vllm"}}
+        | ({"train_global_batch_size": batch} if batch else {}),
+    }
+    findings = Findings()
+    try_plan(config, findings)
+    assert [error.where.key_path for error in findings.errors] == ["policy.train_global_batch_size"] * is_wrong

@@ -338,20 +338,13 @@ def test_engines_of_a_pool_are_each_on_one_node(tmp_path):
 
 
 SEPARATE = f"{VERL} trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1"
-ACTOR = "actor_rollout_ref.actor"
+A = "actor_rollout_ref."
+ACTOR = f"{A}actor"
 
 
 @grid(
     ("command", "path"),
     [
-        pytest.param(f"{VERL} data.train_batch_size=12", "train_batch_size", id="batch"),
-        pytest.param(f"{VERL} data.train_batch_size=12 actor_rollout_ref.rollout.n=2", "", id="samples"),
-        pytest.param(f"{VERL} data.train_batch_size=12 {ACTOR}.use_dynamic_bsz=True", "", id="dynamic"),
-        pytest.param(
-            f"{VERL} data.train_batch_size=12 model_engine=megatron {ACTOR}.megatron.tensor_model_parallel_size=2",
-            "",
-            id="megatron",
-        ),
         pytest.param(f"{SEPARATE} data.train_batch_size=1024", "", id="steps"),
         pytest.param(f"{SEPARATE} data.train_batch_size=512", "train_batch_size", id="other-steps"),
         pytest.param(
@@ -364,6 +357,72 @@ ACTOR = "actor_rollout_ref.actor"
 def test_what_verl_asserts(command, path, tmp_path):
     found = codes(tmp_path, command).get("RST-N068")
     assert (found.where.path[-1] if found is not None else "") == path
+
+
+MINI, MICRO, DYNAMIC = (
+    f"{ACTOR}.{key}" for key in ("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu=2", "use_dynamic_bsz=True")
+)
+HALVED = f"model_engine=megatron {ACTOR}.megatron.tensor_model_parallel_size=2"
+OF_SLIME_BATCH = "--colocate --rollout-batch-size 30 --n-samples-per-prompt 8 --global-batch-size"
+OF_SKYRL_BATCH = "trainer.train_batch_size=100 trainer.policy_mini_batch_size"
+TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_device_train_batch_size"
+
+
+@grid(
+    ("command", "severity", "key"),
+    [
+        pytest.param(f"{VERL} data.train_batch_size=12 {MICRO}", "error", "train_batch_size", id="batch"),
+        pytest.param(f"{VERL} data.train_batch_size=12 {DYNAMIC}", None, "", id="dynamic"),
+        pytest.param(f"{VERL} data.train_batch_size=12 {A}rollout.n=2 {MINI}=4 {MICRO}", None, "", id="samples"),
+        pytest.param(f"{VERL} data.train_batch_size=24 {MINI}=8 {MICRO} {HALVED}", None, "", id="megatron"),
+        pytest.param(
+            f"{VERL} data.train_batch_size=12 {MINI}=8 {MICRO} {HALVED}",
+            "error",
+            "train_batch_size",
+            id="megatron-rest",
+        ),
+        pytest.param(f"{VERL} data.train_batch_size=256 {MICRO}", None, "", id="default-minibatch"),
+        pytest.param(f"{VERL} data.train_batch_size=64 {MICRO}", "warning", "train_batch_size", id="below-the-default"),
+        pytest.param(f"{VERL} data.train_batch_size=64 {MINI}=128 {MICRO}", "error", "train_batch_size", id="smaller"),
+        pytest.param(f"{VERL} data.train_batch_size=64 {MINI}=128 {DYNAMIC}", None, "", id="smaller-dynamic"),
+        pytest.param(f"{VERL} data.train_batch_size=64 {MINI}=$N {MICRO}", None, "", id="not-known"),
+        pytest.param(f"{VERL} {MINI}=100 {DYNAMIC}", "error", "ppo_mini_batch_size", id="minibatch"),
+        pytest.param(f"{VERL} {MINI}=100 {DYNAMIC} {A}rollout.n=2", None, "", id="minibatch-of-samples"),
+        pytest.param(f"{VERL} {MINI}=100 {DYNAMIC} {HALVED}", None, "", id="minibatch-of-replicas"),
+        pytest.param(f"{VERL} {MINI}=100 {DYNAMIC} trainer.use_v1=False", None, "", id="older-trainer"),
+        pytest.param(f"{VERL} {MINI}=128", "warning", "ppo_micro_batch_size_per_gpu", id="no-micro-batch"),
+        pytest.param(VERL, None, "", id="no-batches"),
+        pytest.param(f"{SLIME} {OF_SLIME_BATCH} 256", "error", "--global-batch-size", id="slime"),
+        pytest.param(f"{SLIME} {OF_SLIME_BATCH} 64", "warning", "--global-batch-size", id="slime-rest"),
+        pytest.param(f"{SLIME} {OF_SLIME_BATCH} 120", None, "", id="slime-divides"),
+        pytest.param(f"{SLIME} {OF_SLIME_BATCH} 64 --use-dynamic-global-batch-size", None, "", id="slime-dynamic"),
+        pytest.param(f"{SLIME} {OF_SLIME_BATCH} 64 --rollout-function-path a.b", None, "", id="slime-own"),
+        pytest.param(f"{SKYRL} {OF_SKYRL_BATCH}=64", "error", "train_batch_size", id="skyrl"),
+        pytest.param(f"{SKYRL} {OF_SKYRL_BATCH}=50", None, "", id="skyrl-divides"),
+        pytest.param(f"{SKYRL} trainer.train_batch_size=100", "error", "train_batch_size", id="skyrl-default"),
+        pytest.param(f"{TRL_BATCH} 3 --num_generations 8", "error", "--num_generations", id="trl"),
+        pytest.param(f"{TRL_BATCH} 3 --num_generations 6", None, "", id="trl-divides"),
+        pytest.param(f"{TRL_BATCH} 3 --num_generations $N", None, "", id="trl-not-known"),
+        pytest.param(f"{TRL_BATCH} 3 --gradient_accumulation_steps 2", None, "", id="trl-steps"),
+        pytest.param(
+            f"{TRL_BATCH} 3 --generation_batch_size 20", "error", "--per_device_train_batch_size", id="trl-own"
+        ),
+    ],
+)
+def test_batches_that_do_not_divide(command, severity, key, tmp_path):
+    found = codes(tmp_path, command).get("RST-N088")
+    assert (found and found.severity.value) == severity
+    assert found is None or found.where.path[-1] == key
+
+
+@grid(
+    ("sizes", "is_wrong"),
+    [("fsdp_size=3", True), ("fsdp_size=4", False), ("fsdp_size=-1", False), ("fsdp_size=12", False)],
+)
+def test_groups_of_fsdp_divide_the_gpus(sizes, is_wrong, tmp_path):
+    for part in (f"{ACTOR}.fsdp_config", f"{A}ref.fsdp_config", "critic.fsdp"):
+        found = codes(tmp_path, f"{VERL} trainer.n_gpus_per_node=8 {part}.{sizes}")
+        assert ("RST-N056" in found) == is_wrong, part
 
 
 def test_replicas_of_teachers_beyond_their_pool(tmp_path):
@@ -388,7 +447,6 @@ def test_a_reference_exists_where_a_divergence_is_used(extra, has_reference, tmp
     assert ("reference" in processes_of(plan_of(tmp_path, f"{VERL} {extra}"))) == has_reference
 
 
-A = "actor_rollout_ref."
 MEGATRON = f"model_engine=megatron {A}actor.megatron.tensor_model_parallel_size=2"
 PPO = f"python3 -m verl.trainer.main_ppo {A}model.path=a {A}actor.use_kl_loss=true"
 SKYRL_PPO = (
@@ -598,7 +656,7 @@ def test_a_program_of_a_project_built_on_verl(program, has_file, is_named, tmp_p
 @pytest.mark.parametrize(("program", "is_refused"), [("verl.trainer.main_ppo", True), ("agents.train", False)])
 def test_a_batch_that_verls_own_trainer_asserts(program, is_refused, tmp_path):
     command = f"python -m {program} data.train_batch_size=1 actor_rollout_ref.rollout.n=1"
-    assert ("RST-N068" in codes(tmp_path, command)) == is_refused
+    assert ("RST-N088" in codes(tmp_path, command)) == is_refused
 
 
 def test_engines_of_a_project_built_on_verl_with_nodes_of_their_own(tmp_path):
