@@ -156,8 +156,9 @@ class EngineRoutes:
         """Note that processes are updated from disk, and why; empty if none is."""
         if not self.from_disk:
             return ""
-        reasons = " or ".join(dict.fromkeys(self.disk_reasons))
-        return f"; `roost train` updates {counted(self.from_disk, 'process')} from disk: {reasons}"
+        reasons = " or ".join(dict.fromkeys(reason.removeprefix("it ") for reason in self.disk_reasons))
+        which = f"{counted(self.from_disk, 'process')} from disk: {'each ' if self.from_disk > 1 else 'it '}{reasons}"
+        return f"; instead of these routes `roost train` updates {which}"
 
 
 @dataclass(frozen=True, eq=False)

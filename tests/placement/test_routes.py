@@ -7,8 +7,8 @@ import pytest
 import roost
 from roost.placement.routes import Reach, ServerRoute, WeightRoute, server_routes
 
-SPANS = "from disk: it spans several devices"
-NO_HANDLES = "from disk: it takes no handles of a sharded learner"
+SPANS = "spans several devices"
+NO_HANDLES = "takes no handles of a sharded learner"
 
 
 def collocated(nodes, actor_size, rollout_size, layout=None):
