@@ -378,7 +378,12 @@ class TrainSettings:
         0, "Copy the policy to the reference every so many steps (TRL's ref_model_sync_steps); 0: never."
     )
     engine: str = setting("torch", "Inference engine.", choices=ENGINES)
-    engine_options: Mapping[str, Any] = setting({}, "Options of the engine.")
+    engine_options: Mapping[str, Any] = setting(
+        {},
+        "Options of the engine's server: `max_context` (tokens of prompt and completion together; default: the "
+        "model's), `memory_fraction` (of each device), `args` (its own flags), `env`, `python` (an interpreter that "
+        "has the engine), `host`, `api_key`, `served_name`, `weight_transfer` (ipc or nccl).",
+    )
     advantage: AdvantageSettings = AdvantageSettings()
     sampling: SamplingSettings = SamplingSettings()
     rollout: RolloutSettings = RolloutSettings()

@@ -9,6 +9,7 @@ import pytest
 
 from roost.config.engine_options import FORMS
 from roost.config.findings import Findings, Severity, shown
+from roost.config.train import SETTINGS
 from roost.engines.command import ServerSpec
 from roost.placement.planner import try_plan
 from roost.placement.rules.engines import OPTIONS
@@ -134,3 +135,7 @@ def test_findings_of_examples_do_not_depend_on_runs(tmp_path, file):
         reports.append(findings.found)
     assert reports[0] == reports[1]
     assert not [each for each in reports[0] if each.severity is Severity.ERROR and "exist" in each.what]
+
+
+def test_the_settings_page_names_all_options():
+    assert all(f"`{name}`" in SETTINGS["engine_options"].description for name in OPTIONS)
