@@ -757,3 +757,55 @@ def test_a_megatron_job_is_trained_with_the_memory_of_fsdp(model):
         _, findings = planned("megatron", trains, memory=30)
         (finding,) = (each for each in findings.errors if each.code == "RST-M004")
         assert ("the memory of Megatron, not of roost train" in finding.why) is not trains
+
+
+OFFLOAD = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}
+
+
+def refused(model, memory, devices=8, **parts):
+    """The fix of a PPO job's full devices; a part is None where it is not placed."""
+    parts = {"actor": {}, "critic": {}, "rollout": {}} | parts
+    held = {name: f"0-{devices - 1}" for name, part in parts.items() if part is not None}
+    train = {"task": {"_target_": "my_tasks.Sums"}, "compute_dtype": "bfloat16", **parts.pop("train", {})}
+    held.pop("train", None)
+    config = {
+        "cluster": {"num_nodes": 1, "component_placement": held},
+        "algorithm": {"adv_type": "gae" if "critic" in held else "grpo"},
+        "runner": {"seq_length": 2048},
+        "train": train,
+        **{
+            name: {**part, "model": {"model_path": model, **part.get("model", {})}}
+            for name, part in parts.items()
+            if part is not None
+        },
+    }
+    findings = Findings()
+    try_plan(config, findings, machines(memory, per_node=devices))
+    return [each.fix for each in findings.errors if each.code == "RST-M004"]
+
+
+def test_a_critic_that_stays_is_named(model):
+    (both,) = refused(model, 80)
+    assert both.startswith("let the actor and critic offload (offload_weight, offload_grad, offload_optimizer), or ")
+    (critic,) = refused(model, 80, actor=OFFLOAD)
+    assert critic.startswith("let the critic offload")
+    assert not refused(model, 80, actor=OFFLOAD, critic=OFFLOAD)
+    fraction = float(both.partition("memory fraction of ")[2].partition(", ")[0])
+    assert not refused(model, 80, rollout={"gpu_memory_utilization": fraction})
+
+
+def test_copies_are_the_cause(model):
+    halves = {**OFFLOAD, "fsdp_config": {"fsdp_size": 4}}
+    train = {"optimizer_cpu_offload": True, "micro_batch_tokens": 2048}
+    (fix,) = refused(model, 24, critic=None, actor=halves, train=train)
+    assert fix.startswith("shard the actor over all 8 ranks, not 4 (fsdp_size)")
+    assert not refused(model, 24, critic=None, actor=OFFLOAD, train=train)
+
+
+def test_two_changes_where_one_is_not_enough(model):
+    halves = {**OFFLOAD, "fsdp_config": {"fsdp_size": 4}}
+    (fix,) = refused(model, 23, critic=None, actor=halves, train={"micro_batch_tokens": 2048})
+    assert fix == "shard the actor over all 8 ranks, not 4 (fsdp_size), and write optimizer_cpu_offload: true in train"
+    assert not refused(
+        model, 23, critic=None, actor=OFFLOAD, train={"micro_batch_tokens": 2048, "optimizer_cpu_offload": True}
+    )

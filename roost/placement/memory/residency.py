@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -13,6 +13,7 @@ from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role, Sharding
 from roost.config.notations.loop import MEMORY_KEYS
 from roost.placement.component_plan import IN_16_BITS, ComponentPlan
+from roost.placement.memory.fixes import fix_of
 from roost.placement.memory.model import (
     CONTEXT_GIB,
     RESERVED_FRACTION,
@@ -27,10 +28,8 @@ from roost.placement.memory.model import (
 )
 from roost.placement.memory.phases import Phase, State, works_in
 from roost.placement.memory.sharing import MemoryRefused, Sharing, share_device
-from roost.placement.memory.traffic import micro_batch_tokens
 
 FEW_CLASSES = 16
-LEAST_TOKENS = 1024  # of a micro-batch that a fix names; smaller ones leave a device idle
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,16 +213,25 @@ def find_residency(
     if settings.notation is Notation.LOOP and (settings.inference_gb is None) != (settings.learning_gb is None):
         _loop_sharing(None, settings, places, findings)
     classes = device_classes(components, inventory)
-    decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
-    decided = _with_straddlers(classes, decided, components)
-    decided = [_with_fraction(one, choice, by_name) for one, choice in zip(classes, decided, strict=True)]
-    result = tuple(
-        _class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True)
-    )
+    result = _residencies(classes, by_name, settings, places, findings)
     if not findings.has_errors:
         for residency in result:
-            _check_fit(residency, by_name, places, findings)
+            _check_fit(residency, by_name, settings, classes, places, findings)
     return Residency(result, settings.is_async)
+
+
+def _residencies(
+    classes: Sequence[DeviceClass],
+    by_name: Mapping[str, ComponentPlan],
+    settings: ResidencySettings,
+    places: Mapping[str, Where],
+    findings: Findings,
+) -> tuple[ClassResidency, ...]:
+    """The residency of each class."""
+    decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
+    decided = _with_straddlers(classes, decided, [*by_name.values()])
+    decided = [_with_fraction(one, choice, by_name) for one, choice in zip(classes, decided, strict=True)]
+    return tuple(_class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True))
 
 
 def with_checkpoints(
@@ -480,14 +488,22 @@ def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collect
 def _check_fit(
     result: ClassResidency,
     by_name: Mapping[str, ComponentPlan],
+    settings: ResidencySettings,
+    classes: Sequence[DeviceClass],
     places: Mapping[str, Where],
     findings: Findings,
 ) -> None:
     """Report an over-full device in its fullest phase, with the sum."""
     memory = result.device_class.memory_gb
-    used, phase = max(((result.used_gib(phase) or 0.0, phase) for phase in Phase), key=lambda each: each[0])
+    used, phase = _fullest(result)
     if memory is None or used <= memory:
         return
+
+    def fits(changed: Mapping[str, ComponentPlan]) -> bool:
+        """Return True if the device has room once these components are as given."""
+        found = _residencies(classes, {**by_name, **changed}, settings, {}, Findings())
+        return any(one.device_class is result.device_class and _fullest(one)[0] <= memory for one in found)
+
     parts = [(name, size) for name, size in result.parts(phase) if size]
     components = [part for part in parts if part[0] in result.device_class.components]
     largest = max(components, key=lambda part: part[1])[0]
@@ -498,8 +514,13 @@ def _check_fit(
         places.get(largest, Where(path=(largest,))),
         f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
         "; ".join([spelled_sum(parts), *_of_megatron([by_name[name] for name, _ in components])]),
-        narrower + _fix(result, phase, by_name, used - memory),
+        narrower + fix_of(result, phase, by_name, used - memory, fits),
     )
+
+
+def _fullest(result: ClassResidency) -> tuple[float, Phase]:
+    """The most that a device of the class holds in a phase, and the phase."""
+    return max(((result.used_gib(phase) or 0.0, phase) for phase in Phase), key=lambda each: each[0])
 
 
 def _of_megatron(components: Sequence[ComponentPlan]) -> list[str]:
@@ -521,42 +542,6 @@ def spelled_sum(sizes: Iterable[tuple[str, float]]) -> str:
     terms = [(name, size) for name, size in sizes if size]
     total = f" = {sum(size for _, size in terms):.1f} GiB" if len(terms) > 1 else " GiB"
     return " + ".join(f"{name} {size:.1f}" for name, size in terms) + total
-
-
-def _fix(result: ClassResidency, phase: Phase, by_name: Mapping[str, ComponentPlan], excess: float) -> str:
-    """Suggest a fix for a device that is over-full by so many GiB, depending on its components."""
-    shares = result.phases[phase]
-    learners = [by_name[share.component] for share in shares if by_name[share.component].role is Role.LEARNER]
-    if phase is Phase.LEARN and len(learners) == 1 and learners[0].model.trained_bytes is not None:
-        processes = result.device_class.processes[result.device_class.components.index(learners[0].name)]
-        if setting := _smaller(learners[0], excess / processes):
-            return setting
-    staying = [share.component for share in shares if share.state is State.STAYS]
-    more = "use more devices or larger parallel sizes"
-    if "actor" in staying and len(result.device_class.components) > 1:
-        return f"let the actor offload (offload_weight, offload_grad, offload_optimizer), or {more}"
-    if len(result.device_class.components) == 1:
-        return f"{more}, or smaller batches"
-    is_engine_there = any(
-        by_name[share.component].role is Role.ENGINE and share.state in (State.RUNS, State.STAYS) for share in shares
-    )
-    return f"{more}, or give engines a smaller memory fraction" if is_engine_there else more
-
-
-def _smaller(learner: ComponentPlan, excess: float) -> str:
-    """The first setting of Roost's learner that saves so many GiB of a device while it learns; empty if none does."""
-    model, size = learner.model, footprint(learner, None).active or 0.0
-    tokens, least = micro_batch_tokens(learner), max(model.sequence or 0, model.longest or 0, LEAST_TOKENS)
-    tried = [("write optimizer_cpu_offload: true in train", replace(model, optimizer_on_host=True))]
-    if not model.recomputes:
-        tried.insert(0, ("write activation_checkpointing: true in train", replace(model, recomputes=True)))
-    while tokens // 2 >= least:
-        tokens //= 2
-        tried.append((f"write micro_batch_tokens: {tokens} in train", replace(model, tokens=tokens)))
-    if model.optimizer == "adamw":
-        tried.append(("write optimizer: adamw_8bit in train", replace(model, optimizer="adamw_8bit")))
-    saved = ((fix, size - (footprint(replace(learner, model=each), None).active or 0.0)) for fix, each in tried)
-    return next((fix for fix, gib in saved if gib >= excess), "")
 
 
 def _known_sum(parts: Sequence[float | None]) -> float | None:

@@ -1,0 +1,163 @@
+"""Fixes of an over-full device: changes of the plan with which it has room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from roost.config.job import OFFLOADED_PARTS, Role, Sharding
+from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.model import (
+    ENGINE_FRACTION,
+    MIN_ENGINE_FRACTION,
+    cached_bytes,
+    engine_memory,
+    engine_sizes,
+    known_shape,
+    kv_tokens,
+)
+from roost.placement.memory.phases import Phase, State
+from roost.placement.memory.traffic import micro_batch_tokens
+
+if TYPE_CHECKING:
+    from roost.placement.memory.residency import ClassResidency
+
+LEAST_TOKENS = 1024  # of a micro-batch that a fix names; smaller ones leave a device idle
+MORE_DEVICES = "use more devices or larger parallel sizes"
+
+Parts = Mapping[str, ComponentPlan]
+Fits = Callable[[Parts], bool]  # whether the device has room once these components are as given
+Change = tuple[str, Parts]  # a fix, and the components that it changes
+
+
+def fix_of(residency: ClassResidency, phase: Phase, by_name: Parts, excess: float, fits: Fits) -> str:
+    """Fixes for a device that is over-full by so many GiB in a phase: single ones, else two that do it together."""
+    held = {name: by_name[name] for name in residency.device_class.components}
+    ways = {
+        "settings": [*_settings(by_name)],
+        "offload": [*_offloads(residency, phase, by_name)],
+        "shard": [*_shards(held)],
+        "fraction": [*_fractions(residency, phase, held, excess)],
+    }
+    first = ("settings", "shard") if phase is Phase.LEARN else ("offload", "shard", "fraction")
+    for names in (first, tuple(name for name in ways if name not in first)):
+        found = [fix for name in names if (fix := _first(ways[name], fits))]
+        if found:
+            return ", or ".join(found if "settings" in names else [*found, MORE_DEVICES])
+    if pair := _first(_pairs(ways["offload"][-1:] + ways["shard"], [*ways["settings"], *ways["shard"]]), fits):
+        return pair
+    if ways["offload"] and (pair := _offload_with_fraction(residency, phase, held, ways["offload"][-1], fits)):
+        return pair
+    return f"{MORE_DEVICES}, or smaller batches" if len(held) == 1 else MORE_DEVICES
+
+
+def _first(changes: Sequence[Change], fits: Fits) -> str:
+    """The first change that is enough; empty if none is."""
+    return next((fix for fix, changed in changes if fits(changed)), "")
+
+
+def _pairs(ones: Sequence[Change], others: Sequence[Change]) -> list[Change]:
+    """Two changes at once; the second is made to components as they are after the first."""
+    return [
+        (f"{one}, and {other}", {**changed, **_both(changed, more)})
+        for one, changed in ones
+        for other, more in others
+        if one != other
+    ]
+
+
+def _both(changed: Parts, more: Parts) -> Parts:
+    """Components with the changes of both, whose offloads and shards are those of the first."""
+    return {
+        name: part
+        if name not in changed
+        else replace(
+            part,
+            model=replace(part.model, offloads=changed[name].model.offloads or part.model.offloads),
+            parallel=changed[name].parallel if changed[name].parallel.shard is None else part.parallel,
+        )
+        for name, part in more.items()
+    }
+
+
+def _settings(parts: Parts) -> Iterator[Change]:
+    """Settings of Roost's learner, the cheapest first; a smaller micro-batch than the longest sample saves nothing."""
+    learners = [part for part in parts.values() if part.role is Role.LEARNER and part.model.trained_bytes is not None]
+    if not learners:
+        return
+
+    def every(**fields: object) -> Parts:
+        return {part.name: replace(part, model=replace(part.model, **fields)) for part in learners}  # type: ignore[arg-type]
+
+    if not all(part.model.recomputes for part in learners):
+        yield "write activation_checkpointing: true in train", every(recomputes=True)
+    if not learners[0].model.optimizer_on_host:
+        yield "write optimizer_cpu_offload: true in train", every(optimizer_on_host=True)
+    tokens = micro_batch_tokens(learners[0])
+    least = max(LEAST_TOKENS, *(max(part.model.sequence or 0, part.model.longest or 0) for part in learners))
+    while tokens // 2 >= least:
+        tokens //= 2
+        yield f"write micro_batch_tokens: {tokens} in train", every(tokens=tokens)
+    if learners[0].model.optimizer == "adamw":
+        yield "write optimizer: adamw_8bit in train", every(optimizer="adamw_8bit")
+
+
+def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator[Change]:
+    """Learners that stay on the device between their phases: each, and all together."""
+    if len(residency.device_class.components) == 1:
+        return
+    staying = [share.component for share in residency.phases[phase] if share.state in (State.STAYS, State.OFFLOADED)]
+    learners = [
+        parts[name]
+        for name in staying
+        if parts[name].role is Role.LEARNER and set(parts[name].model.offloads) < set(OFFLOADED_PARTS)
+    ]
+    for some in [*([part] for part in learners), *([learners] if len(learners) > 1 else [])]:
+        names = " and ".join(part.name for part in some)
+        changed = {part.name: replace(part, model=replace(part.model, offloads=OFFLOADED_PARTS)) for part in some}
+        yield f"let the {names} offload (offload_weight, offload_grad, offload_optimizer)", changed
+
+
+def _shards(parts: Parts) -> Iterator[Change]:
+    """Learners and scorers that FSDP shards over fewer ranks than it could: each, and all together."""
+    copied = [
+        part
+        for part in parts.values()
+        if (mesh := part.mesh) is not None and part.model.sharding is Sharding.FULL and mesh.replicate > 1
+    ]
+    for some in [*([part] for part in copied), *([copied] if len(copied) > 1 else [])]:
+        names = " and ".join(part.name for part in some)
+        changed = {part.name: replace(part, parallel=replace(part.parallel, shard=None)) for part in some}
+        ranks = " and ".join(dict.fromkeys(str(part.world_size // part.parallel.tensor) for part in some))
+        now = " and ".join(dict.fromkeys(str(part.mesh.fsdp) for part in some if part.mesh is not None))
+        yield f"shard the {names} over all {ranks} ranks, not {now} (fsdp_size)", changed
+
+
+def _fractions(residency: ClassResidency, phase: Phase, parts: Parts, excess: float) -> Iterator[Change]:
+    """Engines with a smaller share of the device, which still holds a sequence."""
+    memory = residency.device_class.memory_gb
+    for share in residency.phases[phase]:
+        part = parts[share.component]
+        if memory is None or part.role is not Role.ENGINE or share.state not in (State.RUNS, State.STAYS):
+            continue
+        now = part.model.memory_fraction or ENGINE_FRACTION
+        fraction = math.floor((now - excess / memory) * 100) / 100
+        shape, sizes = known_shape(part), engine_sizes(part)
+        if shape is None or fraction < MIN_ENGINE_FRACTION:
+            continue
+        cache = engine_memory(shape, sizes, memory, fraction, part.model.weight_bytes).kv_cache
+        if kv_tokens(shape, sizes, cache, cached_bytes(part)) >= max(part.model.longest or part.model.sequence or 1, 1):
+            changed = {part.name: replace(part, model=replace(part.model, memory_fraction=fraction))}
+            yield f"give the engines of {part.name} a memory fraction of {fraction:g}", changed
+
+
+def _offload_with_fraction(residency: ClassResidency, phase: Phase, parts: Parts, offload: Change, fits: Fits) -> str:
+    """Offloading together with the largest fraction of an engine that leaves room; empty if there is none."""
+    fix, changed = offload
+    for excess in range(1, math.ceil(residency.device_class.memory_gb or 0.0)):
+        for other, more in _fractions(residency, phase, parts, excess):
+            if fits({**changed, **more}):
+                return f"{fix}, and {other}"
+    return ""
