@@ -285,7 +285,7 @@ def groups_of(sizes: ParallelSizes) -> str:
 
 
 def heads_divide(size: int, heads: int, key_heads: int) -> bool:
-    """Return True if each of `size` ranks gets as many heads, and the key heads that they use.
+    """Return True if each of `size` ranks gets as many heads, and the KV heads that they use.
 
     >>> heads_divide(2, 8, 2), heads_divide(4, 8, 2), heads_divide(3, 9, 2), heads_divide(16, 8, 8)
     (True, True, False, False)

@@ -169,7 +169,7 @@ def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    sizes = {"heads": heads, "key heads": key_heads, "vocabulary": config.vocab_size}
+    sizes = {"heads": heads, "KV heads": key_heads, "vocabulary": config.vocab_size}
     uneven = [f"{name} {size}" for name, size in sizes.items() if size % mesh.tensor]
     if uneven:
         raise ValueError(f"tensor size {mesh.tensor} does not divide the model's {', '.join(uneven)}")
@@ -177,7 +177,7 @@ def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
         of_rank = f" on each of {mesh.tensor} tensor-parallel ranks" if mesh.tensor > 1 else ""
         raise ValueError(
             f"context size {mesh.context} does not divide the model's {heads // mesh.tensor} heads and "
-            f"{key_heads // mesh.tensor} key heads{of_rank}"
+            f"{key_heads // mesh.tensor} KV heads{of_rank}"
         )
 
 

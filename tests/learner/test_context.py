@@ -27,7 +27,7 @@ SHARES = [
 ]
 TOTALS = [totals_of([sample for share in shares for sample in share]) for shares in SHARES]
 BY_SEQUENCE = LossSettings(importance_sampling_level=ImportanceSamplingLevel.SEQUENCE, entropy_coef=0.01)
-# Two ranks per group, and four with fewer key heads than ranks; layers recomputed, sequences whose tokens lie on
+# Two ranks per group, and four with fewer KV heads than ranks; layers recomputed, sequences whose tokens lie on
 # several ranks weighed as one, sliding windows, an adapter, a critic.
 CASES = {
     "two of four": ("qwen2", 2, {"tie_word_embeddings": True}, {}, POLICY),

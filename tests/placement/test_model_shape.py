@@ -374,7 +374,7 @@ def test_copies_keep_sums_of_their_shards_in_32_bits(tmp_path):
 @pytest.mark.parametrize(
     ("mesh", "keys"),
     [
-        pytest.param(MeshSizes(context=2), 2, id="as many key heads"),
+        pytest.param(MeshSizes(context=2), 2, id="as many KV heads"),
         pytest.param(MeshSizes(context=4), 4, id="repeated"),
         pytest.param(MeshSizes(context=2, tensor=2), 2, id="repeated, of a tensor group"),
     ],

@@ -643,7 +643,7 @@ def test_an_expert_size_of_a_dense_model_is_told_that_it_has_no_experts(tmp_path
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        ("expert_model_parallel_size", "expert size 2 would divide a model that reads images"),
+        ("expert_model_parallel_size", "expert size 2, but Roost does not divide a model that reads images"),
         ("pipeline_model_parallel_size", "write pipeline size 1; FSDP alone shards a model that reads images"),
     ],
 )

@@ -55,9 +55,9 @@ def _uneven(part: Part, sizes: ParallelSizes, shape: ModelShape) -> list[tuple[i
         return []
     tensor, pipeline = sizes.tensor, sizes.pipeline
     wanted = [(shape.heads, "attention heads", "tensor", tensor)]
-    # An engine with more parts than key heads keeps copies of them; Megatron does not.
+    # An engine with more parts than KV heads keeps copies of them; Megatron does not.
     if part.role is not Role.ENGINE or tensor < shape.kv_heads:
-        wanted.append((shape.kv_heads, "key heads", "tensor", tensor))
+        wanted.append((shape.kv_heads, "KV heads", "tensor", tensor))
     if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:
         wanted.append((shape.layers, "layers", "pipeline", pipeline))
     return [each for each in wanted if each[0] % each[-1]]

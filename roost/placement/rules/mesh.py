@@ -148,7 +148,7 @@ def _check_context(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
         findings.error(
             "RST-T120",
             at("context"),
-            f"{heads} heads and {key_heads} key heads cannot be divided over {sizes.context} ranks",
+            f"{heads} heads and {key_heads} KV heads cannot be divided over {sizes.context} ranks",
             "context parallelism exchanges tokens for heads in attention",
             f"write {any_of(fitting)}",
         )
@@ -304,7 +304,7 @@ def check_undivided(parts: Mapping[str, ComponentPlan], at: At, findings: Findin
             given = {"tensor": sizes.tensor, "context": sizes.context, "expert": sizes.expert}
             given = {each: size for each, size in given.items() if size > 1}
             written = " and ".join(f"{each} size {size}" for each, size in given.items())
-            what = f"{written} would divide a model that reads images"
+            what = f"{written}, but Roost does not divide a model that reads images"
             why, fix = f"its model_type is {config.get('model_type')}", "write tensor, context and expert sizes of 1"
             place = size_place(at(name), part.written_name, next(iter(given)))
             findings.error("RST-T160", place, what, f"{why}; FSDP shards it", fix)

@@ -239,7 +239,7 @@ def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
     for name, of_what in (("reward_clip", "rewards"), ("advantage_clip", "advantages")):
         if getattr(advantage, name) == 0:
             what, fix = f"is 0, which clips all {of_what} to 0", "write a number above 0, or null for no clip"
-            findings.error("RST-T095", at(name), what, "nothing would be learnt from them", fix)
+            findings.error("RST-T095", at(name), what, f"no sample counts with {of_what} of 0", fix)
     low, high = advantage.min_group_reward, advantage.max_group_reward
     if low is not None and high is not None and low >= high and settings.rollout.num_generations > 1:
         what = f"is {low:g}, but max_group_reward is {high:g}"
