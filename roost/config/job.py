@@ -537,6 +537,11 @@ def first_number(*places: tuple[Section, str]) -> float | None:
     return None
 
 
+def known_count(section: Section, key: str, usual: int = 0) -> int:
+    """A written number, the usual one where none is written, and 0 where it is not known."""
+    return usual if section.values.get(key) is None else int(first_number((section, key)) or 0)
+
+
 def fraction_of_device(section: Section, *keys: str) -> float | None:
     """The fraction of each device that an engine takes; an error if it is none."""
     for key in keys:

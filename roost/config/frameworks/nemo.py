@@ -24,7 +24,7 @@ from roost.config.frameworks.arguments import (
     read_config,
     resolved_for,
 )
-from roost.config.frameworks.pools import Reader, check_divides, engines_on, known_count, megatron_sizes
+from roost.config.frameworks.pools import Reader, check_divides, engines_on, megatron_sizes
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import NEMO_CONFIGS
 from roost.config.job import (
@@ -39,6 +39,7 @@ from roost.config.job import (
     first_number,
     first_text,
     fraction_of_device,
+    known_count,
     read_model_config,
 )
 from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry

@@ -18,7 +18,6 @@ from roost.config.job import (
     Notation,
     ParallelSizes,
     Role,
-    first_number,
     size_place,
 )
 from roost.config.shell.state import Command, Value
@@ -135,11 +134,6 @@ def engine_experts(section: Section, key: str, gpus: int, root: Section, program
             f"write {section.spell(key, gpus)}",
         )
     return expert
-
-
-def known_count(section: Section, key: str, usual: int = 0) -> int:
-    """A written number, the usual one where none is written, and 0 where it is not known."""
-    return usual if section.values.get(key) is None else int(first_number((section, key)) or 0)
 
 
 def add_visible(arguments: Arguments, command: Command, *section: str) -> None:

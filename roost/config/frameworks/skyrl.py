@@ -18,7 +18,6 @@ from roost.config.frameworks.pools import (
     Reader,
     check_divides,
     engine_experts,
-    known_count,
     machines_for,
     megatron_sizes,
 )
@@ -35,6 +34,7 @@ from roost.config.job import (
     first_number,
     first_text,
     fraction_of_device,
+    known_count,
     read_model_config,
 )
 from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry

@@ -19,7 +19,6 @@ from roost.config.frameworks.pools import (
     check_divides,
     engines_on,
     enough_visible,
-    known_count,
     megatron_sizes,
     visible_devices,
 )
@@ -36,6 +35,7 @@ from roost.config.job import (
     first_number,
     first_text,
     fraction_of_device,
+    known_count,
     read_model_config,
 )
 from roost.config.notations.algorithm import algorithm_of, completion_of

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from roost.config.findings import Where, counted, remainder, shown
-from roost.config.frameworks.pools import known_count
-from roost.config.job import Component, Job, ModelUse, Role
+from roost.config.job import Component, Job, ModelUse, Role, known_count
 from roost.config.known_keys.tables import DATA, FILES, LOGGING, NOT_FOLLOWED, OFF, REWARD, START, Effect, Entry, Known
 from roost.config.notations.words import IS_LEVELS, TRANSFORMERS_SCHEDULES, lora_rank, named, transformers_schedule
 from roost.config.source import Section

@@ -6,8 +6,7 @@ from math import gcd
 
 from roost.config.findings import Findings, Where, counted, remainder
 from roost.config.frameworks.arguments import Arguments
-from roost.config.frameworks.pools import known_count
-from roost.config.job import ParallelSizes, first_number
+from roost.config.job import ParallelSizes, first_number, known_count
 from roost.config.source import Section
 
 TRAIN_BATCH = 1024  # defaults of verl's own configs
