@@ -13,6 +13,7 @@ from textwrap import shorten
 
 from roost.config.findings import Findings, Where, counted, shown
 from roost.config.frameworks.arguments import GIVE_ARGUMENTS, MODULE, Arguments, Start, how_to_give
+from roost.config.frameworks.pools import VISIBLE
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.children import base_name
 from roost.config.shell.script import COMMAND_LINE, read_script
@@ -31,6 +32,7 @@ _BEFORE = ("sudo", "nohup", "time", "nice", "env", "exec", "command")  # the com
 # Commands that name a program without starting it.
 _BYSTANDERS = """grep egrep fgrep rg pgrep pkill killall kill ps cat cp mv rm ls ln sed git vim vi nano less head tail
     awk find echo printf diff chmod touch rsync scp tar wc which test ["""
+_RENDEZVOUS = re.compile(r"--?(?:\w*_port|rdzv\w*|log_dir)\b")  # flags of a launcher with which no plan changes
 _LAUNCHER = re.compile(
     r"python[\d.]*|ipython\d*|pypy\d*|torchrun|accelerate|deepspeed|uvx?|ray|srun|mpirun|mpiexec|horovodrun|poetry|pixi"
     r"|conda|debugpy|coverage|viztracer|nsys"
@@ -179,7 +181,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         findings.warn(
             "RST-C039",
             Where(*position),
-            f"{path or 'the file'} is not here; what it sets is not known",
+            f"{path or 'the file'} is not {'known' if path.startswith('$(') else 'here'}; what it sets is not known",
             fix="plan from the folder that the script is started in, with the files it sources",
         )
     for path, position, why in reading.nested[:MAX_NAMED]:
@@ -290,8 +292,10 @@ def _planned_by(job: Found) -> object:
     named = {path: ".".join(map(str, path)) for path in job.arguments.positions}
     paths = [path for path, name in named.items() if any(fnmatchcase(name, one) for one in patterns)]
     values = {path: reduce(getitem, path, job.arguments.values) for path in paths}
-    launcher = [word.shown for word in job.command.words[: job.start.at + 1]]
-    return launcher, job.arguments.options, values
+    launcher = iter(word.shown for word in job.command.words[: job.start.at + 1])
+    words = [word for word in launcher if not (_RENDEZVOUS.match(word) and ("=" in word or next(launcher, "")))]
+    visible = job.command.given(VISIBLE)
+    return words, visible, job.arguments.options, values
 
 
 def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:

@@ -42,7 +42,9 @@ def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes,
         for section in (part.below("fsdp_config"), part.below("fsdp"), part.below("model", "fsdp_config")):
             size = first_number((section, "fsdp_size")) or -1
             if 0 < size < gpus and gpus % size:
-                root.findings.error(
+                is_sure = what == "learner"  # a job may have no reference and no critic
+                report = root.findings.error if is_sure else root.findings.warn
+                report(
                     "RST-N056",
                     section.where("fsdp_size"),
                     f"is {int(size)}, which does not divide the {gpus} GPUs of the {what}",
@@ -94,7 +96,7 @@ def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSiz
     mini, batch = known_count(actor, MINI, MINI_BATCH), known_count(data, "train_batch_size")
     replicas = gpus // sizes.model
     if is_written and strategy in _MESHES and root.below("trainer").flag("use_v1", True) and mini * samples % replicas:
-        root.findings.error(
+        root.findings.warn(  # older versions take what is left of a division
             "RST-N088",
             actor.where(MINI),
             f"makes {mini} * {counted(samples, 'sample')} a minibatch, which verl cannot divide by {replicas}",

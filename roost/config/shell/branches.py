@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from roost.config.findings import Position
 from roost.config.shell.builtins import Assignments
-from roost.config.shell.conditions import Status, is_folder_change, known_texts, negated, output_of, piped
+from roost.config.shell.conditions import Status, echo_of, is_folder_change, known_texts, negated, output_of, piped
 from roost.config.shell.effects import submits
 from roost.config.shell.expand import folder_of
 from roost.config.shell.filters import filtered
@@ -28,7 +29,12 @@ from roost.config.shell.syntax import (
 )
 
 _FILE_FILTERS = "cat grep sed awk cut head tail"
-_OF_MACHINE = re.compile(r"/(proc|sys|dev|etc|run|var|tmp)/")  # files that differ where the script runs
+_OF_MACHINE = re.compile(r"/+(proc|sys|dev|etc|run|var)/")  # files that differ where the script runs
+# Builtins and commands that print nothing.
+_SILENT = """[ : unset read mapfile readarray shift cd exit return break continue test true false let getopts sleep wait
+    mkdir rm"""
+_DECLARING = "export local readonly declare typeset set"
+READING = ("eval", "source", ".")
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 
@@ -37,7 +43,7 @@ class Outputs(Assignments):
     """The output of command substitutions, and the text of files that commands are given."""
 
     read_text: Callable[[Path], str | None]
-    printed: list[Value | None] | None = None  # by what `$(...)` runs; None where it is not known
+    output_status: Status = True  # of the last `$(...)`
 
     @abstractmethod
     def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None: ...
@@ -56,11 +62,13 @@ class Outputs(Assignments):
 
     def _of_file(self, words: Sequence[str], state: State) -> str | None:
         """The output of a command such as `cat` or `grep` for a file that is here."""
-        if len(words) < 2 or words[0] not in _FILE_FILTERS.split() or _OF_MACHINE.match(words[-1]):
+        if len(words) < 2 or words[0] not in _FILE_FILTERS.split():
             return None
-        content = self._content(words[-1], state)
+        file = Path(os.path.normpath(folder_of(state, words[-1])))
+        is_changed = any(one == file or one in file.parents for one in state.touched) and file not in state.written
+        content = None if is_changed or _OF_MACHINE.match(str(file)) else self._content(words[-1], state)
         text = None if content is None else content.known
-        return None if text is None else filtered(text, words[:-1])
+        return None if text is None or "\0" in text else filtered(text, words[:-1])
 
     def _output(self, part: Substitution, state: State) -> Value | None:
         """The output of `$(...)` where it need not be run to be known."""
@@ -70,7 +78,8 @@ class Outputs(Assignments):
         if part.body is None:
             return None
         if len(part.body) != 1 or not isinstance(part.body[0], Simple | Pipeline | AndOr):
-            return self._output_of_all(part.body, state)
+            found = self._output_of_all(part.body, state)
+            return None if found is None else found.without_last_lines()
         inner = state.copy()
         statement: Statement = part.body[0]
         changed = is_folder_change(statement)
@@ -78,7 +87,8 @@ class Outputs(Assignments):
             change, statement = changed
             words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
             self._do_cd(words, change.position, inner)
-        return self._output_of_pipeline(statement, inner)
+        found = self._output_of_pipeline(statement, inner)
+        return None if found is None else found.without_last_lines()
 
     def _output_of_pipeline(self, statement: Statement, state: State) -> Value | None:
         """The output of a command, or of one and the filters behind it."""
@@ -89,23 +99,49 @@ class Outputs(Assignments):
             self._reads(*first.words)
             words = [value for word in first.words for value in self.expander.words(word, state)]
             texts = known_texts(words)
-        if isinstance(first, Simple) and texts and texts[0] not in state.functions:
+        is_function = isinstance(first, Simple) and bool(texts) and texts is not None and texts[0] in state.functions
+        status: Status = True
+        if not isinstance(first, Simple) or is_function:
+            found, status = self._output_of_all((first,), state), self.output_status
+        elif texts:
             if first.stdin is None:
                 text = output_of(texts, state)
                 text = self._of_file(texts, state) if text is None else text
             else:
                 text = self._of_input(first.stdin, texts, state)
             found = None if text is None else text_value(text)
-        elif not isinstance(first, Simple) or (texts and texts[0] in state.functions):
-            found = self._output_of_all((first,), state)
+            status = None if texts[0] == "grep" else True
         for one in filters:
             text = None if found is None else found.known
             texts = None
             if isinstance(one, Simple) and not one.is_redirected and one.stdin is None:
                 texts = known_texts([value for word in one.words for value in self.expander.words(word, state)])
-            text = filtered(text, texts) if text is not None and texts is not None else None
+            text = filtered(text, texts) if text is not None and texts else None
             found = None if text is None else text_value(text)
-        return None if found is None else found.without_last_lines()
+            status = None if not texts or texts[0] == "grep" else True
+        self.output_status = status
+        return found
+
+    def _printed_by(self, statement: Simple, words: Sequence[Value], state: State) -> Value | None:
+        """Output of one command; None where it is not known. Functions print by the commands in them."""
+        name = words[0].tested or ""
+        if name == "exec":  # its redirections are those of what follows
+            return None
+        if statement.is_redirected or name in (*state.functions, *READING):
+            return Value()
+        if name in ("echo", "printf"):
+            found = echo_of(words, state)
+            is_line = name == "echo" and found is not None and found.known is None
+            return replace(found, parts=(*found.parts, "\n")) if is_line and found is not None else found
+        options = [one.prefix for one in words[1:] if one.prefix.startswith("-")]
+        if name in ("rm", "mkdir") and any("v" in one for one in options):
+            return None
+        is_declared = name in _DECLARING.split() and bool(words[1:] or statement.assignments)
+        if name in _SILENT.split() or (is_declared and not any(one in text for text in options for one in "pfF")):
+            return None if name == "cd" and "-" in options else Value()
+        texts = known_texts(words)
+        text = None if not texts or statement.stdin is not None else output_of(texts, state)
+        return None if text is None else text_value(text)
 
 
 class Branches(Outputs):

@@ -53,6 +53,7 @@ class Builtins(ABC):
     # Shells that left a function or loop under a condition that is not known; they go on after its end.
     left: list[tuple[State, Doubt]]
     stdin: Value | None  # what is left of the input of the commands here
+    printed: list[Value | None] | None = None  # by what `$(...)` runs; None where it is not known
 
     @abstractmethod
     def _file(self, path: str, state: State, is_program: bool = False) -> bool: ...
@@ -84,7 +85,7 @@ class Builtins(ABC):
         """Give a script that sbatch starts the variables of Slurm."""
         if child.options is not None:
             text = child.text or state.written.get(file := folder_of(state, child.path))
-            script = self.read_text(file) or "" if text is None else text.shown
+            script = (self.read_text(file) or "").replace("\r\n", "\n") if text is None else text.shown
             state.take_batch(batch_variables(script, child.path or None, child.options), self.environ)
 
     def _do_source(self, arguments: list[Value], position: Position, state: State) -> Status:
@@ -138,6 +139,7 @@ class Builtins(ABC):
             elif argument.is_open and not argument.prefix and argument.unknown is not None:  # export $(cat .env)
                 unknown = argument.unknown
                 state.others = replace(unknown, reason=f"{unknown.shown}, which is not known, may give it", variable="")
+                self.reading.missing.append((unknown.shown, position))
         return True
 
     def _do_unset(self, arguments: list[Value], position: Position, state: State) -> Status:
@@ -353,9 +355,12 @@ class Builtins(ABC):
 
     def _stop_at_unset(self, words: Sequence[Word], state: State) -> None:
         """Report variables without a value that stop the script; a file that is not here may set them."""
+        names = [*unset_names(words, state)]
+        if names and self.printed is not None:
+            self.printed.append(None)
         if self.doubts or self.reading.missing:
             return
-        for name, position in unset_names(words, state):
+        for name, position in names:
             if not name.startswith(_OF_SCHEDULERS) and (name,) not in [names for _, names in self.reading.stops]:
                 self.reading.stops.append((position, (name,)))
 
@@ -459,10 +464,13 @@ class Assignments(Builtins):
             if assignment.index is not None:
                 key = self.expander.key(name, assignment.index, state)
                 array = dict(state.array(name))
-                if key is None:  # any element may be this one
+                several = [at for at, one in array.items() if one.unknown is not None and one.unknown.is_list]
+                is_listed = bool(several) and name not in state.associative
+                is_behind = is_listed and key not in [*array][: [*array].index(several[0])]
+                if key is None or is_behind:  # any element may be this one
                     array = {"0": elements(name, assignment.position)}
                 elif assignment.appends and key in array:
-                    array[key] = Value((*array[key].parts, *value.parts), value.position)
+                    array[key] = merged([*array[key].parts, *value.parts], value.position)
                 else:
                     is_keyed = name in state.associative or not key.isdecimal()
                     is_in_order = is_keyed or key in array or int(key) >= next_index(array)
@@ -482,7 +490,7 @@ class Assignments(Builtins):
                 array = state.array(name)
                 state.variables[name] = {
                     **array,
-                    "0": Value((*array.get("0", Value()).parts, *value.parts), value.position),
+                    "0": merged([*array.get("0", Value()).parts, *value.parts], value.position),
                 }
             elif assignment.appends and old is not None:
                 state.variables[name] = merged([*old.parts, *value.parts], old.position)

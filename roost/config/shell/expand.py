@@ -12,7 +12,18 @@ from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown, assigned_names, evaluate
 from roost.config.shell.braces import with_braces
 from roost.config.shell.patterns import compiled, with_classes
-from roost.config.shell.state import IFS, State, Unknown, Value, elements, next_index, of_unknown, text_value
+from roost.config.shell.state import (
+    IFS,
+    State,
+    Unknown,
+    Value,
+    elements,
+    next_index,
+    of_unknown,
+    text_value,
+    with_words_of_gaps,
+    without_gap,
+)
 from roost.config.shell.syntax import (
     Arithmetic,
     Literal,
@@ -183,6 +194,7 @@ class Expander:
             current, has_word, is_unsure = [], False, False
 
         parts, fields = list(self._spliced(word.parts, state, position)), word_fields(state)
+        splits_at_blanks = fields is not None and fields.pattern == "[ \t\n]+"
         is_alone = len(parts) == 1
         for at, (part, is_split) in enumerate(parts):
             if isinstance(part, Literal) and (part.is_quoted or not is_split):
@@ -192,6 +204,8 @@ class Expander:
                 continue
             values = [text_value(part.text)] if isinstance(part, Literal) else self._values(part, state, word.position)
             values = [_placed(value, word.position) for value in values]
+            if not part.is_quoted and (not is_alone or not splits_at_blanks):
+                values = [without_gap(value) for value in values]  # what stands beside it may belong to its words
             if part.is_quoted:
                 is_list = isinstance(part, Parameter) and part.is_list
                 if not is_list:
@@ -289,7 +303,7 @@ class Expander:
         value = self._plain(part, state, position)
         if part.is_length:
             text = value.tested if value is not None else ""
-            return [text_value(str(len(text)), position) if text is not None else value or Value()]
+            return [text_value(str(len(text)), position) if text is not None else _blurred(value or Value(), part)]
         return [self._with_operator(part, value, state, position)]
 
     def _list(self, part: Parameter, state: State, position: Position) -> list[Value]:
@@ -568,6 +582,8 @@ def merged(parts: list[str | Unknown], position: Position) -> Value:
         merged.append(part)
     if any(texts):
         merged.append(joined_text(texts))
+    if any(isinstance(part, Unknown) and part.is_gap for part in merged):
+        merged = [part for part in with_words_of_gaps(merged) if part != ""]
     if sum(len(part) for part in merged if isinstance(part, str)) > MAX_VALUE:
         raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
     return Value(tuple(merged), position)

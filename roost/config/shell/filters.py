@@ -32,11 +32,11 @@ def filtered(text: str, words: Sequence[str]) -> str | None:
     """Output of a filter such as `wc -w`; None for one that is not known."""
     name, *arguments = words or ("",)
     if words in (["wc", "-w"], ["wc", "--words"]):
-        return str(len(text.split()))
+        return f"{len(text.split())}\n"
     if words in (["wc", "-l"], ["wc", "--lines"]):
-        return str(text.count("\n"))
+        return f"{text.count(chr(10))}\n"
     if words in (["wc", "-c"], ["wc", "--bytes"]):
-        return str(len(text.encode()))
+        return f"{len(text.encode())}\n"
     if len(words) == 3 and words[:2] == ["grep", "-o"] and re.fullmatch(r"[\w ,:;/=@-]+", words[2]):
         return f"{words[2]}\n" * text.count(words[2])
     if name == "cat" and not arguments:
@@ -51,13 +51,13 @@ def filtered(text: str, words: Sequence[str]) -> str | None:
         return _matching(text, arguments)
     if name == "bc" and not arguments:
         return computed(text)
-    joined, lines = " ".join(words), text.splitlines()
+    joined, lines = " ".join(words), _lines(text)
     if joined in ("head", "tail"):
         joined += " -10"
     if found := _LINES.fullmatch(joined):
         count = int(found[2])
-        chosen = lines[:count] if found[1] == "head" else lines[max(0, len(lines) - count) :]
-        return "".join(f"{line}\n" for line in chosen)
+        kept = re.findall(r"[^\n]*\n|[^\n]+", text)
+        return "".join(kept[:count] if found[1] == "head" else kept[max(0, len(kept) - count) :])
     if found := _FIELDS.fullmatch(joined):
         return "".join(f"{len(line.split(found[1])) if line else 0}\n" for line in lines)
     if found := _COLUMN.fullmatch(joined):
@@ -65,6 +65,11 @@ def filtered(text: str, words: Sequence[str]) -> str | None:
     if found := re.fullmatch(r"cut -d ?(.) -f ?(\d)", joined):
         return "".join(f"{_field(line, found[1], int(found[2]))}\n" for line in lines)
     return None
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, which only line feeds end."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _field(line: str, delimiter: str, number: int) -> str:
@@ -160,9 +165,9 @@ def _matching(text: str, arguments: Sequence[str]) -> str | None:
     while words and re.fullmatch(r"-[vEe]+", words[0]):
         options += words.pop(0)[1:]
     pattern = _expression(words[0], "E" in options) if len(words) == 1 else None
-    lines = text.splitlines()
+    lines = _lines(text)
     is_long = len(text) > MAX_MATCHED or any(len(line) > MAX_TEXT for line in lines)
-    if pattern is None or is_long or len(_REPEATS.findall(pattern)) > MAX_REPEATS:
+    if pattern is None or is_long or "\n" in pattern or len(_REPEATS.findall(pattern)) > 1:
         return None
     try:
         found = [line for line in lines if (re.search(pattern, line) is None) == ("v" in options)]
@@ -180,7 +185,8 @@ def _expression(pattern: str, is_extended: bool) -> str | None:
         return None
     if re.search(r"\\[^./$*^\[\]-]", outside) or (is_extended and re.search(r"[(){}|]", outside)):
         return None
-    if re.search(r"^\^?\*|[$^].|[*+?]{2}", re.sub(r"\\.", "", outside).removeprefix("^")):
+    plain = re.sub(r"\\.", "", outside)
+    if "^" in plain[1:] or re.search(r"^\^?\*|[$^].|[*+?]{2}", plain.removeprefix("^")):
         return None  # an anchor or a star that stands for itself
     if not is_extended:  # where these stand for themselves
         pattern = re.sub(rf"({_SET.pattern})|([+?(){{}}|])", lambda one: one[1] or f"\\{one[2]}", pattern)

@@ -5,16 +5,18 @@ Nothing is executed: a command is only recorded, and what it would print or chan
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.branches import Branches
+from roost.config.shell.branches import READING, Branches
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED
 from roost.config.shell.children import Child, child_of, started
 from roost.config.shell.conditions import (
@@ -23,9 +25,7 @@ from roost.config.shell.conditions import (
     condition_status,
     echo_of,
     either,
-    known_texts,
     negated,
-    output_of,
 )
 from roost.config.shell.effects import (
     behind_options,
@@ -50,7 +50,6 @@ from roost.config.shell.state import (
     Unknown,
     Value,
     of_unknown,
-    text_value,
 )
 from roost.config.shell.syntax import (
     AndOr,
@@ -75,12 +74,10 @@ from roost.config.shell.syntax import (
 
 MAX_STEPS = 30_000  # statements of one reading
 MAX_PRINTED_STEPS = 1_000  # of one `$(...)`
+MAX_STEPS_OF_OUTPUTS = 5_000  # of all
 MAX_COMMANDS = 2_000
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
 _CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files that they are given
-_SILENT = """[ : unset read mapfile readarray shift cd exit return break continue test true false let getopts sleep wait
-    mkdir rm"""
-_DECLARING = "export local readonly declare typeset set trap"
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
@@ -106,7 +103,7 @@ class Interpreter(Branches):
         self.snapshot: Snapshot | None = None  # of the last command
         self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
-        self.limit = MAX_STEPS
+        self.limit, self.steps_of_outputs = MAX_STEPS, 0
         self.exits: list[int] = []
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
@@ -146,6 +143,8 @@ class Interpreter(Branches):
             return self._pipeline(statement, state)
         if isinstance(statement, Group):
             outer = self._take_input(statement.stdin, state)
+            if self.printed is not None and statement.joins_errors:
+                self.printed.append(None)
             with self._unheard(statement.is_redirected):
                 status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
             self.stdin = self.stdin if statement.stdin is None else outer
@@ -198,7 +197,7 @@ class Interpreter(Branches):
         self.inside += 1
         inner = state.copy()
         status = self._run_all(statements, inner)
-        self.inside, state.written = self.inside - 1, inner.written
+        self.inside, state.written, state.touched = self.inside - 1, inner.written, inner.touched
         is_open = len(self.left) > before or any(doubts > self.doubts for doubts in self.exits[exits:])
         del self.left[before:], self.exits[exits:]
         return None if is_open else status
@@ -210,7 +209,7 @@ class Interpreter(Branches):
         outer, given = self.stdin, None
         if self.printed is not None:
             found = self._output_of_pipeline(statement, state)
-            self.printed.append(None if found is None else replace(found, parts=(*found.parts, "\n")))
+            self.printed.append(found)
         with self._unheard(True):
             for command in statement.commands:
                 self.stdin = given
@@ -313,8 +312,11 @@ class Interpreter(Branches):
         self._stop_at_unset(statement.words, state)
         words = self.expander.arguments(statement.words, state)
         outer = self._take_input(statement.stdin, state)
-        with self._unheard(statement.is_redirected and words[:1] != [] and words[0].tested in state.functions):
+        prints_inside = bool(words) and words[0].tested in (*state.functions, *READING)
+        with self._unheard(statement.is_redirected and prints_inside):
             status = self._started(statement, words, state)
+        if self.printed is not None and statement.joins_errors and prints_inside:
+            self.printed.append(None)
         if statement.stdin is not None:
             self.stdin = outer
         return status
@@ -329,11 +331,14 @@ class Interpreter(Branches):
             path = self.expander.one(statement.stdout, state).tested
             if path is not None and name == "cat" and len(words) == 1 and self.stdin is not None:
                 before = self._content(path, state) if statement.appends else None
-                text = replace(self.stdin, parts=(*before.parts, *self.stdin.parts)) if before else self.stdin
+                end = ("\n",) if statement.stdin is not None and not statement.stdin.delimiter else ()
+                text = replace(self.stdin, parts=(*(before.parts if before else ()), *self.stdin.parts, *end))
+                state.touched |= {Path(os.path.normpath(folder_of(state, path)))}
                 state.written = {**state.written, folder_of(state, path): text}
             else:
                 paths.append(path)
         changed = [folder_of(state, path) for path in paths if path]
+        state.touched |= {Path(os.path.normpath(file)) for file in changed}
         for file in state.written:
             if any(one == file or one in file.parents for one in changed):
                 unknown = Unknown(file.name, "a command changes it while the script runs", statement.position)
@@ -341,40 +346,37 @@ class Interpreter(Branches):
 
     def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None:
         """The output of statements in a subshell, as far as it is known without running a command."""
-        if self.depth >= MAX_NESTED:
+        self.output_status = None
+        if self.depth >= MAX_NESTED or self.steps_of_outputs > MAX_STEPS_OF_OUTPUTS:
             return None
-        counts = self.depth, self.doubts, self.loops, self.inside
-        outer, commands, limit = self.printed, dict(self.reading.commands), self.limit
-        self.printed, self.limit = [], min(limit, self.steps + MAX_PRINTED_STEPS)
-        self.depth += 1
+        counts, stdin = (self.depth, self.doubts, self.loops, self.inside), self.stdin
+        lists: tuple[list[Any], ...] = (self.left, self.exits, self.conditions, self.files, self.scripts)
+        lengths = [len(one) for one in lists]
+        outer, limit, begun = self.printed, self.limit, self.steps
+        self.printed, self.limit = [], min(limit, begun + MAX_PRINTED_STEPS)
+        self.depth, self.inside = self.depth + 1, self.inside + 1
+        inner, status = state.copy(), None
         try:
-            self._apart(statements, state)
+            status = self._run_all(statements, inner)
         except _Stop:
             if self.steps > limit:
                 raise
             self.printed = [None]
+        if len(self.left) > lengths[0] or any(doubts > counts[1] for doubts in self.exits[lengths[1] :]):
+            self.printed.append(None)  # what is printed after an end that is not certain
         found, self.printed, self.limit = self.printed, outer, limit
         self.depth, self.doubts, self.loops, self.inside = counts
-        self.reading.commands = commands  # of these, only the output counts
-        parts = [part for one in found if one is not None for part in one.parts]
-        return None if None in found else merged(parts, (None, None, None)).without_last_lines()
-
-    def _printed_by(self, statement: Simple, words: Sequence[Value], state: State) -> Value | None:
-        """Output of one command; None where it is not known. Functions print by the commands in them."""
-        name = words[0].tested or ""
-        if statement.is_redirected or name in (*state.functions, "eval", "source", "."):
-            return Value()
-        if name in ("echo", "printf"):
-            found = echo_of(words, state)
-            is_line = name == "echo" and found is not None and found.known is None
-            return replace(found, parts=(*found.parts, "\n")) if is_line and found is not None else found
-        options = [one.prefix for one in words[1:] if one.prefix.startswith("-")]
-        is_declared = name in _DECLARING.split() and bool(words[1:] or statement.assignments)
-        if name in _SILENT.split() or (is_declared and "-p" not in options):
-            return None if name == "cd" and "-" in options else Value()
-        texts = known_texts(words)
-        text = None if not texts or statement.stdin is not None else output_of(texts, state)
-        return None if text is None else text_value(text)
+        for one, length in zip(lists, lengths, strict=True):
+            del one[length:]
+        state.written, state.touched = inner.written, inner.touched
+        if outer is None:
+            self.steps_of_outputs += self.steps - begun
+            self.steps = begun + 1
+        if None in found:
+            self.stdin = stdin
+            return None
+        self.output_status = status
+        return merged([part for one in found if one is not None for part in one.parts], (None, None, None))
 
     @contextmanager
     def _unheard(self, is_redirected: bool) -> Iterator[None]:
@@ -400,6 +402,7 @@ class Interpreter(Branches):
                     inner.put(assignment.name, inner.scalar(assignment.name))
             return self._call(words, statement.position, state, inner, names)
         given: list[Value | None] = [None for _ in names]
+        self.output_status = True
         if words:  # export and its like have their arguments expanded before the first is assigned
             values = [one.value for one in statement.assignments]
             given = [self.expander.one(one, state) if isinstance(one, Word) else None for one in values]
@@ -410,7 +413,7 @@ class Interpreter(Branches):
             return self._call(words, statement.position, state, state)
         assigned = [state.scalar(one) for one in names]
         is_output = any(value is not None and value.unknown and value.unknown.reason == OUTPUT for value in assigned)
-        return None if is_output else True  # the status is that of the command
+        return None if is_output else self.output_status  # of the command
 
     def _call(
         self, words: list[Value], position: Position, state: State, inner: State, names: Sequence[str] = ()
@@ -478,7 +481,7 @@ class Interpreter(Branches):
             self._child(child, position, inner)
         if name not in _QUIET.split():
             self._record(words, position, inner)
-        return None
+        return True if name == "echo" else None
 
     def _child(self, child: Child, position: Position, state: State) -> None:
         """Read a script that a command starts, in a shell of its own."""
@@ -496,10 +499,12 @@ class Interpreter(Branches):
             self.scripts.append(script)
             self._child_file(child, position, inner)
             self.scripts.pop()
-        self.inside, state.written = self.inside - 1, inner.written
+        self.inside, state.written, state.touched = self.inside - 1, inner.written, inner.touched
         del self.left[before:], self.exits[exits:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:
+        if self.printed is not None:
+            return  # of what `$(...)` starts, only the output counts
         key = (position, tuple(word.parts for word in words))
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
             self.steps += len(state.variables) // 1000  # each is compared
@@ -557,6 +562,7 @@ class Interpreter(Branches):
         text = self.read_text(file)
         if text is None or (is_program and _OTHER_KIND.match(text)):
             return False
+        text = text.replace("\r\n", "\n")
         statements, error = Parser(text, str(file) if file.is_absolute() else path).parse()
         if error is not None:
             self.reading.errors.append(error)

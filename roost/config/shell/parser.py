@@ -37,6 +37,9 @@ _PIPELINE_PREFIX = re.compile(r"(!|time(?:[ \t]+-p)?)(?=\s)")
 _DECLARING = ("declare", "export", "local", "readonly", "typeset")
 
 
+Redirections = tuple[Input | None, Word | None, bool, bool, bool]
+
+
 class Parser(WordParser):
     """Parses one text."""
 
@@ -44,6 +47,7 @@ class Parser(WordParser):
     stdout: Word | None = None
     is_redirected = False
     appends: bool = False
+    joins_errors: bool = False
 
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
         """The statements before the first error, and the error; as in bash, statements before the error are run."""
@@ -114,7 +118,8 @@ class Parser(WordParser):
             self._skip_blanks()
             if self._peek("||") or not self._take("|"):
                 return Pipeline(tuple(commands), is_negated) if is_negated or len(commands) > 1 else commands[0]
-            self._take("&")
+            if self._take("&"):
+                commands[-1] = Group((commands[-1],), joins_errors=True)
             self._skip_lines()
             commands.append(self._command())
 
@@ -274,15 +279,24 @@ class Parser(WordParser):
             tokens.append(plain if plain in ("!", "=~", "==", "=", "!=") and plain is not None else word)
 
     def _redirected(self, compound: Statement) -> Statement:
-        outer = self.stdin, self.stdout, self.is_redirected, self.appends
-        self.stdin, self.stdout, self.is_redirected = None, None, False
+        outer = self._begin_redirections()
         while self._redirection():
             pass
-        given, written, elsewhere = self.stdin, self.stdout, self.is_redirected
-        self.stdin, self.stdout, self.is_redirected, self.appends = outer
-        if given is written is None and not elsewhere:
+        given, written, elsewhere, _, joins = self._end_redirections(outer)
+        if given is None and written is None and not elsewhere and not joins:
             return compound
-        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere)
+        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere, joins_errors=joins)
+
+    def _begin_redirections(self) -> Redirections:
+        """Begin those of another command; returns those of the one around it."""
+        outer = self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors
+        self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors = None, None, False, False, False
+        return outer
+
+    def _end_redirections(self, outer: Redirections) -> Redirections:
+        found = self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors
+        self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors = outer
+        return found
 
     def _redirection(self) -> bool:
         """Consume a redirection, if one stands here, and note the input and the file of the output."""
@@ -292,7 +306,7 @@ class Parser(WordParser):
             return False
         self.at = match.end()
         number = match[0].removesuffix(match[1])
-        self.is_redirected |= number == "1" or (not number and match[1].startswith((">", "&>")))
+        is_output = number == "1" or (not number and match[1].startswith((">", "&>")))
         self._skip_blanks()
         outer, is_other = self.stdin, re.match(r"[1-9{]", match[0]) is not None  # of another descriptor
         if match[1] in ("<<", "<<-"):
@@ -307,12 +321,15 @@ class Parser(WordParser):
             self.stdin = Input(Word((output,), self._position(start)))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;":
             word = self._word()
+            is_output &= word.text not in ("/dev/stdout", "/dev/fd/1") and (match[1], word.text) != (">&", "1")
+            self.joins_errors |= number == "2" and (match[1], word.text) == (">&", "1")
             if match[1] in ("<", "<<<", "<>", "<&"):
                 self.stdin = Input(word if match[1] == "<<<" else None)
             elif match[0] in (">", ">|", ">>"):
                 self.stdout, self.appends = word, match[0] == ">>"
         if is_other:
             self.stdin = outer
+        self.is_redirected |= is_output
         return True
 
     def _simple(self) -> Simple:
@@ -321,8 +338,7 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         assignments: list[Assignment] = []
         words: list[Word] = []
-        outer = self.stdin, self.stdout, self.is_redirected, self.appends
-        self.stdin, self.stdout, self.is_redirected, self.appends = None, None, False, False
+        outer = self._begin_redirections()
         while True:
             if self._redirection():
                 continue
@@ -341,8 +357,7 @@ class Parser(WordParser):
             raise self._error(f"{self._shown()} is not expected here")
         if self.at < len(self.text) and self.text[self.at] == "(":
             raise self._error("( is not expected here")
-        redirected = self.stdin, self.stdout, self.is_redirected, self.appends
-        self.stdin, self.stdout, self.is_redirected, self.appends = outer
+        redirected = self._end_redirections(outer)
         return Simple(tuple(assignments), tuple(words), self._position(start), *redirected)
 
     def _assignment(self) -> Assignment | None:

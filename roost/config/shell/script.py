@@ -53,7 +53,6 @@ def _text_of(file: Path, findings: Findings) -> str | None:
 def _read_quietly(file: Path) -> str | None:
     """The text of a script that another one names; None if it does not exist."""
     try:
-        text = _text_of(file, Findings()) if file.is_file() else None
-        return None if text is None else text.replace("\r\n", "\n")
+        return _text_of(file, Findings()) if file.is_file() else None
     except (OSError, ValueError):
         return None

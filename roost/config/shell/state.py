@@ -13,6 +13,7 @@ from roost.config.findings import Position
 from roost.config.shell.syntax import Choice, ShellError, SourceText, Statement, joined_text, places_of, position_in
 
 MAX_SHOWN = 60
+MAX_JOINED = 20_000  # characters of values whose words are compared
 IFS = " \t\n"  # that a shell begins with
 _PIECES = re.compile(r"\s+|\S+")
 
@@ -28,6 +29,7 @@ class Unknown:
     argument: int = 0  # of the script, that the caller can give
     is_unset: bool = False  # a variable without a value, which bash takes for empty
     is_list: bool = False  # it may stand for any number of words
+    is_gap: bool = False  # it stands for words between others, and for the blanks around them
 
     def about(self, name: str) -> Value:
         """The value of a variable that is not known for the same reason."""
@@ -95,6 +97,16 @@ class Value:
         if parts and isinstance(parts[-1], str):
             parts[-1] = parts[-1][: len(parts[-1].rstrip())]
         return replace(self, parts=tuple(part for part in parts if part))
+
+    def cut(self, start: tuple[int, int] = (0, 0), end: tuple[int, int] | None = None) -> Value:
+        """The value between two places: a part, and a character of it."""
+        parts = list(self.parts)
+        if end is not None:
+            last = parts[end[0]]
+            parts[end[0] :] = [last[: end[1]] if isinstance(last, str) else last]
+        first = parts[start[0]]
+        parts[: start[0] + 1] = [first[start[1] :] if isinstance(first, str) else first]
+        return replace(self, parts=tuple(parts))
 
     def without_last_lines(self) -> Value:
         """The value without the ends of lines at its end, as `$(...)` has it."""
@@ -182,6 +194,7 @@ class State:
     locals: dict[str, Outer] | None = None  # of a function, with what they are outside of it
     others: Unknown | None = None  # for variables without a value, which a file that is not here may give one
     written: Mapping[Path, Value] = field(default_factory=dict)  # texts of files that the script writes
+    touched: frozenset[Path] = frozenset()  # all files that it writes or changes
 
     def copy(self) -> State:
         # Arrays are never changed in place, so that copies may share them.
@@ -208,9 +221,9 @@ class State:
         exported = self.exported
         variables["OPTIND"] = text_value("1")
         own = (self.folder, self.script, self.file)
-        return State(
-            variables, self.arguments, functions, *own, exported=exported, others=self.others, written=self.written
-        )
+        child = State(variables, self.arguments, functions, *own, exported=exported, others=self.others)
+        child.written, child.touched = self.written, self.touched
+        return child
 
     @property
     def environment(self) -> frozenset[tuple[str, Value]]:
@@ -328,6 +341,7 @@ def join(states: list[State], doubt: Doubt) -> State:
     result.references = first.references.union(*(state.references for state in others))
     result.integers = first.integers.union(*(state.integers for state in others))
     result.exported = first.exported.union(*(state.exported for state in others))
+    result.touched = first.touched.union(*(state.touched for state in others))
     names = dict.fromkeys(name for state in states for name in state.variables)
     for name in names:
         value = first.variables.get(name)
@@ -396,27 +410,43 @@ def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
 
 def _joined_words(values: list[Value], unknown: Unknown) -> Value:
     """The words that all begin with, a part that is not known, and those that all end with."""
-    pairs = _words_of(values[0])
-    head, tail = _common_ends([[word for _, word in _words_of(value)] for value in values])
+    if any(len(value.shown) > MAX_JOINED for value in values):
+        return of_unknown(unknown)
+    words, *others = ([*_words_of(value)] for value in values)
+    head, tail = _common_ends([[one[0] for one in each] for each in (words, *others)])
     if not head and not tail:
         return of_unknown(unknown)
-    differing: Parts = (replace(unknown, text=f"a part of {unknown.text}", is_list=True),)
-    after = pairs[len(pairs) - tail :]
-    kept = [*pairs[:head], (" " if head else "", differing), *((blank or " ", word) for blank, word in after)]
-    return Value(tuple(part for blank, word in kept for part in ((blank,) if blank else ()) + word), values[0].position)
+    first = values[0]
+    before = first.cut(end=words[head - 1][2]).parts if head else ()
+    after = first.cut(start=words[len(words) - tail][1]).parts if tail else ()
+    differing = replace(unknown, text=f"a part of {unknown.text}", is_list=True, is_gap=True)
+    blanks = ((" ",) if before else ()), ((" ",) if after else ())
+    return Value((*before, *blanks[0], differing, *blanks[1], *after), first.position)
 
 
-def _words_of(value: Value) -> list[tuple[str, Parts]]:
-    """The words of a text, each with the blanks before it."""
-    pairs: list[tuple[str, Parts]] = [("", ())]
-    for part in value.parts:
-        spans = [one.span() for one in _PIECES.finditer(part)] if isinstance(part, str) else []
-        for piece in [part[start:end] for start, end in spans] if isinstance(part, str) else [part]:
+Place = tuple[int, int]  # a part of a value, and a character of it
+
+
+def _words_of(value: Value) -> Iterator[tuple[Parts, Place, Place]]:
+    """The words of a text, with their starts and ends."""
+    word: list[str | Unknown] = []
+    start: Place = (0, 0)
+    end: Place = (0, 0)
+    for at, part in enumerate(value.parts):
+        spans = (
+            [(part, 0, 1)] if isinstance(part, Unknown) else [(one[0], *one.span()) for one in _PIECES.finditer(part)]
+        )
+        for piece, first, last in spans:
             if isinstance(piece, str) and piece.isspace():
-                pairs.append((piece, ()))
-            else:
-                pairs[-1] = (pairs[-1][0], (*pairs[-1][1], piece))
-    return [pair for pair in pairs if pair[1]]
+                if word:
+                    yield tuple(word), start, end
+                word = []
+                continue
+            start = start if word else (at, first)
+            end = (at, last)
+            word.append(piece)
+    if word:
+        yield tuple(word), start, end
 
 
 def _common_ends(lists: Sequence[Sequence[object]]) -> tuple[int, int]:
@@ -427,6 +457,30 @@ def _common_ends(lists: Sequence[Sequence[object]]) -> tuple[int, int]:
     while tail < shortest - head and all(one[-1 - tail] == first[-1 - tail] for one in lists):
         tail += 1
     return head, tail
+
+
+def with_words_of_gaps(parts: list[str | Unknown]) -> list[str | Unknown]:
+    """Parts in which a gap has the word beside it whose other side has text without a blank between."""
+    found = list(parts)
+    for at, gap in enumerate(found):
+        if not isinstance(gap, Unknown) or not gap.is_gap:
+            continue
+        left, right = found[at - 1] if at else " ", found[at + 1] if at + 1 < len(found) else " "
+        is_apart = [isinstance(left, str) and not left[-1:].strip(), isinstance(right, str) and not right[:1].strip()]
+        if all(is_apart):
+            continue
+        found[at] = replace(gap, is_gap=False)
+        if not is_apart[0] and at + 1 < len(found) and isinstance(right, str):
+            found[at + 1] = right[len(right) - len(re.sub(r"^\s*\S+", "", right)) :]
+        if not is_apart[1] and at and isinstance(left, str):
+            found[at - 1] = left[: len(re.sub(r"\S+\s*$", "", left))]
+    return found
+
+
+def without_gap(value: Value) -> Value:
+    """A value with a gap as one that is not known."""
+    gap = next((part for part in value.parts if isinstance(part, Unknown) and part.is_gap), None)
+    return value if gap is None else replace(value, parts=(replace(gap, is_gap=False),))
 
 
 class Snapshot(Mapping[str, "Value | Array"]):

@@ -104,6 +104,18 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("f() { echo $RANDOM; }; N=x$(f); show $N", "only where the script runs"),
         ("N=$(grep -v x /etc/hostname); show $N", "output of a command"),
         ("N=$(cat missing.txt); show $N", "output of a command"),
+        ("N=$(cat run.sh); echo 4 > run.sh; M=$(cat run.sh); show $M", "output of a command"),
+        ("sed -i s/a/b/ run.sh; N=$(cat run.sh); show $N", "output of a command"),
+        ("f() { echo e >&2; echo o; }; N=$(f 2>&1); show $N", "output of a command"),
+        ("f() { echo e >&2; echo o; }; N=$(f |& cat); show $N", "output of a command"),
+        ("N=$(if [ -f x ]; then exit 1; fi; echo 8); show $N", "output of a command"),
+        ("f() { echo ${Q:?}; echo b; }; N=$(f); show $N", "output of a command"),
+        ("f() { exec > log; echo b; }; N=$(f); show $N", "output of a command"),
+        ("f() { rm -v x; }; N=$(f); show $N", "output of a command"),
+        ("N=$(echo a^ | grep a^); show $N", "output of a command"),
+        ("f() { for i in $(seq 1 400); do x=1; y=2; z=3; done; echo 1; }; N=$(f); show $N", "output of a command"),
+        ("A=(b); [ -f x ] && A=(a b); A[0]=k; show ${A[1]}", "index of an element"),
+        ('X="a b"; [ -f x ] && X="a c"; show ${#X}', "condition in line 1"),
         ("export $(cat missing.env | xargs); show $N", "$(cat missing.env | xargs), which is not known, may give it"),
         ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
         ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
@@ -174,6 +186,27 @@ def test_a_part_that_is_not_set_leaves_a_word_unknown(word, tmp_path):
 def test_words_that_both_branches_have_stay_known(begin, branch, words, tmp_path):
     reading = read(tmp_path, f'X="{begin}"\n[ -f x ] && {branch}\nshow $X end\nbash -c "show $X"')
     assert shown(reading)[0] == [*words, "end"]
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ("show $X-v1", [None]),
+        ('show "$X/ckpt"', [None]),
+        ("show v$X", [None]),
+        ('Y="$X-v1 c"; show $Y', [None, "c"]),
+        ('X+="-v1 c"; show $X', [None, "c"]),
+        ('Y="c $X d"; show $Y', ["c", "a", None, "d"]),
+        ("IFS=:; show $X", [None]),
+    ],
+)
+def test_text_beside_a_part_that_is_not_known_belongs_to_its_words(use, words, tmp_path):
+    assert shown(read(tmp_path, f'X="a"; [ -f x ] && X="a b"\n{use}')) == [words]
+
+
+def test_a_script_goes_on_after_an_output_that_takes_too_many_steps(tmp_path):
+    text = "f() { if true; then for i in $(seq 1 490); do x=1; y=2; done; fi; }; N=$(f); show a; exit 1; show b"
+    assert shown(read(tmp_path, text)) == [["a"]]
 
 
 def test_a_word_that_changes_in_every_round_is_unknown(tmp_path):
