@@ -281,7 +281,7 @@ class Head(Part):
         name_at = NAME_AFTER
         while not self._all_joined.is_set():
             await asyncio.sleep(min(0.5, self._options.timeout / 10))
-            if self._waited < min(name_at, self._options.timeout):
+            if self._all_joined.is_set() or self._waited < min(name_at, self._options.timeout):
                 continue
             missing = self._missing()
             if self._waited >= self._options.timeout:
