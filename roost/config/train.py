@@ -448,6 +448,16 @@ class TrainSettings:
         evaluated = evaluation.eval_tasks * evaluation.eval_samples or most  # 0 tasks: all
         return min(max(sampled, evaluated), most), int(context)
 
+    @property
+    def in_flight_mode(self) -> str:
+        """How a weight sync treats requests in flight: by default hold or drop with staleness, else drain."""
+        if self.in_flight is not None:
+            return self.in_flight
+        if not self.max_staleness:
+            return "drain"
+        can_hold = self.engine == "torch" and self.learner.adapter is None  # it reports the version of each token
+        return "hold" if can_hold else "drop"
+
     def longest_sample(self, sequence: int | None = None, positions: int | None = None) -> int:
         """Tokens of the longest sample; of a completion alone where nothing bounds its prompt; 0 if nothing is known.
 

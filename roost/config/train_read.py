@@ -86,9 +86,8 @@ def _by_others(settings: TrainSettings, name: str) -> str | None:
             return loss.weight_level
         case "value_loss_aggregation":
             return loss.loss_aggregation
-        case "in_flight" if settings.objective is Objective.RL:  # the built-in engine alone reports versions of tokens
-            can_hold = settings.engine == "torch" and settings.learner.adapter is None
-            return ("hold" if can_hold else "drop") if settings.max_staleness else "drain"
+        case "in_flight" if settings.objective is Objective.RL:
+            return settings.in_flight_mode
     return None
 
 

@@ -120,7 +120,6 @@ class EngineTraits:
     takes_any_transfer: bool  # handles and broadcasts; else only the one it was started for
     reads_key_from_env: bool  # others start through `keyed_server`
     can_hold: bool  # requests while weights change: it can forget what the old ones cached
-    reports_token_versions: bool  # of held requests, which `hold` needs
     has_cheap_logprobs: bool  # and seeds; else they are requested only where they are used
 
 
@@ -131,7 +130,6 @@ TRAITS = {
         takes_any_transfer=True,
         reads_key_from_env=True,
         can_hold=True,
-        reports_token_versions=True,
         has_cheap_logprobs=True,
     ),
     EngineKind.VLLM: EngineTraits(
@@ -140,7 +138,6 @@ TRAITS = {
         takes_any_transfer=False,
         reads_key_from_env=False,
         can_hold=True,
-        reports_token_versions=False,
         has_cheap_logprobs=False,
     ),
     EngineKind.SGLANG: EngineTraits(
@@ -149,7 +146,6 @@ TRAITS = {
         takes_any_transfer=True,
         reads_key_from_env=False,
         can_hold=False,
-        reports_token_versions=False,
         has_cheap_logprobs=False,
     ),
 }

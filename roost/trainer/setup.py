@@ -25,7 +25,7 @@ from roost.config.train import (
     TrainSettings,
 )
 from roost.config.train_read import setting_location, task_place
-from roost.engines.command import RETURN_EXPERTS, TRAITS, EngineKind, ServerSpec
+from roost.engines.command import RETURN_EXPERTS, EngineKind, ServerSpec
 from roost.engines.fleet import Fleet
 from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
@@ -110,7 +110,9 @@ def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
         ]
         engines = replace(engines, servers=tuple(plain))
     displaced = engines.displaced if len(engines.displaced) < len(engines.servers) else None
-    engine_switch = EngineSwitch(engines.decision, sleep_level_of(settings), in_flight_of(settings), displaced)
+    engine_switch = EngineSwitch(
+        engines.decision, sleep_level_of(settings), InFlight(settings.in_flight_mode), displaced
+    )
     offloads = {name: _offloads(plan, name, settings) for name in (ACTOR, *scorers)}
     overlaps = on_gpu and all(each.overlaps_sync for each in plan.residency.of(ROLLOUT))
     switch = DeviceSwitch(engine_switch, offloads, overlaps)
@@ -154,16 +156,6 @@ def threads_of(plan: Plan, learning: Sequence[str], max_staleness: int, cores: i
 def launch_options(setup: RunSetup, groups: Mapping[str, GroupSpec]) -> dict[str, LaunchOptions]:
     """Launch options of the learners."""
     return {} if setup.on_gpu else {name: LaunchOptions(env=PATIENT) for name in groups}
-
-
-def in_flight_of(settings: TrainSettings) -> InFlight:
-    """Return how a weight sync treats requests in flight: by default hold or drop with staleness, else drain."""
-    if settings.in_flight is not None:
-        return InFlight(settings.in_flight)
-    can_hold = TRAITS[EngineKind(settings.engine)].reports_token_versions
-    if settings.max_staleness > 0 and can_hold and settings.learner.adapter is None:
-        return InFlight.HOLD
-    return InFlight.DROP if settings.max_staleness else InFlight.DRAIN
 
 
 def sleep_level_of(settings: TrainSettings) -> int:

@@ -10,7 +10,6 @@ from roost.config.findings import Findings
 from roost.config.job import Origin
 from roost.config.notations.notation import read_job
 from roost.config.train import SETTINGS
-from roost.trainer.setup import in_flight_of
 from tests.cli.terminal import run, write
 
 RLINF = """
@@ -160,4 +159,4 @@ def test_defaults_that_follow_from_other_settings_are_shown(overrides, expected,
     shown = tuple(found[name].value for name in ("rollout_is", "in_flight", "value_loss_aggregation"))
     assert shown == (*expected[:2], expected[2] or "seq-mean-token-mean")
     job = read_job(load(write(tmp_path, RLINF), overrides, Findings()), Findings(), trains=True)
-    assert in_flight_of(job.training).value == shown[1]
+    assert job.training.in_flight_mode == shown[1]
