@@ -34,7 +34,7 @@ _OF_MACHINE = re.compile(r"/+(proc|sys|dev|etc|run|var)/")  # files that differ 
 _SILENT = """[ : unset read mapfile readarray shift cd exit return break continue test true false let getopts sleep wait
     mkdir rm"""
 _DECLARING = "export local readonly declare typeset set"
-READING = ("eval", "source", ".")
+RUNS_TEXT = ("eval", "source", ".")
 MAX_ROUNDS = 500  # of one loop
 MAX_DOUBTFUL_ROUNDS = 20  # that a condition which is not known may have ended
 
@@ -46,7 +46,7 @@ class Outputs(Assignments):
     output_status: Status = True  # of the last `$(...)`
 
     @abstractmethod
-    def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None: ...
+    def _output_of_body(self, statements: Sequence[Statement], state: State) -> Value | None: ...
 
     @abstractmethod
     def _apart(self, statements: Sequence[Statement], state: State) -> Status: ...
@@ -72,23 +72,23 @@ class Outputs(Assignments):
 
     def _output(self, part: Substitution, state: State) -> Value | None:
         """The output of `$(...)` where it need not be run to be known."""
-        if part.body is not None and any(submits(statement) for statement in part.body):
-            self._apart(part.body, state)  # the number that it prints is not known
-            return None
         if part.body is None:
             return None
-        if len(part.body) != 1 or not isinstance(part.body[0], Simple | Pipeline | AndOr):
-            found = self._output_of_all(part.body, state)
-            return None if found is None else found.without_last_lines()
-        inner = state.copy()
-        statement: Statement = part.body[0]
+        if any(submits(statement) for statement in part.body):
+            self._apart(part.body, state)  # the number that it prints is not known
+            return None
+        is_body = len(part.body) != 1 or not isinstance(part.body[0], Simple | Pipeline | AndOr)
+        found = self._output_of_body(part.body, state) if is_body else self._output_of_list(part.body[0], state.copy())
+        return None if found is None else found.without_trailing_newlines()
+
+    def _output_of_list(self, statement: Statement, inner: State) -> Value | None:
+        """The output of a pipeline, also behind `cd folder &&`."""
         changed = is_folder_change(statement)
         if changed is not None:
             change, statement = changed
             words = [value for word in change.words[1:] for value in self.expander.words(word, inner)]
             self._do_cd(words, change.position, inner)
-        found = self._output_of_pipeline(statement, inner)
-        return None if found is None else found.without_last_lines()
+        return self._output_of_pipeline(statement, inner)
 
     def _output_of_pipeline(self, statement: Statement, state: State) -> Value | None:
         """The output of a command, or of one and the filters behind it."""
@@ -102,7 +102,7 @@ class Outputs(Assignments):
         is_function = isinstance(first, Simple) and bool(texts) and texts is not None and texts[0] in state.functions
         status: Status = True
         if not isinstance(first, Simple) or is_function:
-            found, status = self._output_of_all((first,), state), self.output_status
+            found, status = self._output_of_body((first,), state), self.output_status
         elif texts:
             if first.stdin is None:
                 text = output_of(texts, state)
@@ -127,7 +127,7 @@ class Outputs(Assignments):
         name = words[0].tested or ""
         if name == "exec":  # its redirections are those of what follows
             return None
-        if statement.is_redirected or name in (*state.functions, *READING):
+        if statement.is_redirected or name in (*state.functions, *RUNS_TEXT):
             return Value()
         if name in ("echo", "printf"):
             found = echo_of(words, state)

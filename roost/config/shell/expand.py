@@ -21,7 +21,7 @@ from roost.config.shell.state import (
     next_index,
     of_unknown,
     text_value,
-    with_words_of_gaps,
+    widened_gaps,
     without_gap,
 )
 from roost.config.shell.syntax import (
@@ -583,7 +583,7 @@ def merged(parts: list[str | Unknown], position: Position) -> Value:
     if any(texts):
         merged.append(joined_text(texts))
     if any(isinstance(part, Unknown) and part.is_gap for part in merged):
-        merged = [part for part in with_words_of_gaps(merged) if part != ""]
+        merged = [part for part in widened_gaps(merged) if part != ""]
     if sum(len(part) for part in merged if isinstance(part, str)) > MAX_VALUE:
         raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
     return Value(tuple(merged), position)

@@ -16,7 +16,7 @@ from typing import Any
 
 from roost.config.findings import Position
 from roost.config.shell.arithmetic import NotKnown
-from roost.config.shell.branches import READING, Branches
+from roost.config.shell.branches import RUNS_TEXT, Branches
 from roost.config.shell.builtins import BUILTINS, MAX_NESTED
 from roost.config.shell.children import Child, child_of, started
 from roost.config.shell.conditions import (
@@ -73,8 +73,8 @@ from roost.config.shell.syntax import (
 )
 
 MAX_STEPS = 30_000  # statements of one reading
-MAX_PRINTED_STEPS = 1_000  # of one `$(...)`
-MAX_STEPS_OF_OUTPUTS = 5_000  # of all
+MAX_OUTPUT_STEPS = 1_000  # of one `$(...)`
+MAX_ALL_OUTPUT_STEPS = 5_000  # of all
 MAX_COMMANDS = 2_000
 _OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
 _CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files that they are given
@@ -103,7 +103,7 @@ class Interpreter(Branches):
         self.snapshot: Snapshot | None = None  # of the last command
         self.files: list[Path] = []
         self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
-        self.limit, self.steps_of_outputs = MAX_STEPS, 0
+        self.limit, self.output_steps = MAX_STEPS, 0
         self.exits: list[int] = []
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
@@ -143,9 +143,9 @@ class Interpreter(Branches):
             return self._pipeline(statement, state)
         if isinstance(statement, Group):
             outer = self._take_input(statement.stdin, state)
-            if self.printed is not None and statement.joins_errors:
+            if self.printed is not None and statement.merges_stderr:
                 self.printed.append(None)
-            with self._unheard(statement.is_redirected):
+            with self._muted(statement.is_redirected):
                 status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
             self.stdin = self.stdin if statement.stdin is None else outer
             if statement.stdout is not None:
@@ -199,6 +199,8 @@ class Interpreter(Branches):
         status = self._run_all(statements, inner)
         self.inside, state.written, state.touched = self.inside - 1, inner.written, inner.touched
         is_open = len(self.left) > before or any(doubts > self.doubts for doubts in self.exits[exits:])
+        if is_open and self.printed is not None:
+            self.printed.append(None)  # what follows an end that is not certain is not always printed
         del self.left[before:], self.exits[exits:]
         return None if is_open else status
 
@@ -208,9 +210,8 @@ class Interpreter(Branches):
             return negated(status) if statement.is_negated else status
         outer, given = self.stdin, None
         if self.printed is not None:
-            found = self._output_of_pipeline(statement, state)
-            self.printed.append(found)
-        with self._unheard(True):
+            self.printed.append(self._output_of_pipeline(statement, state))
+        with self._muted(True):
             for command in statement.commands:
                 self.stdin = given
                 given = self._printed(command, state) if command is not statement.commands[-1] else None
@@ -312,10 +313,10 @@ class Interpreter(Branches):
         self._stop_at_unset(statement.words, state)
         words = self.expander.arguments(statement.words, state)
         outer = self._take_input(statement.stdin, state)
-        prints_inside = bool(words) and words[0].tested in (*state.functions, *READING)
-        with self._unheard(statement.is_redirected and prints_inside):
+        prints_inside = bool(words) and words[0].tested in (*state.functions, *RUNS_TEXT)
+        with self._muted(statement.is_redirected and prints_inside):
             status = self._started(statement, words, state)
-        if self.printed is not None and statement.joins_errors and prints_inside:
+        if self.printed is not None and statement.merges_stderr and prints_inside:
             self.printed.append(None)
         if statement.stdin is not None:
             self.stdin = outer
@@ -344,33 +345,30 @@ class Interpreter(Branches):
                 unknown = Unknown(file.name, "a command changes it while the script runs", statement.position)
                 state.written = {**state.written, file: of_unknown(unknown)}
 
-    def _output_of_all(self, statements: Sequence[Statement], state: State) -> Value | None:
+    def _output_of_body(self, statements: Sequence[Statement], state: State) -> Value | None:
         """The output of statements in a subshell, as far as it is known without running a command."""
         self.output_status = None
-        if self.depth >= MAX_NESTED or self.steps_of_outputs > MAX_STEPS_OF_OUTPUTS:
+        if self.depth >= MAX_NESTED or self.output_steps > MAX_ALL_OUTPUT_STEPS:
             return None
         counts, stdin = (self.depth, self.doubts, self.loops, self.inside), self.stdin
         lists: tuple[list[Any], ...] = (self.left, self.exits, self.conditions, self.files, self.scripts)
         lengths = [len(one) for one in lists]
         outer, limit, begun = self.printed, self.limit, self.steps
-        self.printed, self.limit = [], min(limit, begun + MAX_PRINTED_STEPS)
-        self.depth, self.inside = self.depth + 1, self.inside + 1
-        inner, status = state.copy(), None
+        self.printed, self.limit = [], min(limit, begun + MAX_OUTPUT_STEPS)
+        self.depth += 1
+        status: Status = None
         try:
-            status = self._run_all(statements, inner)
+            status = self._apart(statements, state)
         except _Stop:
             if self.steps > limit:
                 raise
             self.printed = [None]
-        if len(self.left) > lengths[0] or any(doubts > counts[1] for doubts in self.exits[lengths[1] :]):
-            self.printed.append(None)  # what is printed after an end that is not certain
         found, self.printed, self.limit = self.printed, outer, limit
         self.depth, self.doubts, self.loops, self.inside = counts
         for one, length in zip(lists, lengths, strict=True):
             del one[length:]
-        state.written, state.touched = inner.written, inner.touched
         if outer is None:
-            self.steps_of_outputs += self.steps - begun
+            self.output_steps += self.steps - begun
             self.steps = begun + 1
         if None in found:
             self.stdin = stdin
@@ -379,8 +377,8 @@ class Interpreter(Branches):
         return merged([part for one in found if one is not None for part in one.parts], (None, None, None))
 
     @contextmanager
-    def _unheard(self, is_redirected: bool) -> Iterator[None]:
-        """What runs inside prints elsewhere if it is redirected."""
+    def _muted(self, is_redirected: bool) -> Iterator[None]:
+        """Ignore what commands print inside if their output is redirected."""
         outer = self.printed
         self.printed = [] if is_redirected and outer is not None else outer
         yield

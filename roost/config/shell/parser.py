@@ -47,7 +47,7 @@ class Parser(WordParser):
     stdout: Word | None = None
     is_redirected = False
     appends: bool = False
-    joins_errors: bool = False
+    merges_stderr: bool = False
 
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
         """The statements before the first error, and the error; as in bash, statements before the error are run."""
@@ -119,7 +119,7 @@ class Parser(WordParser):
             if self._peek("||") or not self._take("|"):
                 return Pipeline(tuple(commands), is_negated) if is_negated or len(commands) > 1 else commands[0]
             if self._take("&"):
-                commands[-1] = Group((commands[-1],), joins_errors=True)
+                commands[-1] = Group((commands[-1],), merges_stderr=True)
             self._skip_lines()
             commands.append(self._command())
 
@@ -285,17 +285,17 @@ class Parser(WordParser):
         given, written, elsewhere, _, joins = self._end_redirections(outer)
         if given is None and written is None and not elsewhere and not joins:
             return compound
-        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere, joins_errors=joins)
+        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere, merges_stderr=joins)
 
     def _begin_redirections(self) -> Redirections:
         """Begin those of another command; returns those of the one around it."""
-        outer = self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors
-        self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors = None, None, False, False, False
+        outer = self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr
+        self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr = None, None, False, False, False
         return outer
 
     def _end_redirections(self, outer: Redirections) -> Redirections:
-        found = self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors
-        self.stdin, self.stdout, self.is_redirected, self.appends, self.joins_errors = outer
+        found = self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr
+        self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr = outer
         return found
 
     def _redirection(self) -> bool:
@@ -322,7 +322,7 @@ class Parser(WordParser):
         elif self.at < len(self.text) and self.text[self.at] not in "\n;":
             word = self._word()
             is_output &= word.text not in ("/dev/stdout", "/dev/fd/1") and (match[1], word.text) != (">&", "1")
-            self.joins_errors |= number == "2" and (match[1], word.text) == (">&", "1")
+            self.merges_stderr |= number == "2" and (match[1], word.text) == (">&", "1")
             if match[1] in ("<", "<<<", "<>", "<&"):
                 self.stdin = Input(word if match[1] == "<<<" else None)
             elif match[0] in (">", ">|", ">>"):

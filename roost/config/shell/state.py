@@ -108,8 +108,8 @@ class Value:
         parts[: start[0] + 1] = [first[start[1] :] if isinstance(first, str) else first]
         return replace(self, parts=tuple(parts))
 
-    def without_last_lines(self) -> Value:
-        """The value without the ends of lines at its end, as `$(...)` has it."""
+    def without_trailing_newlines(self) -> Value:
+        """The value without newlines at its end, as `$(...)` has it."""
         parts = self.parts
         while parts and isinstance(parts[-1], str) and parts[-1].endswith("\n"):
             text = parts[-1].rstrip("\n")
@@ -450,7 +450,7 @@ def _words_of(value: Value) -> Iterator[tuple[Parts, Place, Place]]:
 
 
 def _common_ends(lists: Sequence[Sequence[object]]) -> tuple[int, int]:
-    """How many items all lists begin with, and how many the rest of each ends with."""
+    """Lengths of the common beginning of lists, and of the common end of what follows it."""
     first, shortest = lists[0], min(len(one) for one in lists)
     head = next((at for at in range(shortest) if any(one[at] != first[at] for one in lists)), shortest)
     tail = 0
@@ -459,8 +459,8 @@ def _common_ends(lists: Sequence[Sequence[object]]) -> tuple[int, int]:
     return head, tail
 
 
-def with_words_of_gaps(parts: list[str | Unknown]) -> list[str | Unknown]:
-    """Parts in which a gap has the word beside it whose other side has text without a blank between."""
+def widened_gaps(parts: list[str | Unknown]) -> list[str | Unknown]:
+    """Parts whose gaps take in a neighbouring word where text touches their other side: `a <gap>-v1` may be `a-v1`."""
     found = list(parts)
     for at, gap in enumerate(found):
         if not isinstance(gap, Unknown) or not gap.is_gap:
@@ -478,7 +478,7 @@ def with_words_of_gaps(parts: list[str | Unknown]) -> list[str | Unknown]:
 
 
 def without_gap(value: Value) -> Value:
-    """A value with a gap as one that is not known."""
+    """The value, or all of it unknown where it has a gap."""
     gap = next((part for part in value.parts if isinstance(part, Unknown) and part.is_gap), None)
     return value if gap is None else replace(value, parts=(replace(gap, is_gap=False),))
 

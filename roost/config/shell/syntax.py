@@ -194,7 +194,7 @@ class Simple:
     stdout: Word | None = None  # the file that its output goes to
     is_redirected: bool = False  # its output goes to a file or elsewhere
     appends: bool = False  # to that file
-    joins_errors: bool = False  # its errors go where its output goes
+    merges_stderr: bool = False  # 2>&1
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Group:
     stdout: Word | None = None
     is_background: bool = False
     is_redirected: bool = False  # its output goes to a file or elsewhere
-    joins_errors: bool = False  # its errors go where its output goes
+    merges_stderr: bool = False  # its errors go where its output goes
 
 
 @dataclass(frozen=True, slots=True)
