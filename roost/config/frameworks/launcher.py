@@ -32,7 +32,9 @@ _BEFORE = ("sudo", "nohup", "time", "nice", "env", "exec", "command")  # the com
 # Commands that name a program without starting it.
 _BYSTANDERS = """grep egrep fgrep rg pgrep pkill killall kill ps cat cp mv rm ls ln sed git vim vi nano less head tail
     awk find echo printf diff chmod touch rsync scp tar wc which test ["""
-_RENDEZVOUS = re.compile(r"--?(?:\w*_port|rdzv\w*|log_dir)\b")  # flags of a launcher with which no plan changes
+_RENDEZVOUS = re.compile(
+    r"--?(?:(?:[\w-]*[_-])?port|rdzv[\w-]*|log[_-]dir)(?:=|$)"
+)  # flags of a launcher with which no plan changes
 _LAUNCHER = re.compile(
     r"python[\d.]*|ipython\d*|pypy\d*|torchrun|accelerate|deepspeed|uvx?|ray|srun|mpirun|mpiexec|horovodrun|poetry|pixi"
     r"|conda|debugpy|coverage|viztracer|nsys"
@@ -287,7 +289,7 @@ def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> 
 
 
 def _planned_by(job: Found) -> object:
-    """What the plan of a job depends on: its program, its options, and its arguments that count for placing."""
+    """Inputs of a job's plan: its launcher and program, visible devices, options, and arguments for placing."""
     patterns = job.entry.load().placing
     named = {path: ".".join(map(str, path)) for path in job.arguments.positions}
     paths = [path for path, name in named.items() if any(fnmatchcase(name, one) for one in patterns)]

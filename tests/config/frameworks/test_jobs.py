@@ -821,6 +821,10 @@ def test_other_jobs_are_named_once_by_their_lines(tmp_path):
     found = codes(tmp_path, f"for n in 2 3 4 5; do\n{VERL} trainer.nnodes=$n\ndone")
     assert found["RST-C044"].fix == "plan a copy of the script whose loop has one value"
     assert "RST-C044" not in codes(tmp_path, f"for seed in 1 2 3; do\n{VERL} data.seed=$seed\ndone")
+    trl = "--num_processes 4 train_grpo.py --output_dir out"
+    for flag in ("--main_process_port $p", "--main-process-port=$p", "--rdzv-endpoint localhost:$p"):
+        assert "RST-C044" not in codes(tmp_path, f"for p in 1 2; do\naccelerate launch {flag} {trl}\ndone")
+    assert "RST-C044" in codes(tmp_path, "for n in 2 4; do\naccelerate launch --num_processes $n train_grpo.py\ndone")
 
 
 def test_a_reference_to_an_unknown_value_says_what_is_not_known(tmp_path, monkeypatch):
