@@ -66,7 +66,7 @@ def words_of(name: str) -> list[str]:
 
 
 def meaning(key: str) -> str:
-    """What a key says about placement, by its name; empty where it says nothing.
+    """Subject of a key by its name: nodes, GPUs, a parallel size; empty if it is not about placement.
 
     >>> meaning("trainer.num_nodes"), meaning("--vllm.tp"), meaning("trainer.max_tokens_per_gpu")
     ('nodes', 'tensor', '')

@@ -74,12 +74,10 @@ def _check_pipeline(part: ComponentPlan, shape: ModelShape | None, ranks: int, a
 
 
 def _instead_of_stages(part: ComponentPlan, shape: ModelShape | None, ranks: int) -> list[str]:
-    """What divides the layers of this model; nothing where FSDP alone does."""
+    """Sizes that divide the layers of this model in place of a pipeline; none where only FSDP does."""
     if "vision_config" in (part.model.config or {}):
         return ["FSDP alone shards a model that reads images"]
-    if (
-        shape is not None and shape.family in EXPERT_FAMILIES
-    ):  # a tensor size would need a multiple of it as expert size
+    if shape is not None and shape.family in EXPERT_FAMILIES:  # tensor sizes need a multiple of them as expert size
         return ["an expert size divides the experts of a mixture, a context size its tokens"]
     wanted = part.parallel.tensor * part.parallel.pipeline
     if shape is None:
