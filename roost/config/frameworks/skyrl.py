@@ -322,6 +322,21 @@ class _SkyRL(Reader):
             what = f"makes a minibatch of {mini} * {counted(samples, 'sample')} for {counted(replicas, 'replica')}"
             why, fix = f"{default}SkyRL ends with an assertion", f"write {-(-replicas // samples)} or more"
             self.root.findings.error("RST-N088", trainer.where(key), what, why, fix)
+        else:
+            self._check_share(key, batch * samples // replicas, mini * samples // replicas, replicas)
+
+    def _check_share(self, key: str, batch: int, mini: int, replicas: int) -> None:
+        """A replica's samples of a step are whole minibatches, and those of a minibatch whole micro-batches."""
+        trainer, micro_key = self.root.below("trainer"), "micro_train_batch_size_per_gpu"
+        micro = known_count(trainer, micro_key, 1)
+        if batch % mini:
+            what = f"gives a replica {counted(mini, 'sample')}, which do not divide its {batch} of a step"
+            why, fix = f"{remainder(batch, mini)}; SkyRL ends with an assertion", f"write a multiple of {replicas}"
+            self.root.findings.error("RST-N088", trainer.where(key), what, why, fix)
+        elif micro and mini % micro:
+            what = f"is {micro}, which does not divide a replica's {counted(mini, 'sample')} of a minibatch"
+            why, fix = f"{remainder(mini, micro)}; SkyRL ends with an assertion", f"write a divisor of {mini}"
+            self.root.findings.error("RST-N088", trainer.where(micro_key), what, why, fix)
 
     def _learner(self, role: str, devices: Sequence[int]) -> None:
         trainer = self.root.below("trainer")

@@ -115,6 +115,15 @@ def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSiz
             f"{default}verl ends with a ValueError where use_dynamic_bsz is false",
             f"write {key}={batch} or less",
         )
+    micro, share = known_count(actor, MICRO), mini * samples // max(1, replicas)
+    if micro and strategy in _MESHES and share % micro:
+        root.findings.warn(  # no error: a trainer of one's own may pad
+            "RST-N088",
+            actor.where(MICRO),
+            f"is {micro}, which does not divide a replica's {counted(share, 'sample')} of a minibatch",
+            f"{remainder(share, micro)}; {mini} * {samples} / {replicas} replicas = {share}; verl's workers assert it",
+            f"write a divisor of {share}",
+        )
     if all(actor.values.get(name) is None for name in (MICRO, "ppo_micro_batch_size")):
         root.findings.warn(  # no error: arguments that are not known may have it
             "RST-N088",

@@ -365,6 +365,9 @@ MINI, MICRO, DYNAMIC = (
 HALVED = f"model_engine=megatron {ACTOR}.megatron.tensor_model_parallel_size=2"
 OF_SLIME_BATCH = "--colocate --rollout-batch-size 30 --n-samples-per-prompt 8 --global-batch-size"
 OF_SKYRL_BATCH = "trainer.train_batch_size=100 trainer.policy_mini_batch_size"
+OF_SKYRL_MINIBATCH = f"trainer.placement.policy_num_gpus_per_node=4 {ENGINES}.num_engines=4 "
+OF_SKYRL_MINIBATCH += "trainer.train_batch_size=24 trainer.policy_mini_batch_size"  # of 5 samples each
+SKYRL_MICRO = "trainer.micro_train_batch_size_per_gpu"
 TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_device_train_batch_size"
 
 
@@ -373,7 +376,7 @@ TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_
     [
         pytest.param(f"{VERL} data.train_batch_size=12 {MICRO}", "error", "train_batch_size", id="batch"),
         pytest.param(f"{VERL} data.train_batch_size=12 {DYNAMIC}", None, "", id="dynamic"),
-        pytest.param(f"{VERL} data.train_batch_size=12 {A}rollout.n=2 {MINI}=4 {MICRO}", None, "", id="samples"),
+        pytest.param(f"{VERL} data.train_batch_size=12 {A}rollout.n=2 {MINI}=8 {MICRO}", None, "", id="samples"),
         pytest.param(f"{VERL} data.train_batch_size=24 {MINI}=8 {MICRO} {HALVED}", None, "", id="megatron"),
         pytest.param(
             f"{VERL} data.train_batch_size=12 {MINI}=8 {MICRO} {HALVED}",
@@ -391,6 +394,9 @@ TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_
         pytest.param(f"{VERL} {MINI}=100 {DYNAMIC} {HALVED}", None, "", id="minibatch-of-replicas"),
         pytest.param(f"{VERL} {MINI}=100 {DYNAMIC} trainer.use_v1=False", None, "", id="older-trainer"),
         pytest.param(f"{VERL} {MINI}=128", "warning", "ppo_micro_batch_size_per_gpu", id="no-micro-batch"),
+        pytest.param(f"{VERL} {MINI}=24 {MICRO}", "warning", "ppo_micro_batch_size_per_gpu", id="micro-batch"),
+        pytest.param(f"{VERL} {MINI}=24 {MICRO} {A}rollout.n=2", None, "", id="micro-batch-of-samples"),
+        pytest.param(f"{VERL} {MINI}=24 {MICRO} {DYNAMIC}", None, "", id="micro-batch-dynamic"),
         pytest.param(VERL, None, "", id="no-batches"),
         pytest.param(f"{SLIME} {OF_SLIME_BATCH} 256", "error", "--global-batch-size", id="slime"),
         pytest.param(f"{SLIME} {OF_SLIME_BATCH} 64", "warning", "--global-batch-size", id="slime-rest"),
@@ -400,6 +406,14 @@ TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_
         pytest.param(f"{SKYRL} {OF_SKYRL_BATCH}=64", "error", "train_batch_size", id="skyrl"),
         pytest.param(f"{SKYRL} {OF_SKYRL_BATCH}=50", None, "", id="skyrl-divides"),
         pytest.param(f"{SKYRL} trainer.train_batch_size=100", "error", "train_batch_size", id="skyrl-default"),
+        pytest.param(f"{SKYRL} {OF_SKYRL_MINIBATCH}=6", "error", "policy_mini_batch_size", id="skyrl-replicas"),
+        pytest.param(
+            f"{SKYRL} {OF_SKYRL_MINIBATCH}=24 {SKYRL_MICRO}=4",
+            "error",
+            "micro_train_batch_size_per_gpu",
+            id="skyrl-micro",
+        ),
+        pytest.param(f"{SKYRL} {OF_SKYRL_MINIBATCH}=24 {SKYRL_MICRO}=5", None, "", id="skyrl-micro-divides"),
         pytest.param(f"{TRL_BATCH} 3 --num_generations 8", "error", "--num_generations", id="trl"),
         pytest.param(f"{TRL_BATCH} 3 --num_generations 6", None, "", id="trl-divides"),
         pytest.param(f"{TRL_BATCH} 3 --num_generations $N", None, "", id="trl-not-known"),
