@@ -8,7 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +23,15 @@ from torch.distributed.tensor import DTensor
 
 from roost.config.train import OptimizerType
 from roost.learner.checksums import sums_of, write_sums
-from roost.learner.distributed import rank, shared, world_size
+from roost.learner.distributed import rank, results_of_ranks, to_local, world_size
 from roost.procs.files import DiskFull, FileSystem, chain_of, disk_full, is_disk_full, put_in_place, unfinished
 
 MODEL, RANDOM = "model", "random"
 NORMS = "gradient_norms"  # present if outliers among gradients are skipped
 OPTIMIZER_TYPE = "optimizer_type"  # checkpoints without it are of AdamW
+INDEX = ".metadata"
+
+State = dict[str, Any]  # nested, with tensors, as torch.distributed.checkpoint takes it
 
 
 def learner_state(
@@ -121,12 +124,6 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-INDEX = ".metadata"
-
-T = TypeVar("T")
-State = dict[str, Any]  # nested, with tensors; what torch.distributed.checkpoint takes
-
-
 class CheckpointWriter:
     """Writes states in the background, one at a time."""
 
@@ -179,9 +176,9 @@ class CheckpointWriter:
 
     def _finish(self, draft: Path, folder: Path) -> None:
         """Each rank computes checksums of its files, rank 0 renames the folder; all ranks return or raise together."""
-        sums = shared(lambda: sums_of(draft.glob(f"__{rank()}_*")), self._group)
+        sums = results_of_ranks(lambda: sums_of(draft.glob(f"__{rank()}_*")), self._group)
         whole = {name: digest for part in sums for name, digest in part.items()}
-        shared(lambda: _name(draft, folder, whole) if rank() == 0 else None, self._group)
+        results_of_ranks(lambda: _name(draft, folder, whole) if rank() == 0 else None, self._group)
 
 
 def state_bytes(state: State) -> int:
@@ -203,8 +200,7 @@ def _tensors(state: State) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.numel() * local.element_size()
+    return to_local(tensor).nbytes
 
 
 def _is_copy(tensor: DTensor) -> bool:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from roost.net.bound_store import file_store, tcp_store
 from roost.procs.files import DiskFull
@@ -21,7 +23,7 @@ from roost.procs.files import DiskFull
 LIMIT_S = 600.0  # timeout of collectives
 ALIGNMENT = 16  # bytes
 T = TypeVar("T")
-LARGEST = "max/"  # prefix of names that are reduced by maximum instead of sum
+MAXIMUM = "max/"  # prefix of statistics that are reduced by maximum instead of sum
 
 
 def init_distributed(
@@ -78,14 +80,22 @@ def patient_group(limit_s: float) -> Iterator[Any]:
         dist.destroy_process_group(group)
 
 
-def shared(act: Callable[[], T], group: Any) -> list[T]:
-    """Results of all ranks of a group; an error of one rank is raised on all. Without a group, of this rank alone."""
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def results_of_ranks(act: Callable[[], T], group: Any) -> list[T]:
+    """Call a function on each rank of a group and return all results; an error of one rank is raised on all.
+
+    Without a group it is called on this rank alone.
+    """
     given: T | None = None
     problem: Exception | None = None
     try:
         given = act()
     except Exception as error:
-        # Others may not survive being sent.
+        # Errors of other types may not survive pickling.
         known = isinstance(error, OSError | DiskFull)
         problem = error if known or group is None else RuntimeError(f"{type(error).__name__}: {error}")
     of_ranks: list[Any] = [(given, problem)]
@@ -98,8 +108,8 @@ def shared(act: Callable[[], T], group: Any) -> list[T]:
     return [found for found, _ in of_ranks]
 
 
-def most(count: int) -> int:
-    """Maximum over ranks."""
+def max_over_ranks(count: int) -> int:
+    """The largest count of all ranks."""
     if world_size() == 1:
         return count
     number = torch.tensor(count)
@@ -107,17 +117,17 @@ def most(count: int) -> int:
     return int(number)
 
 
-def added_up(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Statistics reduced over ranks; a rank without work may omit names."""
+def reduced_over_ranks(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Statistics of all ranks, reduced as `reduced` does; a rank without work may omit names."""
     if world_size() == 1:
         return dict(metrics)
     of_ranks: list[Mapping[str, float]] = [{}] * world_size()
     dist.all_gather_object(of_ranks, dict(metrics))
-    return together(of_ranks)
+    return reduced(of_ranks)
 
 
 def gathered(own: T, group: Any) -> list[T]:
-    """Objects of all ranks of a group; this rank's is the same object. Arrays are sent as they lie in memory."""
+    """Objects of all ranks of a group; this rank's is the same object. Arrays are sent without pickling."""
     lengths, payload = flattened(own)
     of_ranks: list[list[int]] = [[]] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, lengths, group=group)
@@ -147,23 +157,23 @@ def flattened(value: Any) -> tuple[list[int], npt.NDArray[np.uint8]]:
 
 
 def restored(lengths: Sequence[int], payload: npt.NDArray[np.uint8]) -> Any:
-    """The object of `flattened`; its arrays are parts of the payload."""
+    """Inverse of `flattened`; arrays are views of the payload."""
     starts = _starts(lengths)
     structure, *arrays = (payload[start : start + length] for start, length in zip(starts, lengths, strict=False))
     return pickle.loads(structure.data, buffers=arrays)
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
-    """Where each part begins, and the end of the last; arrays begin where values of any type may."""
+    """Start of each part, and the end of the last. Starts are aligned for arrays of any dtype."""
     return list(accumulate((-(-length // ALIGNMENT) * ALIGNMENT for length in lengths), initial=0))
 
 
-def together(parts: list[Mapping[str, float]]) -> dict[str, float]:
+def reduced(parts: list[Mapping[str, float]]) -> dict[str, float]:
     """Sums by name, and maxima for names that begin with max/.
 
-    >>> together([{"tokens": 3, "max/ratio": 1.5}, {}, {"tokens": 4, "max/ratio": 1.25}])
+    >>> reduced([{"tokens": 3, "max/ratio": 1.5}, {}, {"tokens": 4, "max/ratio": 1.25}])
     {'tokens': 7, 'max/ratio': 1.5}
     """
     names = dict.fromkeys(name for part in parts for name in part)
     found = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: max(values) if name.startswith(LARGEST) else sum(values) for name, values in found.items()}
+    return {name: max(values) if name.startswith(MAXIMUM) else sum(values) for name, values in found.items()}

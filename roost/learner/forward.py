@@ -333,9 +333,6 @@ class Head(StrEnum):
     VALUE = "value"  # value before the next token: a critic
 
 
-POLICY, VALUE = Head.POLICY, Head.VALUE
-
-
 def part_of_loss(
     head: Head,
     outputs: tuple[Tensor, ...],

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from roost.config.train import LearnerSettings, LossAggregation
 from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, written_bytes
-from roost.learner.distributed import added_up, most, rank, together
-from roost.learner.forward import POLICY, Head, PolicyOutputs, Rows, part_of_loss
+from roost.learner.distributed import max_over_ranks, rank, reduced, reduced_over_ranks
+from roost.learner.forward import Head, PolicyOutputs, Rows, part_of_loss
 from roost.learner.losses import KEPT, Totals, overstepped
 from roost.learner.model import decoder_layers, export, export_whole, float_type, load_outputs
 from roost.learner.optimizer import Optimizers, learning_rate, new_optimizer
@@ -164,7 +164,7 @@ class Learner:
     """
 
     def __init__(
-        self, settings: LearnerSettings, device: torch.device, head: Head = POLICY, learns: bool = True
+        self, settings: LearnerSettings, device: torch.device, head: Head = Head.POLICY, learns: bool = True
     ) -> None:
         self._settings = settings
         self._device = device
@@ -213,7 +213,7 @@ class Learner:
             self.load(("weight",))
         except torch.OutOfMemoryError:
             lacks_room = 1
-        if most(lacks_room):
+        if max_over_ranks(lacks_room):
             self.offload(("weight",))
             raise MemoryError("a device has no room for the learner's weights while engines work there")
 
@@ -302,8 +302,8 @@ class Learner:
             (loss * self._mesh.sizes.averaged).backward()
             metrics.append(of_part)
             tokens, sequences = tokens + len(packed.rows), sequences + len(part)
-        found = together([*_numbers(metrics), {"tokens": tokens, "sequences": sequences, **counts}])
-        statistics = added_up(found if self._mesh.is_first else {})
+        found = reduced([*_numbers(metrics), {"tokens": tokens, "sequences": sequences, **counts}])
+        statistics = reduced_over_ranks(found if self._mesh.is_first else {})
         if self._outputs.routers is not None:
             routers, none = self._outputs.routers, torch.zeros((), device=self._device)
             routers.forget()
@@ -452,7 +452,7 @@ class Learner:
         """
         useful = [sample for sample in self._mesh.gathered(samples) if predicted(sample).any()]
         parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
-        for number in range(most(len(parts))):
+        for number in range(max_over_ranks(len(parts))):
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
 
     def _shuffled(self, rounds: Sequence[list[Sample]], position: int) -> list[list[Sample]]:

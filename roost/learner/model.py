@@ -24,7 +24,7 @@ from roost.config.job import COMPILED_SIZE, MeshSizes, eos_ids, heads_divide
 from roost.config.train import LearnerSettings
 from roost.learner.adapter import ADAPTER_PART, adapter_weights, add_adapter, merged_weights, write_adapter
 from roost.learner.attention import NAME, register
-from roost.learner.distributed import patient_group, rank, shared, world_size
+from roost.learner.distributed import patient_group, rank, results_of_ranks, world_size
 from roost.learner.forward import Head, LogitProcessors, Outputs, PolicyOutputs, ValueOutputs
 from roost.learner.parallel.mesh import LearnerMesh, check_experts, divide_experts
 from roost.learner.parallel.tensor import TensorPlan
@@ -66,7 +66,7 @@ def shard(
 def _check_same(root: nn.Module, group: Any) -> None:
     """Raise ValueError on all ranks unless they have the same weights; broadcasts of others would never end."""
     here = [(name, tuple(weight.shape), str(weight.dtype)) for name, weight in root.named_parameters()]
-    first, *others = shared(lambda: here, group)
+    first, *others = results_of_ranks(lambda: here, group)
     for other in others:
         if other != first:
             (name, *_), *_ = sorted(set(first) ^ set(other))
@@ -317,7 +317,7 @@ def _write(folder: Path, settings: LearnerSettings, act: Callable[[], None]) -> 
                 raise
 
     with patient_group(DISK_LIMIT_S) as group:
-        shared(write, group)
+        results_of_ranks(write, group)
 
 
 def whole_bytes(model: PreTrainedModel, settings: LearnerSettings) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from roost.config.train import LrSchedulerType, OptimizerSettings, OptimizerType, WsdDecayStyle
+from roost.learner.distributed import to_local
 from roost.learner.parallel.mesh import by_mesh
 from roost.learner.residence import HostBuffer, plain_tensors
 
@@ -88,8 +89,8 @@ class Optimizers:
         for weight, state in self.state.items():
             for name, own in state.items():
                 if own is not saved[weight][name]:
-                    local = _local(own)
-                    _quantize(local, _local(saved[weight][name]).to(local.device))
+                    local = to_local(own)
+                    _quantize(local, to_local(saved[weight][name]).to(local.device))
 
     def _step_with_host(self, part: torch.optim.Optimizer) -> None:
         kept: dict[Tensor, State] = dict(part.state)
@@ -127,16 +128,12 @@ def _pin(tensors: Sequence[Tensor]) -> HostBuffer:
     return buffer
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _is_quantized(local: Tensor) -> bool:
     return hasattr(local, "__tensor_flatten__")
 
 
 def _shape(tensor: Tensor) -> Tensor:
-    local = _local(tensor)
+    local = to_local(tensor)
     if not _is_quantized(local):
         return tensor
     return _sharded_as(tensor, torch.empty(local.shape, dtype=torch.float32, device="meta"))
@@ -144,7 +141,7 @@ def _shape(tensor: Tensor) -> Tensor:
 
 def _dequantized(tensor: Tensor) -> Tensor:
     """Quantized numbers as a tensor in host memory; any other tensor as it is."""
-    local = _local(tensor)
+    local = to_local(tensor)
     return _sharded_as(tensor, local.dequantize()).cpu() if _is_quantized(local) else tensor
 
 
@@ -217,7 +214,7 @@ def _in_parts(parameters: Iterable[nn.Parameter], size: int = STREAMED_BYTES) ->
     filled = 0
     for each in parameters:
         part.append(each)
-        filled += _local(each).nbytes
+        filled += to_local(each).nbytes
         if filled >= size:
             yield part
             part, filled = [], 0

@@ -1,7 +1,7 @@
 import pytest
 
 from roost.engines.tiny_model import write_tiny_model
-from roost.learner.forward import POLICY
+from roost.learner.forward import Head
 from roost.learner.learner import Learner
 from tests.learner.random_samples import CPU, settings_of
 from tests.one_thread import one_thread  # noqa: F401
@@ -25,7 +25,7 @@ def models(tmp_path_factory):
 def learner(models):
     """Gives learners of a tiny model, with settings changed as said."""
 
-    def new(family="qwen2", head=POLICY, **changes):
+    def new(family="qwen2", head=Head.POLICY, **changes):
         return Learner(settings_of(models(family), **changes), CPU, head)
 
     return new

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from roost.config.job import MeshSizes, ParallelSizes
 from roost.learner.distributed import close_distributed, init_distributed
-from roost.learner.forward import POLICY
+from roost.learner.forward import Head
 from roost.learner.learner import Learner
 from tests.forked import FORKED
 from tests.learner.random_samples import CPU
@@ -83,11 +83,11 @@ def meet_in_pairs(rank, folder):
     init_distributed(rank % 2, 2, "", 0, CPU, HANG_S, Path(folder) / f"meeting {rank // 2}")
 
 
-def learn_and_keep(rank, settings, shares, totals, folder, head=POLICY):
+def learn_and_keep(rank, settings, shares, totals, folder, head=Head.POLICY):
     """Learn from this rank's share of each batch, with all that happens to a learner in between."""
     folder = Path(folder)
     learner = Learner(settings, CPU, head)
-    say = learner.score if head is POLICY else learner.values
+    say = learner.score if head is Head.POLICY else learner.values
     learnt = []
     for number, (share, total) in enumerate(zip(shares, totals, strict=True)):
         say(share[rank])

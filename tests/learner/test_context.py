@@ -7,7 +7,7 @@ import pytest
 
 from roost.config.job import ParallelSizes
 from roost.config.train import AdapterSettings, ImportanceSamplingLevel, LossSettings
-from roost.learner.forward import POLICY, VALUE
+from roost.learner.forward import Head
 from roost.learner.learner import Learner
 from roost.learner.parallel.context import ContextGroup
 from roost.learner.sample import pack
@@ -30,11 +30,11 @@ BY_SEQUENCE = LossSettings(importance_sampling_level=ImportanceSamplingLevel.SEQ
 # Two ranks per group, and four with fewer KV heads than ranks; layers recomputed, sequences whose tokens lie on
 # several ranks weighed as one, sliding windows, an adapter, a critic.
 CASES = {
-    "two of four": ("qwen2", 2, {"tie_word_embeddings": True}, {}, POLICY),
-    "four": ("qwen2", 4, {}, {"activation_checkpointing": True, "loss": BY_SEQUENCE}, POLICY),
-    "qwen3": ("qwen3", 2, {}, {"loss": BY_SEQUENCE}, POLICY),
-    "llama": ("llama", 2, {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY),
-    "critic": ("qwen2", 2, {}, {}, VALUE),
+    "two of four": ("qwen2", 2, {"tie_word_embeddings": True}, {}, Head.POLICY),
+    "four": ("qwen2", 4, {}, {"activation_checkpointing": True, "loss": BY_SEQUENCE}, Head.POLICY),
+    "qwen3": ("qwen3", 2, {}, {"loss": BY_SEQUENCE}, Head.POLICY),
+    "llama": ("llama", 2, {}, {"adapter": AdapterSettings(lora_rank=4)}, Head.POLICY),
+    "critic": ("qwen2", 2, {}, {}, Head.VALUE),
 }
 
 
@@ -48,7 +48,7 @@ def settings(models):
 
 def shares_of(name):
     """Samples of each step and rank; a critic's have returns and values."""
-    if CASES[name][-1] is POLICY:
+    if CASES[name][-1] is Head.POLICY:
         return SHARES
     return [[[with_returns(sample) for sample in share] for share in shares] for shares in SHARES]
 
@@ -85,7 +85,7 @@ def test_ranks_that_share_tokens_are_as_one(settings, on_four, name):
         own = weights(alone)
         for key, weight in found["weights"].items():
             np.testing.assert_allclose(weight, own[key], rtol=0, atol=1e-5, err_msg=key)
-        say = alone.score if head is POLICY else alone.values
+        say = alone.score if head is Head.POLICY else alone.values
         for one, other in zip(found["said"], say(shares[0][rank]), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
         assert found["learnt again"] == pytest.approx(found["learnt"][-1])

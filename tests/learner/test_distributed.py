@@ -19,8 +19,8 @@ from roost.config.job import ParallelSizes
 from roost.config.train import AdapterSettings, LearnerSettings, OptimizerSettings
 from roost.engines.tiny_model import write_tiny_model
 from roost.learner.checksums import check_sums
-from roost.learner.distributed import close_distributed, flattened, init_distributed, most, restored, together
-from roost.learner.forward import POLICY, VALUE, Head
+from roost.learner.distributed import close_distributed, flattened, init_distributed, max_over_ranks, reduced, restored
+from roost.learner.forward import Head
 from roost.learner.learner import GradientNoise, Learner
 from roost.procs.files import DiskFull
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
@@ -60,7 +60,7 @@ class Case:
     folder: Path
     shares: list
     totals: list
-    head: Head = POLICY
+    head: Head = Head.POLICY
 
     @functools.cached_property
     def alone(self):
@@ -83,7 +83,7 @@ def cases(models, tmp_path_factory):
     }
     rough = settings_of(models(), compute_dtype="bfloat16")
     shares = [tuple([_with_returns(sample) for sample in share] for share in shares) for shares in SHARES[:2]]
-    made["critic in bfloat16"] = Case(rough, folder / "critic", shares, TOTALS[:2], VALUE)
+    made["critic in bfloat16"] = Case(rough, folder / "critic", shares, TOTALS[:2], Head.VALUE)
     adapted = dataclasses.replace(rough, adapter=AdapterSettings(lora_rank=4))
     made["adapter in bfloat16"] = Case(adapted, folder / "rough", shares, TOTALS[:2])
     return made
@@ -240,7 +240,7 @@ def _with_returns(sample):
 
 def test_sums_and_maxima():
     parts = [{"loss": 1.0, "max/ratio": 2.0}, {}, {"loss": 0.5, "max/ratio": 1.0, "tokens": 3}]
-    assert together(parts) == {"loss": 1.5, "max/ratio": 2.0, "tokens": 3}
+    assert reduced(parts) == {"loss": 1.5, "max/ratio": 2.0, "tokens": 3}
 
 
 def test_a_rank_that_there_is_not():
@@ -264,7 +264,7 @@ def agree_in_file(rank, file):
 def agree_and_look(rank):
     """Agreement of the ranks, and the addresses at which this rank's process accepts connections."""
     connections = psutil.Process().net_connections("tcp")
-    return most(rank), [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+    return max_over_ranks(rank), [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
 
 
 def test_samples_are_sent_as_their_arrays_lie_in_memory():

@@ -16,7 +16,7 @@ from roost.config.train import (
     OptimizerSettings,
     PolicyLoss,
 )
-from roost.learner.forward import VALUE
+from roost.learner.forward import Head
 from roost.learner.learner import NOISE_LEAST, NOISE_WINDOW, GradientNoise, Learner
 from roost.learner.sample import APART
 from tests.learner.random_samples import (
@@ -284,7 +284,7 @@ def test_the_entropy_bonus_follows_its_schedule(learner):
 
 
 def test_a_critic_learns_what_to_expect(learner):
-    critic = learner(head=VALUE)
+    critic = learner(head=Head.VALUE)
     samples = [
         dataclasses.replace(sample, values=reported, returns=np.full(len(sample), 2, np.float32))
         for sample in random_samples(12, 5, 9)
@@ -316,7 +316,7 @@ def test_settings_that_cannot_be(learner, changes, message):
 
 def test_a_critic_has_no_adapter(learner):
     with pytest.raises(ValueError, match="trained whole"):
-        learner(head=VALUE, adapter=AdapterSettings())
+        learner(head=Head.VALUE, adapter=AdapterSettings())
 
 
 def test_a_model_that_changes_its_logits_is_refused(models):

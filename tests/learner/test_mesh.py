@@ -21,7 +21,7 @@ from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.source import WeightStream
 from roost.learner.adapter import add_adapter
 from roost.learner.distributed import rank as rank_of
-from roost.learner.forward import POLICY, VALUE, _of_logits
+from roost.learner.forward import Head, _of_logits
 from roost.learner.learner import Learner
 from roost.learner.parallel.mesh import check_experts, expert_modules
 from roost.learner.parallel.tensor import _styles, check_even
@@ -48,21 +48,21 @@ OF_ONE_BATCH = [MeshSizes(context=2), MeshSizes(context=4, expert=4), MeshSizes(
 BALANCED = {"router_aux_loss_coef": 0.5, **RECOMPUTED}  # of micro-batches, which are those of one rank here
 # One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
 CASES = {
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, POLICY, MESHES),
-    "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
-    "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(1, 2, 1, 2)]),
-    "critic": ("llama", {"pad_token_id": 0}, {}, VALUE, [MeshSizes(1, 2, 1, 2)]),
-    "mixture": ("qwen3_moe", {}, {}, POLICY, MIXTURE),
-    "balanced": ("qwen2_moe", {}, BALANCED, POLICY, OF_ONE_BATCH),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, Head.POLICY, MESHES),
+    "qwen3": ("qwen3", {}, {"loss": ENTROPY, **RECOMPUTED}, Head.POLICY, [*TENSOR, MeshSizes(1, 2, 2, 1)]),
+    "adapter": ("llama", {}, {"adapter": AdapterSettings(lora_rank=4)}, Head.POLICY, [MeshSizes(1, 2, 1, 2)]),
+    "critic": ("llama", {"pad_token_id": 0}, {}, Head.VALUE, [MeshSizes(1, 2, 1, 2)]),
+    "mixture": ("qwen3_moe", {}, {}, Head.POLICY, MIXTURE),
+    "balanced": ("qwen2_moe", {}, BALANCED, Head.POLICY, OF_ONE_BATCH),
     # Its shared expert is whole on each rank of a tensor group.
     "shared": (
         "qwen2_moe",
         {"shared_expert_intermediate_size": 32},
         {"adapter": AdapterSettings(lora_rank=4)},
-        POLICY,
+        Head.POLICY,
         [MeshSizes(shard=2, tensor=2, expert=2)],
     ),
-    "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, POLICY, [MeshSizes(shard=4, expert=2)]),
+    "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, Head.POLICY, [MeshSizes(shard=4, expert=2)]),
 }
 # In bfloat16, and with Muon, whose matrices are gathered over both dimensions.
 ROUNDED = {"qwen3": [MeshSizes(tensor=2), MeshSizes(context=2)], "mixture": [MeshSizes(shard=2, expert=2)]}
@@ -76,7 +76,7 @@ SENT = [("mixture", mesh) for mesh in EXPERT]
 def shares_of(name, ranks):
     """Samples of each step and rank; a critic's have returns and values."""
     steps = [[[each for share in shares[rank::ranks] for each in share] for rank in range(ranks)] for shares in SHARES]
-    if CASES[name][3] is POLICY:
+    if CASES[name][3] is Head.POLICY:
         return steps
     return [[[with_returns(sample) for sample in share] for share in shares] for shares in steps]
 
@@ -130,7 +130,7 @@ def learn_and_resume(rank, run, settings, folder):
     head, shares = CASES[name][3], shares_of(name, ranks_of(mesh))
     learner = Learner(dataclasses.replace(settings, parallel=sizes_of(mesh)), CPU, head)
     assert learner._mesh.sizes == mesh
-    say = learner.score if head is POLICY else learner.values
+    say = learner.score if head is Head.POLICY else learner.values
     said = say(shares[0][rank])
     learner.offload()
     learner.load()
@@ -219,7 +219,7 @@ def alone(settings, folder):
     for name, (*_, head, _) in CASES.items():
         learner = Learner(settings[name], CPU, head)
         shares = [share for (share,) in shares_of(name, 1)]
-        said = (learner.score if head is POLICY else learner.values)(shares[0])
+        said = (learner.score if head is Head.POLICY else learner.values)(shares[0])
         learnt = [learner.learn(shares[0], TOTALS[0])]
         learner.save(folder / f"{name} of one")
         learner.wait_saved()
@@ -250,7 +250,7 @@ def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
         near(found["resumed"], one["weights"])
     said = [each for found in meshes[run] for each in found["said"]]
     shares = [sample for share in shares_of(name, ranks_of(mesh))[0] for sample in share]
-    if CASES[name][3] is POLICY:
+    if CASES[name][3] is Head.POLICY:
         for sample, given in zip(shares, said, strict=True):
             np.testing.assert_allclose(given, one["said"][id(sample)], atol=1e-4)
     learner = one["learner"]

@@ -8,7 +8,7 @@ from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.notations.notation import read_job
 from roost.engines.tiny_model import write_tiny_model
-from roost.learner.forward import POLICY, VALUE
+from roost.learner.forward import Head
 from roost.learner.learner import Learner
 from roost.trainer.records.checkpoints import CRITIC, TrainerState
 from roost.trainer.records.resuming import check_fits, checkpoints_of
@@ -48,7 +48,7 @@ def resume(models, tmp_path):
         for name in ("learner", *others):
             settings = job.training.learner
             settings = dataclasses.replace(settings, compile=False, activation_checkpointing=False)
-            learner = Learner(settings, CPU, VALUE if name in others else POLICY)
+            learner = Learner(settings, CPU, Head.VALUE if name in others else Head.POLICY)
             learner.save(checkpoint.folder / name)
             learner.wait_saved()
         changed = job_of(**after)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from roost.config.job import MeshSizes, ParallelSizes
-from roost.learner.distributed import LIMIT_S, gathered, rank, world_size
+from roost.learner.distributed import LIMIT_S, gathered, rank, to_local, world_size
 from roost.learner.parallel.context import ContextGroup, all_rows, exchanged, own_rows
 from roost.learner.sample import Sample
 from roost.placement.memory.shape import EXPERT_FAMILIES
@@ -128,7 +128,7 @@ def _squares(grads: Sequence[Tensor]) -> Tensor:
         by_placement.setdefault(tuple(grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
     summed = []
     for placements, some in by_placement.items():
-        local = [each.to_local() if isinstance(each, DTensor) else each for each in some]
+        local = [to_local(each) for each in some]
         square = torch.nn.utils.get_total_norm(local).float().square()
         # A copy on each rank of a dimension counts once.
         copies = [] if placements is None else [each.is_replicate() for each in placements]
@@ -224,8 +224,7 @@ class Local:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._module, name)
-        return value.to_local() if isinstance(value, DTensor) else value
+        return to_local(getattr(self._module, name))
 
 
 def _of_shares(

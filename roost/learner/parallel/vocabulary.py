@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from roost.learner.distributed import to_local
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,13 +31,13 @@ class VocabularyShard:
         padding = None if embedding.padding_idx is None else embedding.padding_idx - self.start
         # Like on one rank, the padding token gets no gradient.
         is_here = padding is not None and 0 <= padding < self.size
-        own = F.embedding(local, _local(embedding.weight), padding if is_here else None)
+        own = F.embedding(local, to_local(embedding.weight), padding if is_here else None)
         return self._sum(own.masked_fill(~is_own.unsqueeze(-1), 0.0))
 
     def logits(self, hidden: Tensor, last: nn.Linear) -> Tensor:
         """Logits of this rank's tokens."""
-        bias = None if last.bias is None else _local(last.bias)
-        return F.linear(_same(hidden, self.group), _local(last.weight), bias)
+        bias = None if last.bias is None else to_local(last.bias)
+        return F.linear(_same(hidden, self.group), to_local(last.weight), bias)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits of all tokens; each rank gets the gradient of its own."""
@@ -95,10 +96,6 @@ class VocabularyShard:
 def _dot(one: Tensor, two: Tensor) -> Tensor:
     """Sums of products of each row, without the products."""
     return torch.bmm(one[:, None], two[:, :, None]).flatten()
-
-
-def _local(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _same(values: Tensor, group: Any) -> Tensor:
