@@ -34,7 +34,7 @@ from roost.learner.parallel.mesh import (
     sum_over_copies,
     total_norm,
 )
-from roost.learner.residence import MOMENTS, PARTS, Residence
+from roost.learner.residence import MOMENTS, PARTS, WEIGHTS, Residence
 from roost.learner.routing import load_metrics
 from roost.learner.sample import Distribution, Floats, Packed, Sample, balanced, check_packing, pack, predicted, spread
 from roost.vision.processor import Processor
@@ -197,29 +197,29 @@ class Learner:
     @contextmanager
     def at_hand(self) -> Iterator[None]:
         """Context with the weights on the device; offloads them afterwards if they were offloaded."""
-        is_away = "weight" in self._residence.away
+        is_away = WEIGHTS in self._residence.away
         if is_away:
             self._load_together()
         try:
             yield
         finally:
             if is_away:
-                self.offload(("weight",))
+                self.offload((WEIGHTS,))
 
     def _load_together(self) -> None:
         """Load the weights on all ranks or on none: ranks would hang waiting for the shard of one without memory."""
         lacks_room = 0
         try:
-            self.load(("weight",))
+            self.load((WEIGHTS,))
         except torch.OutOfMemoryError:
             lacks_room = 1
         if max_over_ranks(lacks_room):
-            self.offload(("weight",))
+            self.offload((WEIGHTS,))
             raise MemoryError("a device has no room for the learner's weights while engines work there")
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the weights by another learner's, as its `weights` yields them. Call it on every rank."""
-        self._require_loaded("weight", to_change=True)
+        self._require_loaded(WEIGHTS, to_change=True)
         replace_weights(self.module, weights)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
@@ -249,7 +249,7 @@ class Learner:
 
         None for a sample without predicted tokens. Logits beyond the tokenizer's `vocabulary` are padding.
         """
-        self._require_loaded("weight")
+        self._require_loaded(WEIGHTS)
         if not isinstance(self._outputs, PolicyOutputs):
             raise ValueError("distributions come from a model with head policy")
         found: dict[int, Distribution] = {}
@@ -328,7 +328,7 @@ class Learner:
 
     def save(self, folder: Path | str) -> None:
         """Save a checkpoint in the background; see `wait_saved`."""
-        self._require_loaded("weight", "optimizer")
+        self._require_loaded(WEIGHTS, MOMENTS)
         self._writer.save(self._state(self._optimizer.saved()), Path(folder))
 
     def wait_saved(self) -> None:
@@ -345,7 +345,7 @@ class Learner:
 
     def restore(self, folder: Path | str) -> None:
         """Restore a checkpoint, possibly of a different number of ranks."""
-        self._require_loaded("weight", "optimizer", to_change=True)
+        self._require_loaded(WEIGHTS, MOMENTS, to_change=True)
         moments = self._optimizer.saved()
         state = self._state(moments)
         fill(state, Path(folder), self._device)
@@ -354,12 +354,12 @@ class Learner:
 
     def export(self, folder: Path | str) -> None:
         """Write the policy for engines: in transformers format, or an adapter in PEFT format."""
-        self._require_loaded("weight")
+        self._require_loaded(WEIGHTS)
         export(self.module, self._settings, Path(folder))
 
     def export_whole(self, folder: Path | str) -> None:
         """Write the policy in transformers format, with the adapter merged."""
-        self._require_loaded("weight")
+        self._require_loaded(WEIGHTS)
         export_whole(self.module, self._settings, Path(folder))
 
     def _new_optimizer(self) -> Optimizers:
@@ -429,7 +429,7 @@ class Learner:
 
     def _first_outputs(self, samples: Sequence[Sample]) -> list[Floats]:
         """First output of the model for each token, without gradients."""
-        self._require_loaded("weight")
+        self._require_loaded(WEIGHTS)
         found = {id(sample): np.zeros(len(sample), np.float32) for sample in samples}
         with torch.no_grad():
             for part in self._rounds(samples):

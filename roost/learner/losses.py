@@ -12,12 +12,7 @@ from roost.config.data import Distillation
 from roost.config.learning import Rejection
 from roost.config.train import ImportanceSamplingLevel, KlEstimator, LossAggregation, LossSettings, OldLogprobs
 from roost.config.train_choices import Divergence, PolicyLoss
-from roost.learner.sample import level_values, segment_sums
-
-# Clamp for log-ratios, after summation. Sums over thousands of tokens reach hundreds, where exp is infinite, and
-# infinity times a gradient or an advantage of 0 is NaN. A ratio of exp(20), 5e8, is outside any clip range. A clamped
-# ratio has no gradient; unclamped, its gradient would dominate the step.
-LARGEST_LOG_RATIO = 20.0
+from roost.learner.sample import LARGEST_LOG_RATIO, level_values, segment_sums
 
 
 def ratios(

@@ -14,8 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-MOMENTS = "optimizer"
-PARTS = ("weight", "grad", MOMENTS)
+WEIGHTS, GRADIENTS, MOMENTS = PARTS = ("weight", "grad", "optimizer")
 ALIGNMENT = 256  # bytes
 ALLOCATION, SMALL_ALLOCATION = 512, 1 << 20  # torch's CUDA allocator: granularity, and largest size from small blocks
 TOUCHED_TOGETHER = 1 << 28  # bytes
@@ -175,9 +174,9 @@ class Residence:
         return [Away(storage, slot.copy_(_bytes(storage), non_blocking=True)) for storage, slot in pairs]
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
-        if part == "weight":
+        if part == WEIGHTS:
             yield from self._module.parameters()
-        elif part == "grad":
+        elif part == GRADIENTS:
             yield from (each.grad for each in self._module.parameters() if each.grad is not None)
         else:
             yield from self._moments()

@@ -134,24 +134,30 @@ def level_values(
             return values
 
 
+# Clamp for log-ratios, after summation. Sums over thousands of tokens reach hundreds, where exp is infinite, and
+# infinity times a gradient or an advantage of 0 is NaN. A ratio of exp(20), 5e8, is outside any clip range. A clamped
+# ratio has no gradient; unclamped, its gradient would dominate the step.
+LARGEST_LOG_RATIO = 20.0
+
 APART = "apart/"  # prefix of sums that compare policy and engine
-LARGEST = 20.0  # log-ratio, beyond which weights are of no use
 
 
 @torch.no_grad()
 def apart_from_engine(logprobs: Tensor, engine: Tensor, sequence: Tensor) -> dict[str, Tensor]:
-    """Sums over tokens and over samples of the ratios w of policy to engine, as w - 1 and w² - 1; and by position.
+    """Sums by which policy and engine are compared, where w is the ratio of their probabilities.
 
-    Less 1, because what is left of sums near their count would be rounding. Samples lie one after the other.
+    w - 1 and w² - 1, summed over tokens and over samples, and the difference of log-probs by position. 1 is subtracted
+    before summing: w is close to it, and sums of w itself would lose the difference to rounding. Tokens are in the
+    order of their samples.
     """
     log_ratios = (logprobs - engine).double()
     ones, apart = torch.ones_like(log_ratios), log_ratios.abs()
     whole, shares = segment_sums(log_ratios, sequence), 1 / segment_sums(ones, sequence)
     sums = {"logprob": apart.sum()}
-    for name, values, each in (("", log_ratios, ones), ("_sequence", whole, shares)):
-        less = torch.expm1(values.clamp(-LARGEST, LARGEST))
-        sums |= {f"count{name}": each.sum(), f"ratio{name}": (each * less).sum()}
-        sums[f"squared{name}"] = (each * less * (less + 2)).sum()
+    for name, values, weights in (("", log_ratios, ones), ("_sequence", whole, shares)):
+        excess = torch.expm1(values.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))  # w - 1
+        sums |= {f"count{name}": weights.sum(), f"ratio{name}": (weights * excess).sum()}
+        sums[f"squared{name}"] = (weights * excess * (excess + 2)).sum()
     places = torch.arange(len(ones), device=ones.device) - torch.searchsorted(sequence, sequence)
     bucket = torch.bucketize(places, torch.tensor(POSITIONS, device=ones.device), right=True) - 1
     zeros = ones.new_zeros(len(POSITIONS))
@@ -193,9 +199,9 @@ def balanced(lengths: Sequence[int], limit: int) -> list[list[int]]:
         raise ValueError(f"a part holds {limit} tokens, but must hold at least 1")
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     tight = _first_fit(lengths, longest_first, limit)
-    even = _least_filled(lengths, longest_first, len(tight))
+    even = even_parts(lengths, len(tight))
     fits = all(len(part) == 1 or sum(lengths[index] for index in part) <= limit for part in even)
-    return [sorted(part) for part in (even if fits else tight)]
+    return even if fits else [sorted(part) for part in tight]
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], limit: int) -> list[list[int]]:
@@ -212,14 +218,19 @@ def _first_fit(lengths: Sequence[int], order: Sequence[int], limit: int) -> list
     return parts
 
 
-def _least_filled(lengths: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
+def even_parts(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Split sequences into `count` parts of about equal size, the longest first into the emptiest.
+
+    >>> even_parts([5, 1, 1, 3], 2)
+    [[0], [1, 2, 3]]
+    """
     parts: list[list[int]] = [[] for _ in range(count)]
     filled = [0] * count
-    for index in order:
-        room = filled.index(min(filled))
-        parts[room].append(index)
-        filled[room] += lengths[index]
-    return parts
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        emptiest = filled.index(min(filled))
+        parts[emptiest].append(index)
+        filled[emptiest] += lengths[index]
+    return [sorted(part) for part in parts]
 
 
 def predicted(sample: Sample) -> npt.NDArray[np.bool_]:

@@ -36,7 +36,8 @@ from roost.learner.forward import Head
 from roost.learner.learner import Learner, in_buckets
 from roost.learner.losses import Totals, correction, mean_over_units
 from roost.learner.model import float_type, whole_bytes
-from roost.learner.sample import Distribution, Floats, Sample, pack, picked
+from roost.learner.residence import PARTS
+from roost.learner.sample import Distribution, Floats, Sample, even_parts, pack, picked
 from roost.placement.routes import ServerRoute, WeightRoute
 from roost.runtime.worker import Worker, WorkerGroup
 from roost.trainer.guards import check_policy
@@ -282,9 +283,6 @@ def receiver_at(url: str, fleet: Fleet, routes: SendingRoutes) -> Receiver:
     raise LookupError(f"no engine of the fleet is at {url}")
 
 
-ALL_PARTS = ("weight", "grad", "optimizer")
-
-
 def shares(lengths: Sequence[int], mesh: MeshSizes) -> list[list[int]]:
     """Assign samples to ranks so that all have about as many tokens; each rank keeps the given order.
 
@@ -295,19 +293,9 @@ def shares(lengths: Sequence[int], mesh: MeshSizes) -> list[list[int]]:
     """
     return [
         [group[index] for index in part]
-        for group in _even_parts(lengths, mesh.data)
-        for part in _even_parts([lengths[index] for index in group], mesh.model)
+        for group in even_parts(lengths, mesh.data)
+        for part in even_parts([lengths[index] for index in group], mesh.model)
     ]
-
-
-def _even_parts(lengths: Sequence[int], count: int) -> list[list[int]]:
-    parts: list[list[int]] = [[] for _ in range(count)]
-    filled = [0] * count
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        emptiest = filled.index(min(filled))
-        parts[emptiest].append(index)
-        filled[emptiest] += lengths[index]
-    return [sorted(part) for part in parts]
 
 
 def totals_of(samples: Sequence[Sample], longest: int, loss: LossSettings | None = None) -> Totals:
@@ -399,10 +387,10 @@ class Learners:
         answers: list[Any] = await getattr(self._group, method)(*arguments)
         return answers
 
-    async def offload(self, parts: Sequence[str] = ALL_PARTS, in_background: bool = False) -> None:
+    async def offload(self, parts: Sequence[str] = PARTS, in_background: bool = False) -> None:
         await self.all("offload", tuple(parts), in_background)
 
-    async def load(self, parts: Sequence[str] = ALL_PARTS) -> None:
+    async def load(self, parts: Sequence[str] = PARTS) -> None:
         await self.all("load", tuple(parts))
 
     # Weights ------------------------------------------------------------------------------------------------------

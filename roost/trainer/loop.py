@@ -21,6 +21,7 @@ from roost.engines.residency import EngineSwitch
 from roost.engines.weights.update import WeightUpdate
 from roost.learner.advantages import adapted_kl_coef
 from roost.learner.losses import OVER_KL, REJECTED, Totals
+from roost.learner.residence import GRADIENTS, MOMENTS, PARTS, WEIGHTS
 from roost.learner.sample import APART, Floats, Sample
 from roost.procs.signals import Preempted
 from roost.rollout.episode import Group
@@ -53,7 +54,7 @@ from roost.trainer.guards import (
     check_skipped,
     explained,
 )
-from roost.trainer.learners import ALL_PARTS, Learners, totals_of
+from roost.trainer.learners import Learners, totals_of
 from roost.trainer.metrics import (
     Learnt,
     TokenRatio,
@@ -473,10 +474,6 @@ class Loop:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-WEIGHT = "weight"
-BESIDE_WEIGHTS = ("grad", "optimizer")
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceSwitch:
     """The learners' side of sleep and wake, for all learners that share devices with engines.
@@ -503,8 +500,8 @@ class DeviceSwitch:
     async def to_engines(self, fleet: Fleet, learners: Sequence[Learners], update: WeightUpdate) -> None:
         """Wake the engines with the new policy."""
         if self.is_shared:
-            await self.offload(learners, BESIDE_WEIGHTS, self.overlaps)
-        await self.engines.to_engines(fleet, update, lambda: self.offload(learners, (WEIGHT,)))
+            await self.offload(learners, (GRADIENTS, MOMENTS), self.overlaps)
+        await self.engines.to_engines(fleet, update, lambda: self.offload(learners, (WEIGHTS,)))
 
     async def load(self, learners: Sequence[Learners]) -> None:
         """Move each learner's offloaded parts back to its device."""
@@ -512,7 +509,7 @@ class DeviceSwitch:
         await asyncio.gather(*(each.load(parts) for each, parts in loads if parts))
 
     async def offload(
-        self, learners: Sequence[Learners], among: Sequence[str] = ALL_PARTS, in_background: bool = False
+        self, learners: Sequence[Learners], among: Sequence[str] = PARTS, in_background: bool = False
     ) -> None:
         """Move each learner's offloadable parts to the host, limited to `among`."""
         moves = [(each, [part for part in among if part in self.offloads.get(each.name, ())]) for each in learners]

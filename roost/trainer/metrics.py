@@ -13,14 +13,13 @@ import numpy.typing as npt
 from roost.config.train import LossAggregation, LossSettings, RewardScope
 from roost.learner.advantages import Selection
 from roost.learner.losses import MEAN_RATIO, SEQUENCE_KL
-from roost.learner.sample import APART, POSITIONS, Floats, Ints, Sample, predicted
+from roost.learner.sample import APART, LARGEST_LOG_RATIO, POSITIONS, Floats, Ints, Sample, predicted
 from roost.rollout.episode import Episode, Group
 from roost.trainer.batch import FRESH_LEAST, Source, fresh, staleness_of
 from roost.trainer.feed import Tally
 from roost.trainer.guards import MISMATCH, SKIPPED
 
-LARGEST_LOG_RATIO = 20.0
-MOST = 700.0  # beyond it exp is infinite
+LARGEST_EXPONENT = 700.0  # beyond it exp is infinite
 NO_REWARDS: Mapping[str, Any] = {}
 
 
@@ -41,7 +40,7 @@ def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]
         return {}
     engine, learner = engine.astype(np.float64), learner.astype(np.float64)
     apart = np.abs(engine - learner)
-    above = np.minimum(learner - engine, MOST)
+    above = np.minimum(learner - engine, LARGEST_EXPONENT)
     return {
         "logprob_mean": float(apart.mean()),
         "logprob_max": float(apart.max()),
@@ -54,7 +53,6 @@ def mismatch(engine: npt.NDArray[np.floating], learner: npt.NDArray[np.floating]
 
 def _spread_of_ratios(log_ratios: npt.NDArray[np.floating]) -> dict[str, float]:
     """Chi-square divergence and effective sample size, as a share, of importance ratios."""
-    # exp(2 * 20) is far beyond any useful weight
     found = np.exp(np.clip(log_ratios, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
     second = float((found**2).mean())
     return {"chi2": second - 1, "ess": float(found.mean()) ** 2 / second}

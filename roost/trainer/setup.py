@@ -31,6 +31,7 @@ from roost.engines.planned import EnginePlan, plan_engines
 from roost.engines.protocol import InFlight
 from roost.engines.residency import EngineSwitch
 from roost.learner.forward import Head
+from roost.learner.residence import WEIGHTS
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
@@ -43,7 +44,7 @@ from roost.runtime.cluster import NODE_LIMIT, Cluster
 from roost.runtime.ray_address import running_here
 from roost.runtime.worker import GroupSpec, LaunchOptions, WorkerGroup
 from roost.trainer.learners import Learners, LearnerWorker, receiver_at
-from roost.trainer.loop import WEIGHT, DeviceSwitch, Models
+from roost.trainer.loop import DeviceSwitch, Models
 from roost.trainer.preflight import RAY_ADDRESS, accelerators_to_simulate
 from roost.trainer.records.checkpoints import TrainerState
 from roost.trainer.records.resuming import (
@@ -135,7 +136,7 @@ def scorers_of(plan: Plan, settings: TrainSettings) -> tuple[str, ...]:
 def _offloads(plan: Plan, name: str, settings: TrainSettings) -> tuple[str, ...]:
     """Parts that a component moves to the host while engines use its devices; only weights if it is never trained."""
     if name in (REFERENCE, INFERENCE) or is_teacher(name):
-        return (WEIGHT,)
+        return (WEIGHTS,)
     return plan[name].model.offloads if name == CRITIC else tuple(settings.learner.offloads)
 
 

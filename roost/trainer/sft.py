@@ -17,6 +17,7 @@ import psutil
 from roost.config.data import TEACHER
 from roost.config.train import TrainSettings
 from roost.learner.forward import Head
+from roost.learner.residence import WEIGHTS
 from roost.learner.sample import NOT_GENERATED, Sample
 from roost.placement.plan import Plan
 from roost.placement.rules.placing import SUPERVISED
@@ -32,7 +33,6 @@ from roost.runtime.worker import LaunchOptions
 from roost.trainer.batch import Batch, minibatches
 from roost.trainer.guards import Diverged, SkippedSteps, check_skipped, explained
 from roost.trainer.learners import Learners, LearnerWorker, totals_of
-from roost.trainer.loop import WEIGHT
 from roost.trainer.metrics import memory_metrics, optimizer_metrics, time_metrics
 from roost.trainer.records.checkpoints import HELD_OUT, Saver, TrainerState
 from roost.trainer.records.run_folder import RunFolder
@@ -209,7 +209,7 @@ class SftTrainer(Stoppable):
             if self.state.step:
                 await self._learners.all("restore", str(self._saver.at(self.state.step).learner))
             if self._teacher is not None and not self._scores_ahead:
-                await self._teacher.offload((WEIGHT,))
+                await self._teacher.offload((WEIGHTS,))
             self._watching.note(f"learners are ready after {time.perf_counter() - self._began:.0f} s")
             self.is_starting = False
             try:
@@ -250,11 +250,11 @@ class SftTrainer(Stoppable):
             return samples
         if not self._scores_ahead:
             await self._learners.offload(())  # frees the memory that its allocator keeps
-            await self._teacher.load((WEIGHT,))
+            await self._teacher.load((WEIGHTS,))
         vocabulary = len(self._data.tokenizer)
         found = await self._teacher.distributions(samples, self._distillation.top_k, vocabulary)
         if not self._scores_ahead:
-            await self._teacher.offload((WEIGHT,))  # as planned: the devices are the learner's while it learns
+            await self._teacher.offload((WEIGHTS,))  # as planned: the devices are the learner's while it learns
         return [replace(sample, distribution=each) for sample, each in zip(samples, found, strict=True)]
 
     async def _step(self) -> None:
