@@ -48,23 +48,26 @@ def shard(
 ) -> None:
     """Shard a model that is whole on rank 0 and on the `meta` device on the others.
 
-    Layer by layer: all ranks are given a layer's weights, and at once keep no more than their part of them.
+    Rank 0 broadcasts layer by layer, and each rank keeps its shard of a layer before the next one comes.
     """
     with patient_group(DISK_LIMIT_S) as group:
         _check_same(root, group)
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for module in (*layers, root):
-        for weight in _brought(module, device):
+        for weight in _moved_unsharded(module, device):
             dist.broadcast(weight, 0)
         if tensor is not None:
             tensor.apply(module)
         divide_experts(module, mesh, types)
-        # The root's inputs are ids, pixels and logits of a teacher, which are not to be rounded.
+        # The root's inputs are ids, pixels and logits of a teacher, which must not be cast to the compute dtype.
         fully_shard(module, mesh=mesh.fsdp, mp_policy=replace(types, cast_forward_inputs=module is not root))
 
 
 def _check_same(root: nn.Module, group: Any) -> None:
-    """Raise ValueError on all ranks unless they have the same weights; broadcasts of others would never end."""
+    """Raise ValueError on all ranks unless their weights have the same names, shapes and dtypes.
+
+    Broadcasts of others would hang.
+    """
     here = [(name, tuple(weight.shape), str(weight.dtype)) for name, weight in root.named_parameters()]
     first, *others = results_of_ranks(lambda: here, group)
     for other in others:
@@ -77,38 +80,41 @@ def _check_same(root: nn.Module, group: Any) -> None:
             )
 
 
-def _brought(module: nn.Module, device: torch.device) -> Iterator[Tensor]:
-    """Bring what is not sharded yet to the device, with room for what is not there; tied weights stay tied."""
-    brought: dict[Tensor, Tensor] = {}
+def _moved_unsharded(module: nn.Module, device: torch.device) -> Iterator[Tensor]:
+    """Move weights that are not sharded yet and buffers to the device, and yield them; tied weights stay tied.
+
+    Those on the `meta` device are allocated.
+    """
+    moved: dict[Tensor, Tensor] = {}
     for owner in module.modules():
         for name, weight in owner.named_parameters(recurse=False):
             if not isinstance(weight, DTensor):
-                if weight not in brought:
-                    brought[weight] = nn.Parameter(_on(device, weight.data), weight.requires_grad)
-                setattr(owner, name, brought[weight])
+                if weight not in moved:
+                    moved[weight] = nn.Parameter(_on_device(weight.data, device), weight.requires_grad)
+                setattr(owner, name, moved[weight])
         for name, buffer in owner.named_buffers(recurse=False):
-            if buffer not in brought:
-                brought[buffer] = _on(device, buffer)
-            setattr(owner, name, brought[buffer])
-    for tensor in brought.values():
+            if buffer not in moved:
+                moved[buffer] = _on_device(buffer, device)
+            setattr(owner, name, moved[buffer])
+    for tensor in moved.values():
         yield tensor.data
 
 
-def _on(device: torch.device, tensor: Tensor) -> Tensor:
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device).contiguous()
 
 
-# Settings by which some models change their logits after the last layer, with the value that has no effect.
+# Settings of models that change logits after the last layer, with the value that has no effect.
 CHANGES_LOGITS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
 
 def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, mesh: LearnerMesh) -> Outputs:
-    """Load the model onto its device, ready to be called by all ranks, with random initialization seeded."""
+    """Load the model onto its device, sharded over all ranks; random initialization is seeded."""
     check_types(settings)
     if head is Head.VALUE and settings.adapter is not None:
-        raise ValueError("a critic has a last layer to learn, so it is trained whole; leave out its adapter")
+        raise ValueError("a critic trains a new last layer, so it cannot be trained with an adapter; leave it out")
     torch.manual_seed(settings.seed)
-    model = _load(settings, head, reads=rank() == 0)
+    model = _load(settings, head, reads_weights=rank() == 0)
     check_mesh(model, mesh.sizes)
     if device.type == "cpu":
         for parameter in model.parameters():
@@ -116,19 +122,19 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, me
             parameter.data = parameter.data.clone()
     if settings.adapter is not None:
         if reads_images(model.config):
-            raise ValueError("a model that reads images is trained whole; leave out its adapter")
+            raise ValueError("a model that reads images cannot be trained with an adapter; leave it out")
         add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     check_experts(model, mesh.sizes)
     layers = decoder_layers(model)
     # Divided layers are compiled only on request: DTensors of changing lengths are slow to trace.
-    is_worth = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == mesh.sizes.expert == 1
-    compiles = is_worth if settings.compile is None else settings.compile
+    compiles_by_default = model.num_parameters() >= COMPILED_SIZE and mesh.sizes.tensor == mesh.sizes.expert == 1
+    compiles = compiles_by_default if settings.compile is None else settings.compile
     recomputed = len(layers) if settings.recomputed_layers is None else settings.recomputed_layers
     for index, layer in enumerate(layers):
-        # Inside the hooks that gather sharded weights, so that these are not gathered once more.
+        # Only `forward`, inside the hooks that gather sharded weights: a recomputation must not gather them again.
         if compiles:
             layer.forward = torch.compile(layer.forward, dynamic=True)
-        # The first: when they are recomputed, the others have freed their activations.
+        # The first layers: when they are recomputed, the others have freed their activations.
         if settings.activation_checkpointing and index < recomputed:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     tensor = None if mesh.tensor is None else TensorPlan(model, mesh.tensor)
@@ -140,14 +146,14 @@ def load_outputs(settings: LearnerSettings, device: torch.device, head: Head, me
         )
     if world_size() > 1:
         shard(outputs, layers, float_type(settings.compute_dtype), device, mesh, tensor)
-    # Without dropout: what is learnt from is scored by the very same function.
+    # Without dropout, so that scoring and learning compute the same log-probs.
     return outputs.to(device).eval()
 
 
 def float_type(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"{name!r} is no type of weights; write float32, bfloat16 or float16")
+        raise ValueError(f"{name!r} is not a dtype of weights; write float32, bfloat16 or float16")
     return dtype
 
 
@@ -155,17 +161,17 @@ def check_types(settings: LearnerSettings) -> None:
     """Raise ValueError for dtypes that would train badly or not at all."""
     weight, compute = float_type(settings.weight_dtype), float_type(settings.compute_dtype)
     if compute is torch.float16:
-        raise ValueError("compute_dtype float16 needs its loss scaled, which is not done here; write bfloat16")
+        raise ValueError("compute_dtype float16 needs loss scaling, which is not supported; write bfloat16")
     if compute is torch.float32 and weight is not torch.float32:
         raise ValueError(
-            f"compute_dtype is float32, but weight_dtype only {settings.weight_dtype}; write float32 for both"
+            f"compute_dtype is float32, but weight_dtype is {settings.weight_dtype}; write float32 for both"
         )
 
 
 def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
     """Raise ValueError if the model cannot be divided over tensor and context groups."""
     if mesh.model > 1 and reads_images(model.config):
-        raise ValueError("a model that reads images is not divided; write context and tensor sizes of 1")
+        raise ValueError("a model that reads images cannot be divided; write context and tensor sizes of 1")
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -183,22 +189,22 @@ def check_mesh(model: PreTrainedModel, mesh: MeshSizes) -> None:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Layers to shard and recompute one by one: the modules that transformers does not split."""
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    # A sharded module is of a class that FSDP makes.
-    return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in whole]
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    # fully_shard prefixes the class names of the modules that it shards.
+    return [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
 
 
 def bare_model(settings: LearnerSettings, head: Head) -> PreTrainedModel:
-    """The model that a learner of these settings trains, without its numbers: to compare with a checkpoint."""
-    model = _load(settings, head, reads=False)
+    """The model that a learner of these settings trains, on the `meta` device, to compare with a checkpoint."""
+    model = _load(settings, head, reads_weights=False)
     if settings.adapter is not None:
         with torch.device("meta"):
             add_adapter(model, settings.adapter, float_type(settings.weight_dtype))
     return model
 
 
-def _load(settings: LearnerSettings, head: Head, reads: bool) -> PreTrainedModel:
-    """The model: with the weights of its checkpoint, or on the `meta` device."""
+def _load(settings: LearnerSettings, head: Head, reads_weights: bool) -> PreTrainedModel:
+    """The model with the weights of its checkpoint, or on the `meta` device."""
     register()
     # Frozen weights need no more precision than the compute dtype.
     dtype = float_type(settings.weight_dtype if settings.adapter is None else settings.compute_dtype)
@@ -208,10 +214,10 @@ def _load(settings: LearnerSettings, head: Head, reads: bool) -> PreTrainedModel
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention_of(config, NAME)}
     kind = AutoModelForTokenClassification if head is Head.VALUE else model_class(config)
     model: PreTrainedModel
-    if reads:
+    if reads_weights:
         model = kind.from_pretrained(settings.model, config=config, **options)
     else:
-        with torch.device("meta"):  # only the layers: the first rank gives the weights to all
+        with torch.device("meta"):
             model = kind.from_config(config, **options)
     if head is Head.POLICY:
         _check_logits(model)
@@ -220,8 +226,8 @@ def _load(settings: LearnerSettings, head: Head, reads: bool) -> PreTrainedModel
 
 def _check_logits(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
-    for name, nothing in CHANGES_LOGITS.items():
-        if getattr(config, name, nothing) not in (None, nothing):
+    for name, neutral in CHANGES_LOGITS.items():
+        if getattr(config, name, neutral) not in (None, neutral):
             raise ValueError(
                 f"{type(model).__name__} has {name} {getattr(config, name)}: logits that are changed after the last "
                 "layer are not supported"
@@ -238,7 +244,7 @@ def _outputs(
     if head is Head.VALUE:
         return ValueOutputs(model, model.base_model, model.get_submodule("score"))
     if settings.temperature <= 0:
-        raise ValueError(f"samples have temperature {settings.temperature}; to learn from, it must be over 0")
+        raise ValueError(f"samples have temperature {settings.temperature}; to learn from them, set it above 0")
     size = model.config.get_text_config().vocab_size if vocabulary is None else vocabulary.size
     return PolicyOutputs(
         model,
@@ -258,7 +264,8 @@ def _processors(model: PreTrainedModel, settings: LearnerSettings) -> LogitProce
     ends: frozenset[int] = frozenset()
     if settings.min_new_tokens:
         try:
-            generation = GenerationConfig.from_pretrained(settings.model)  # ranks that did not read the model lack it
+            # Not the model's own, which ranks that loaded it on `meta` do not have.
+            generation = GenerationConfig.from_pretrained(settings.model)
         except OSError:
             generation = None
         ends = eos_ids(generation, model.config.get_text_config())
@@ -266,8 +273,8 @@ def _processors(model: PreTrainedModel, settings: LearnerSettings) -> LogitProce
     return processors if processors.changes_logits else None
 
 
-# Files of a model beside its weights, not changed by training.
-BESIDE_WEIGHTS = (
+# Files of a model that training does not change: tokenizer, chat template, processor, generation config.
+COPIED_FILES = (
     "*token*",
     "vocab*",
     "merges.txt",
@@ -288,10 +295,10 @@ def export(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> N
 
 
 def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path) -> None:
-    """Write the whole model, with the adapter merged, in the dtype that passes compute in."""
+    """Write the whole model, with the adapter merged, in the compute dtype."""
     dtype = float_type(settings.compute_dtype)
     weights = _on_first_rank(merged_weights(model), dtype)
-    config = copy.deepcopy(model.config)  # for it, save_pretrained takes the dtype of the learner's own weights
+    config = copy.deepcopy(model.config)  # save_pretrained would write the dtype of the learner's own weights in it
     for each in (config, *(getattr(config, name) for name in config.sub_configs)):
         each.dtype = dtype
 
@@ -303,14 +310,15 @@ def export_whole(model: PreTrainedModel, settings: LearnerSettings, folder: Path
     _write(folder, settings, write)
 
 
-def _write(folder: Path, settings: LearnerSettings, act: Callable[[], None]) -> None:
+def _write(folder: Path, settings: LearnerSettings, write_weights: Callable[[], None]) -> None:
     """Let the first rank write, and the others wait for it; an error is raised on all."""
 
     def write() -> None:
         if rank() == 0:
             try:
-                act()
-                _complete(settings.model, folder)
+                write_weights()
+                _copy_files(settings.model, folder)
+                _use_umask(folder)
             except Exception as error:
                 if is_disk_full(error, folder):
                     raise disk_full(folder, "the policy") from error
@@ -340,19 +348,19 @@ def _on_first_rank(gathered: Iterable[tuple[str, Tensor]], dtype: torch.dtype | 
     return weights
 
 
-def _complete(model: str, folder: Path) -> None:
-    _copy_beside(model, folder)
+def _use_umask(folder: Path) -> None:
+    """Give files the mode that the umask allows: safetensors writes them readable by their owner only."""
     mask = os.umask(0o077)
     os.umask(mask)
     for file in folder.iterdir():
         if file.is_file():
-            file.chmod(0o666 & ~mask)  # safetensors writes files readable by their owner only, whatever the umask
+            file.chmod(0o666 & ~mask)
 
 
-def _copy_beside(model: str, folder: Path) -> None:
+def _copy_files(model: str, folder: Path) -> None:
     source = Path(model)
     if not source.is_dir():
-        source = Path(snapshot_download(model, allow_patterns=list(BESIDE_WEIGHTS)))
-    for pattern in BESIDE_WEIGHTS:
+        source = Path(snapshot_download(model, allow_patterns=list(COPIED_FILES)))
+    for pattern in COPIED_FILES:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)

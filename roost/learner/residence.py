@@ -32,8 +32,8 @@ class Away:
 class HostBuffer:
     """Host memory with a slot for each of several storages, page-locked for copies from and to a CUDA device.
 
-    torch's own page-locked memory is rounded up to powers of two, and page-locking small pages one after the other
-    takes 0.5 s per GiB. Huge pages that many threads have touched took 0.08 s on an H200's host.
+    torch's own page-locked memory is rounded up to powers of two, and page-locking small pages one by one takes 0.5 s
+    per GiB. Huge pages, touched by many threads first, took 0.08 s per GiB on an H200's host.
     """
 
     def __init__(self, sizes: Sequence[int], is_pinned: bool) -> None:
@@ -44,13 +44,13 @@ class HostBuffer:
 
 
 def _pinned(size: int, owner: object) -> Tensor:
-    """Page-locked bytes, until the owner is garbage collected."""
+    """Bytes that are page-locked until the owner is garbage collected."""
     # Private: huge pages of shared memory are off on most machines.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
     pages.madvise(mmap.MADV_DONTFORK)  # after a fork, a write would move the page that the device knows
     memory = torch.frombuffer(pages, dtype=torch.uint8)
-    # Threads of its own: Ray gives a worker one for torch.
+    # Not torch's own threads: Ray gives a worker only one.
     with ThreadPoolExecutor(min(TOUCHING_THREADS, os.cpu_count() or 1)) as pool:
         list(pool.map(Tensor.zero_, memory.split(TOUCHED_TOGETHER)))
     runtime = torch.cuda.cudart()
@@ -94,7 +94,7 @@ class Residence:
         self._free_copied()
         self.wait_for_moments()
         leaving = {part: list(_storages(self._tensors(part))) for part in _known(parts) if part not in self._away}
-        with _beside(self._device) as stream:
+        with _copy_stream(self._device) as stream:
             # Copy everything before freeing any memory: if the host has too little, nothing has changed.
             self._leaving = stream, {part: self._to_host(part, storages) for part, storages in leaving.items()}
         if not in_background:
@@ -118,13 +118,14 @@ class Residence:
     def load(self, parts: Iterable[str]) -> None:
         """Move parts back to the device; loaded parts are skipped.
 
-        On a GPU, moments are copied in the background, as scoring comes first: call `wait_for_moments`.
+        On a GPU, moments are copied in the background, as scoring does not need them: call `wait_for_moments` before
+        the optimizer uses them.
         """
         self._free_copied()
-        coming = sorted((part for part in _known(parts) if part in self._away), key=PARTS.index)
-        arriving = [each for part in coming for each in self._away[part]]
+        arriving_parts = sorted((part for part in _known(parts) if part in self._away), key=PARTS.index)
+        arriving = [each for part in arriving_parts for each in self._away[part]]
         try:
-            for part in coming:
+            for part in arriving_parts:
                 self._reserve(self._away[part])
                 for each in self._away[part]:
                     each.storage.resize_(each.content.numel())
@@ -132,33 +133,33 @@ class Residence:
             for each in arriving:
                 each.storage.resize_(0)
             raise
-        with _beside(self._device) as stream:
-            for part in coming:
+        with _copy_stream(self._device) as stream:
+            for part in arriving_parts:
                 for each in self._away[part]:
                     _bytes(each.storage).copy_(each.content, non_blocking=True)
                 if stream is not None and part == MOMENTS:
                     self._arriving = stream.record_event()
                 elif stream is not None:
                     stream.synchronize()
-        for part in coming:
+        for part in arriving_parts:
             del self._away[part]
 
     def wait_for_moments(self) -> None:
-        """Let later work on the current stream see the optimizer's moments."""
+        """Make the current stream wait until the optimizer's moments are on the device."""
         if self._arriving is not None:
             torch.cuda.current_stream(self._device).wait_event(self._arriving)
             self._arriving = None
 
     def _reserve(self, arriving: Sequence[Away]) -> None:
-        """Let torch's allocator get the memory of a part at once: hundreds of allocations take as long as the copy.
+        """Let torch's allocator reserve the memory of a part at once: hundreds of allocations take as long as the copy.
 
-        Not of all parts: memory that two parts share cannot be given back when only one of them is offloaded.
+        Part by part: a block that two parts share could not be freed when only one of them is offloaded.
         """
         if self._device.type == "cuda":
             sizes = [each.content.numel() for each in arriving if each.content.numel() > SMALL_ALLOCATION]
             total = sum(-(-size // ALLOCATION) * ALLOCATION for size in sizes)
             with suppress(torch.OutOfMemoryError):  # fragmented memory may still have room for the pieces
-                torch.empty(total, device=self._device, dtype=torch.uint8)  # freed at once, and then cut into pieces
+                torch.empty(total, device=self._device, dtype=torch.uint8)  # freed into the allocator's cache
 
     def _to_host(self, part: str, storages: Sequence[torch.UntypedStorage]) -> list[Away]:
         sizes = [storage.nbytes() for storage in storages]
@@ -166,7 +167,7 @@ class Residence:
         buffer = self._pinned.get(part)
         if buffer is None or buffer.sizes != sizes:
             buffer = None
-            self._pinned.pop(part, None)  # freed before more is allocated
+            self._pinned.pop(part, None)  # free it before more is allocated
             buffer = HostBuffer(sizes, is_pinned)
         if is_pinned:
             self._pinned[part] = buffer
@@ -217,8 +218,8 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 @contextmanager
-def _beside(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
-    """Queue copies on a separate stream, after all work queued so far; None on a CPU."""
+def _copy_stream(device: torch.device) -> Iterator[torch.cuda.Stream | None]:
+    """Context in which CUDA work is queued on a new stream, after all work queued so far; yields None on a CPU."""
     if device.type != "cuda":
         yield None
         return

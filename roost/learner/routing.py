@@ -36,9 +36,9 @@ class Routers:
         return cls(found) if found else None
 
     def replay(self, experts: Tensor | None, tokens: int | None = None) -> None:
-        """Begin a pass with these experts, [tokens, layers, top_k], with a negative number where the model chooses.
+        """Begin a pass with these experts, [tokens, layers, top_k]; where one is negative, the model chooses.
 
-        What follows the first `tokens` is padding, which is no load.
+        Tokens after the first `tokens` are padding and do not count as load.
         """
         if experts is not None and tuple(experts.shape[1:]) != (self.layers, self.top_k):
             raise ValueError(
@@ -63,10 +63,10 @@ class Routers:
         return torch.stack(rows)
 
     def balance_loss(self, group: Any = None) -> tuple[Tensor, Tensor]:
-        """Load-balancing loss of the last pass (Fedus et al. 2021, "Switch Transformers"): top_k if all is even.
+        """Load-balancing loss of the last pass (Fedus et al. 2021, "Switch Transformers"); top_k if the load is even.
 
-        Mean over layers, whose loads even out one by one. Of the tokens of all ranks of a context group: this rank's
-        part, whose gradients add up, and the whole.
+        The mean of the layers' losses, over the tokens of all ranks of a context group. Returns this rank's part, whose
+        gradients sum to those of the whole, and the whole.
         """
         passes = self._passes()
         own = torch.stack([logits.float().softmax(-1).sum(0) for logits, _, _ in passes])
@@ -79,7 +79,7 @@ class Routers:
         return (weights * own).sum(-1).mean(), (weights * whole).sum(-1).mean()
 
     def forget(self) -> None:
-        """Let go of the last pass, whose tensors are on the device."""
+        """Drop the tensors of the last pass, to free device memory."""
         self._routed.clear()
         self._replayed = self._tokens = None
 
@@ -94,15 +94,15 @@ class Routers:
             logits, weights, own = output
             experts = own
             if layer in self._routed:
-                # A recomputation that rounds differently may choose another expert of two that are nearly tied: tokens
-                # would go to other ranks than their gradients come from.
+                # A recomputation may round differently and choose the other of two nearly tied experts: gradients would
+                # come from other ranks than the tokens went to.
                 experts = self._routed[layer][1]
             elif self._replayed is not None:
                 wanted = self._replayed[:, layer]
                 experts = torch.where(wanted >= 0, wanted, own)
-            # In each pass: a recomputation must keep the same tensors as the pass that it repeats.
+            # Also in a pass without replay: a recomputation must save the same tensors as the pass that it repeats.
             weights = expert_weights(logits, experts, getattr(router, "norm_topk_prob", True)).to(weights.dtype)
-            # Not those of a recomputation: they would keep its whole graph.
+            # Not the tensors of a recomputation, which would keep its whole graph in memory.
             self._routed.setdefault(layer, (logits, experts, own))
             return logits, weights, experts
 
@@ -120,10 +120,11 @@ def expert_weights(logits: Tensor, experts: Tensor, is_normalised: bool) -> Tens
 
 
 def load_metrics(statistics: Tensor) -> dict[str, float]:
-    """Metrics of `Routers.statistics` summed over a minibatch, and over all ranks here.
+    """Metrics from `Routers.statistics` summed over a minibatch; they are summed over ranks here.
 
-    `experts/load_max`: tokens of the busiest expert over the mean, `experts/load_entropy`: entropy of the shares, 1 if
-    even; both mean over layers. `experts/replaced`: replayed choices that the learner's routers would not have made.
+    `experts/load_max`: tokens of the busiest expert over the mean. `experts/load_entropy`: normalized entropy of the
+    shares, 1 if the load is even. Both are means over layers. `experts/replaced`: share of replayed choices that the
+    learner's routers would not have made.
 
     >>> load_metrics(torch.tensor([[6.0, 2.0, 0.0, 0.0, 8.0, 2.0]]))
     {'experts/load_max': 3.0, 'experts/load_entropy': 0.4056..., 'experts/replaced': 0.25}

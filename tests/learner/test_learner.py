@@ -303,7 +303,7 @@ def test_a_critic_learns_what_to_expect(learner):
         pytest.param({"weight_dtype": "float33"}, "float33", id="no type"),
         pytest.param({"compute_dtype": "float16"}, "write bfloat16", id="type that needs scaling"),
         pytest.param({"weight_dtype": "bfloat16"}, "write float32 for both", id="type below that of computing"),
-        pytest.param({"temperature": 0.0}, "over 0", id="temperature"),
+        pytest.param({"temperature": 0.0}, "above 0", id="temperature"),
         pytest.param(
             {"adapter": AdapterSettings(lora_target_modules=("nothing",))}, "nothing", id="adapter of nothing"
         ),
@@ -315,7 +315,7 @@ def test_settings_that_cannot_be(learner, changes, message):
 
 
 def test_a_critic_has_no_adapter(learner):
-    with pytest.raises(ValueError, match="trained whole"):
+    with pytest.raises(ValueError, match="cannot be trained with an adapter"):
         learner(head=Head.VALUE, adapter=AdapterSettings())
 
 
