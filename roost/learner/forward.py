@@ -30,9 +30,9 @@ from roost.vision.tower import ImageRows, embedded, image_rows
 
 @dataclass(frozen=True, eq=False, slots=True)
 class History:
-    """Tokens before each target, in all sequences of a batch: those of a context group are on several ranks."""
+    """Tokens before each target, for logit processors. A rank of a context group needs those of other ranks, too."""
 
-    token_ids: Tensor
+    token_ids: Tensor  # of the whole batch
     spans: Tensor  # [rows, 3]: start of the row's sequence, the row, and the target's place in its turn
 
     @classmethod
@@ -43,7 +43,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class LogitProcessors:
-    """Changes that engines make to logits, before the temperature, by the tokens so far."""
+    """Changes that engines make to logits before the temperature, depending on the tokens so far."""
 
     repetition_penalty: float = 1.0
     min_new_tokens: int = 0
@@ -54,17 +54,18 @@ class LogitProcessors:
         return self.repetition_penalty != 1.0 or bool(self.min_new_tokens and self.eos_ids)
 
     def __call__(self, logits: Tensor, targets: Tensor, token_ids: Tensor, spans: Tensor, start: int = 0) -> Tensor:
-        """Logits of the tokens from `start`: a rank may have a part of the vocabulary."""
+        """Changed logits; they are of the token ids from `start`, as a rank may have a part of the vocabulary."""
         logits, size = logits.float(), logits.shape[-1]
         if self.min_new_tokens and self.eos_ids:
             ends = torch.tensor(self.eos_ids, device=logits.device)
-            # A target that ends its turn was possible, whatever its place: engines count tokens that are not learnt.
+            # A target that ended its turn was allowed, whatever its place: engines also count tokens that are not
+            # learnt from.
             is_early = (spans[:, 2] < self.min_new_tokens) & ~torch.isin(targets, ends)
             is_end = torch.isin(torch.arange(start, start + size, device=logits.device), ends)
             logits = logits.masked_fill(is_early[:, None] & is_end, IMPOSSIBLE)
         if self.repetition_penalty != 1.0:
             lowered = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            # Tokens of other ranks are counted as one more, which is left out.
+            # Tokens of other ranks' ids share one more column, which is dropped.
             own = (token_ids - start).where((token_ids >= start) & (token_ids < start + size), size)
             logits = torch.where(seen_tokens(own, spans, size + 1)[:, :size], lowered, logits)
         return logits
@@ -84,7 +85,7 @@ def seen_tokens(token_ids: Tensor, spans: Tensor, vocabulary: int) -> Tensor:
     if not len(spans):
         return torch.zeros(0, vocabulary, dtype=torch.bool, device=spans.device)
     starts, sequence = torch.unique_consecutive(spans[:, 0].contiguous(), return_inverse=True)
-    # Where each sequence has a token first: a mask per row and token before it would grow with the square of both.
+    # First position of each token id in each sequence: a mask of all earlier tokens per row would grow quadratically.
     index = torch.arange(int(starts[0]), int(spans[-1, 1]) + 1, device=spans.device)
     owner = torch.searchsorted(starts, index, right=True) - 1
     first = torch.full((len(starts) * vocabulary,), len(token_ids), dtype=torch.int32, device=spans.device)
@@ -101,14 +102,14 @@ class Rows:
     segments: Segments
     rows: Tensor
     targets: Tensor
-    own: slice  # rows of the batch that these are
+    own: slice  # of the batch's rows, which a context group divides
     teacher_logits: Tensor | None = None  # of each row
     teacher_ids: Tensor | None = None
     masks: Tensor | None = None  # ids that each target was sampled from, padded
     history: History | None = None
     images: ImageRows | None = None
-    experts: Tensor | None = None  # of each token, to be replayed
-    tokens: int | None = None  # without those that pad a context group; None: all
+    experts: Tensor | None = None  # of each token, to replay
+    tokens: int | None = None  # that are not padding of a context group; None: all
 
     @classmethod
     def of(
@@ -120,20 +121,17 @@ class Rows:
     ) -> Rows:
         """Rows of the packed samples, with the teacher's distribution if `samples` have it.
 
-        With a context group, this rank's rows.
+        With a context group, only this rank's rows.
         """
         whole = packed
         packed, own = (packed, slice(None)) if context is None else context.cut(packed)
         arrays = (packed.token_ids, packed.positions, packed.rows, packed.targets)
         token_ids, positions, rows, targets = (torch.from_numpy(array).to(device) for array in arrays)
         taught = [sample.distribution for sample in samples if sample.distribution is not None]
-        logits, ids = (
-            [each.logits for each in taught],
-            [each.token_ids for each in taught if each.token_ids is not None],
-        )
-        teacher, teacher_ids = (
-            torch.from_numpy(np.concatenate(each)[own]).to(device) if each else None for each in (logits, ids)
-        )
+        logits = [each.logits for each in taught]
+        ids = [each.token_ids for each in taught if each.token_ids is not None]
+        teacher = torch.from_numpy(np.concatenate(logits)[own]).to(device) if logits else None
+        teacher_ids = torch.from_numpy(np.concatenate(ids)[own]).to(device) if ids else None
         masks = None if packed.masks is None else torch.from_numpy(packed.masks).to(device)
         experts = None if packed.experts is None else torch.from_numpy(packed.experts).to(device)
         segments = Segments.of(packed.borders, device, context)
@@ -159,8 +157,8 @@ class Rows:
 class Outputs(nn.Module):
     """A transformers model whose forward returns outputs for the rows of a batch.
 
-    It is the root module for FSDP, because sharded weights are gathered by hooks of called modules, and here the body
-    and the last layer are called directly, not by the model.
+    It is the root module for FSDP: its hooks gather the root's weights when the root is called, and the model itself
+    is not called, only its body and its last layer.
     """
 
     def __init__(self, model: PreTrainedModel, body: nn.Module, last: nn.Module) -> None:
@@ -176,11 +174,11 @@ class Outputs(nn.Module):
             self.routers.replay(batch.experts, batch.tokens)
         body: Any = self._parts[0]
         if batch.positions.dim() == 1:
-            shown = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}
+            inputs = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}
         else:
             embeddings = embedded(body, batch.token_ids, batch.images)
-            shown = {"inputs_embeds": embeddings[None], "position_ids": batch.positions[:, None]}
-        output = body(**shown, use_cache=False, **{ARGUMENT: batch.segments})
+            inputs = {"inputs_embeds": embeddings[None], "position_ids": batch.positions[:, None]}
+        output = body(**inputs, use_cache=False, **{ARGUMENT: batch.segments})
         states: Tensor = output.last_hidden_state
         return states[0].index_select(0, batch.rows)
 
@@ -208,36 +206,36 @@ class PolicyOutputs(Outputs):
     ) -> None:
         super().__init__(model, body, last)
         self._vocabulary = vocabulary  # of this rank, if it is divided
-        self._of_logits = torch.compile(_of_logits, dynamic=True) if compiles else _of_logits
+        self._logprobs = torch.compile(logprobs_and_entropy, dynamic=True) if compiles else logprobs_and_entropy
         self._chunk = chunk
         self._temperature = temperature
         self._learns_entropy = learns_entropy
         self._distillation = distillation or Distillation()
         self._processors = processors
-        self._most_likely: tuple[int, int] | None = None  # k, and the size of the vocabulary
+        self._top_k: tuple[int, int] | None = None  # k, and the size of the vocabulary
 
     def forward(self, batch: Rows) -> tuple[Tensor, ...]:
         history = None if self._processors is None else batch.history
         spans, token_ids = (None, None) if history is None else (history.spans, history.token_ids)
         columns = (self.hidden(batch), batch.targets, batch.teacher_logits, batch.teacher_ids, batch.masks, spans)
-        of_chunk = partial(self._of_chunk if self._most_likely is None else self._top, token_ids)
+        compute = partial(self._chunk_outputs if self._top_k is None else self._top_logits, token_ids)
         # Run even without rows, so that every weight gets a gradient on every rank.
         chunks = zip(*(repeat(None) if each is None else each.split(self._chunk) for each in columns), strict=False)
-        parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in chunks]
+        parts = [checkpoint(compute, *each, use_reentrant=False) for each in chunks]
         return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
     @contextmanager
     def returning_top_logits(self, top_k: int, vocabulary: int) -> Iterator[None]:
-        """Context in which the outputs are the `top_k` highest logits and their tokens; 0: all logits alone."""
-        self._most_likely = (top_k, vocabulary)
+        """Context in which outputs are the `top_k` highest logits and their token ids; 0: all logits, without ids."""
+        self._top_k = (top_k, vocabulary)
         try:
             yield
         finally:
-            self._most_likely = None
+            self._top_k = None
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Context with the model's own distribution at a temperature, as it is without the sampling settings."""
+        """Context in which log-probs are at another temperature, without the sampling settings' logit processors."""
         usual = self._temperature, self._processors
         self._temperature, self._processors = temperature, None
         try:
@@ -245,8 +243,8 @@ class PolicyOutputs(Outputs):
         finally:
             self._temperature, self._processors = usual
 
-    def _top(self, token_ids: Tensor | None, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
-        top_k, vocabulary = self._most_likely or (0, 0)
+    def _top_logits(self, token_ids: Tensor | None, hidden: Tensor, *_: Tensor | None) -> tuple[Tensor, ...]:
+        top_k, vocabulary = self._top_k or (0, 0)
         logits = self._logits(hidden)
         logits = (logits if self._vocabulary is None else self._vocabulary.whole(logits)).float()[:, :vocabulary]
         if not top_k:
@@ -254,7 +252,7 @@ class PolicyOutputs(Outputs):
         highest, token_ids = logits.topk(min(top_k, logits.shape[-1]))
         return highest, token_ids.int()
 
-    def _of_chunk(
+    def _chunk_outputs(
         self,
         token_ids: Tensor | None,
         hidden: Tensor,
@@ -265,34 +263,34 @@ class PolicyOutputs(Outputs):
         spans: Tensor | None,
     ) -> tuple[Tensor, ...]:
         logits = self._logits(hidden)
-        # Not a view of all targets: compiled code would be compiled again for other sizes of its base.
+        # Not views of all rows: compiled code would be compiled again for each shape of the view's base.
         masks = None if masks is None else masks.clone()
         sampled = logits
         if self._processors is not None and token_ids is not None and spans is not None:
             start = 0 if self._vocabulary is None else self._vocabulary.start
             sampled = self._processors(logits, targets, token_ids, spans, start)
-        of_logits = self._of_logits if self._vocabulary is None else self._vocabulary.logprobs
-        outputs = of_logits(sampled, targets.clone(), self._temperature, self._learns_entropy, masks)
+        logprobs = self._logprobs if self._vocabulary is None else self._vocabulary.logprobs
+        outputs = logprobs(sampled, targets.clone(), self._temperature, self._learns_entropy, masks)
         if teacher is None:
             return outputs
-        own = self._taught(logits, teacher.shape[-1], teacher_ids)
+        own = self._logits_like(logits, teacher.shape[-1], teacher_ids)
         return (*outputs, distillation_losses(own.float(), teacher, self._distillation))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits of all tokens, or of this rank's."""
+        """Logits of all token ids, or of this rank's."""
         last: Any = self._parts[1]
         logits: Tensor = last(hidden) if self._vocabulary is None else self._vocabulary.logits(hidden, last)
         return logits
 
-    def _taught(self, logits: Tensor, count: int, token_ids: Tensor | None) -> Tensor:
-        """Logits of the tokens that the teacher has logits of: the first ones, or those named."""
+    def _logits_like(self, logits: Tensor, count: int, token_ids: Tensor | None) -> Tensor:
+        """Logits of the token ids that the teacher has logits of: `token_ids`, or else the first `count`."""
         if token_ids is not None:
             shard = self._vocabulary
             return logits.gather(-1, token_ids.long()) if shard is None else shard.picked(logits, token_ids)
         return (logits if self._vocabulary is None else self._vocabulary.whole(logits))[:, :count]
 
 
-def _of_logits(
+def logprobs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool, masks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets, and the entropy, which has a gradient only if it is learnt from."""
@@ -312,7 +310,7 @@ def masked_logsumexp(logprobs: Tensor, masks: Tensor) -> Tensor:
     """
     is_id = masks != PAD
     has_ids = is_id.any(-1, keepdim=True)
-    # Rows without ids get 0 in place of -inf, whose sum would have no gradient but NaN.
+    # Rows without ids get 0 in place of -inf, as the gradient of a sum of only -inf is NaN.
     padding = torch.where(has_ids, float("-inf"), 0.0)
     found = torch.where(is_id, logprobs.gather(-1, masks.clamp(min=0).long()), padding)
     return torch.where(has_ids.squeeze(-1), found.logsumexp(-1), 0.0)
@@ -357,13 +355,13 @@ def policy_part(
     device = logprobs.device
     batch = PolicyBatch(
         logprobs=logprobs,
-        old_logprobs=_of_all(samples, "old_logprobs", device),
+        old_logprobs=_optional(samples, "old_logprobs", device),
         engine_logprobs=_tensor(picked(samples, [sample.logprobs for sample in samples]), device),
         advantages=_tensor(picked(samples, [sample.advantages for sample in samples]), device),
         sequence=torch.from_numpy(packed.sequence).to(device),
         turn=torch.from_numpy(packed.turn).to(device),
         entropy=entropy,
-        reference_logprobs=_of_all(samples, "reference_logprobs", device),
+        reference_logprobs=_optional(samples, "reference_logprobs", device),
         distillation=distilled[0] if distilled else None,
         rewards=_rewards(samples, packed, device),
     )
@@ -379,15 +377,15 @@ def value_part(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Value loss; `outputs` are values."""
     (values,) = outputs
-    old_values, returns = (_of_all(samples, name, values.device) for name in ("values", "returns"))
+    old_values, returns = (_optional(samples, name, values.device) for name in ("values", "returns"))
     if old_values is None or returns is None:
         raise ValueError("a critic learns from samples with values and returns")
     sequence = torch.from_numpy(packed.sequence).to(values.device)
     return value_loss(ValueBatch(values, old_values, returns, sequence), settings, totals)
 
 
-def _of_all(samples: Sequence[Sample], name: str, device: torch.device) -> Tensor | None:
-    """Optional field of all samples as a tensor, or None if no sample has it."""
+def _optional(samples: Sequence[Sample], name: str, device: torch.device) -> Tensor | None:
+    """An optional array of all samples as one tensor; None if no sample has it."""
     arrays: list[Floats] = [array for sample in samples if (array := getattr(sample, name)) is not None]
     if not arrays:
         return None

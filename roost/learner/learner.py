@@ -30,8 +30,8 @@ from roost.learner.parallel.mesh import (
     LearnerMesh,
     average_gradients,
     by_mesh,
-    forget_sums,
-    sum_over_copies,
+    drop_accumulated,
+    sum_over_replicas,
     total_norm,
 )
 from roost.learner.residence import MOMENTS, PARTS, WEIGHTS, Residence
@@ -277,7 +277,7 @@ class Learner:
             raise ValueError("this one only scores; make it with learns=True")
         self._require_loaded(*PARTS, to_change=True)
         self._optimizer.zero_grad()  # of a call that failed midway
-        forget_sums(self._outputs)
+        drop_accumulated(self._outputs)
         position = self.step if position is None else position
         settings = self._settings.loss.at(position / max(1, self._settings.optimizer.total_steps - 1))
         metrics: list[dict[str, Tensor]] = []
@@ -297,7 +297,7 @@ class Learner:
             if self._outputs.routers is not None and part:
                 loads.append(self._outputs.routers.statistics())
                 loss, of_part = self._balanced(loss, of_part, len(packed.rows) / totals.tokens)
-            sum_over_copies(self._outputs, is_due=number + 1 in (of_half, len(rounds)))
+            sum_over_replicas(self._outputs, is_due=number + 1 in (of_half, len(rounds)))
             # FSDP averages gradients over ranks, but the minibatch's gradient is their sum.
             (loss * self._mesh.sizes.averaged).backward()
             metrics.append(of_part)

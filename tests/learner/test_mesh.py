@@ -21,7 +21,7 @@ from roost.engines.weights.carriers import write_checkpoint
 from roost.engines.weights.source import WeightStream
 from roost.learner.adapter import add_adapter
 from roost.learner.distributed import rank as rank_of
-from roost.learner.forward import Head, _of_logits
+from roost.learner.forward import Head, logprobs_and_entropy
 from roost.learner.learner import Learner
 from roost.learner.parallel.mesh import check_experts, expert_modules
 from roost.learner.parallel.tensor import _styles, check_even
@@ -165,7 +165,7 @@ def divided_vocabulary(rank):
     for given in (None, masks):
         part = whole.detach()[:, 6 * rank : 6 * rank + 6].clone().requires_grad_()
         found = shard.logprobs(part, targets, 0.7, True, given)
-        expected = _of_logits(whole, targets, 0.7, True, given)
+        expected = logprobs_and_entropy(whole, targets, 0.7, True, given)
         differences += [float((one - other).detach().abs().max()) for one, other in zip(found, expected, strict=True)]
         for one, weighed in ((found, part), (expected, whole)):
             weighed.grad = None
@@ -188,7 +188,7 @@ def logit_bytes():
     for of_chunk in (
         lambda each: shard.logprobs(shard.logits(each, last), targets, 1.0, False, None),
         lambda each: shard.logprobs(shard.logits(each, last), targets, 1.0, True, None),
-        lambda each: _of_logits(last(each), targets, 1.0, False),
+        lambda each: logprobs_and_entropy(last(each), targets, 1.0, False),
     ):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             sum(checkpoint(of_chunk, states, use_reentrant=False)).sum().backward()

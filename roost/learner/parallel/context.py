@@ -1,4 +1,6 @@
-"""Context parallelism (Ulysses): ranks share the tokens of a packed batch, and exchange tokens for heads to attend."""
+"""Context parallelism (Ulysses): ranks split the tokens of a packed batch; for attention, each has all tokens of some
+heads.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from roost.learner.sample import PAD, Packed
 
-Counts: TypeAlias = list[int] | None
+Counts: TypeAlias = list[int] | None  # by rank; None: all are equal
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,9 +27,9 @@ class ContextGroup:
     group: Any
 
     def cut(self, packed: Packed) -> tuple[Packed, slice]:
-        """This rank's tokens of a batch, and which of its rows are among them. Borders stay those of the batch.
+        """This rank's tokens of a batch, and the slice of the batch's rows among them. Borders stay those of the batch.
 
-        Tokens that do not divide are padded by a sequence of their own.
+        If the number of tokens does not divide, a sequence of padding is appended.
         """
         count = len(packed.token_ids)
         padding = -count % self.size
@@ -48,7 +50,7 @@ class ContextGroup:
         return part, rows
 
     def without_padding(self, count: int) -> int:
-        """This rank's tokens of a batch of so many.
+        """Number of this rank's tokens that are not padding, of a batch of `count` tokens.
 
         >>> [ContextGroup(4, rank, None).without_padding(5) for rank in range(4)]
         [2, 2, 1, 0]
@@ -72,9 +74,10 @@ class ContextGroup:
         return received.transpose(0, 1).reshape(1, tokens // self.size, self.size * heads, width)
 
     def all_rows(self, own: Tensor, rows: slice, count: int) -> Tensor:
-        """Outputs of all rows of a batch, from those of each rank. Gradients stay with the rank that computed them.
+        """Outputs of all rows of a batch, from those of each rank.
 
-        Every rank computes the loss of the whole batch, so each has the whole gradient of its own rows.
+        In the backward pass each rank keeps the gradient of its own rows: it is whole, as every rank computes the loss
+        of the whole batch.
         """
         return all_rows(own, rows, count, self.group)
 
@@ -87,10 +90,7 @@ def _padded(experts: npt.NDArray[np.int16], tokens: int) -> npt.NDArray[np.int16
 
 
 def exchanged(parts: Tensor, group: Any, sent: Counts = None, received: Counts = None) -> Tensor:
-    """Send parts of the first dimension to the ranks of the group, and return those received.
-
-    `sent` and `received` are their lengths by rank; by default all are equal.
-    """
+    """All-to-all over the first dimension; `sent` and `received` are the lengths of the parts by rank."""
     found: Tensor = _Exchange.apply(parts, group, sent, received)  # type: ignore[no-untyped-call]
     return found
 
@@ -98,12 +98,12 @@ def exchanged(parts: Tensor, group: Any, sent: Counts = None, received: Counts =
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tensor:
-        ctx.way_back = group, received, sent
+        ctx.reverse = group, received, sent
         return _exchange(parts, group, sent, received)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(grads[0], *ctx.way_back), None, None, None
+        return _exchange(grads[0], *ctx.reverse), None, None, None
 
 
 def _exchange(parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tensor:
@@ -114,13 +114,13 @@ def _exchange(parts: Tensor, group: Any, sent: Counts, received: Counts) -> Tens
 
 
 def all_rows(own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
-    """All rows, from those of each rank of a group. Their gradient is the same on all ranks."""
+    """All rows, from those of each rank of a group, all of which must compute the same gradient of them."""
     whole: Tensor = _AllRows.apply(own, rows, count, group)  # type: ignore[no-untyped-call]
     return whole
 
 
 def own_rows(whole: Tensor, rows: slice, group: Any) -> Tensor:
-    """This rank's rows of what all ranks of a group have. The gradient has the rows of all."""
+    """This rank's rows of values that all ranks of a group have. The gradient has the rows of all ranks."""
     own: Tensor = _OwnRows.apply(whole, rows, group)  # type: ignore[no-untyped-call]
     return own
 
@@ -139,16 +139,16 @@ class _AllRows(torch.autograd.Function):
 class _OwnRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, rows: slice, group: Any) -> Tensor:
-        ctx.way_back = rows, len(whole), group
+        ctx.reverse = rows, len(whole), group
         return whole[rows].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _joined(grads[0], *ctx.way_back), None, None
+        return _joined(grads[0], *ctx.reverse), None, None
 
 
 def _joined(own: Tensor, rows: slice, count: int, group: Any) -> Tensor:
-    # A buffer of all rows, of which each rank fills its own: ranks have different numbers of rows.
+    # All-reduce of a buffer in which each rank fills its rows: an all-gather needs equal numbers of rows.
     whole = own.new_zeros(count, *own.shape[1:])
     whole[rows] = own
     dist.all_reduce(whole, group=group)

@@ -28,8 +28,8 @@ from roost.learner.parallel.context import ContextGroup, all_rows, exchanged, ow
 from roost.learner.sample import Sample
 from roost.placement.memory.shape import EXPERT_FAMILIES
 
-# Shards of FSDP lie within those of a tensor group, so torch gathers them one dimension after the other, and warns that
-# sums could differ by their order. Nothing is summed there.
+# torch gathers a weight that tensor parallelism and FSDP shard one dimension after the other, and warns that sums could
+# depend on the order. An all-gather sums nothing.
 logging.getLogger("torch.distributed.tensor._redistribute").addFilter(
     lambda record: "all_gather" not in record.getMessage()
 )
@@ -48,11 +48,11 @@ class LearnerMesh:
     devices: DeviceMesh | None = None  # replicate (if above 1), fsdp, tensor (if above 1); None for a single process
     context: ContextGroup | None = None
     same_samples: Any = None  # group of the ranks that compute the same samples
-    experts: DeviceMesh | None = None  # replicate (if above 1), fsdp, expert; None where experts are as other weights
+    experts: DeviceMesh | None = None  # replicate (if above 1), fsdp, expert; None: experts are sharded like the rest
 
     @classmethod
     def of(cls, parallel: ParallelSizes, device: torch.device) -> LearnerMesh:
-        """The mesh of all ranks; call it on all of them. Raise ValueError if they cannot be divided so."""
+        """The mesh of all ranks; call it on all of them. Raise ValueError if the sizes do not fit their number."""
         sizes = MeshSizes.of(parallel, world_size())
         if world_size() == 1:
             return cls(sizes)
@@ -66,26 +66,25 @@ class LearnerMesh:
         experts = None
         if sizes.expert > 1:
             divided = grid.flatten(1).unflatten(1, (-1, sizes.expert))
-            over = {FSDP: _group(divided.movedim(1, -1)), EXPERT: _group(divided)}
-            experts = _mesh({REPLICATE: groups[REPLICATE], **over}, divided, device)
-        context = _group(grid.movedim(2, -1)) if sizes.context > 1 else None
-        place = rank() // sizes.tensor % sizes.context
-        together = groups[TENSOR] if context is None else context
-        if sizes.context > 1 and sizes.tensor > 1:
-            together = _group(grid.flatten(2))
-        of_context = None if context is None else ContextGroup(sizes.context, place, context)
-        return cls(sizes, _mesh(groups, ranks, device), of_context, together, experts)
+            expert_groups = {FSDP: _group(divided.movedim(1, -1)), EXPERT: _group(divided)}
+            experts = _mesh({REPLICATE: groups[REPLICATE], **expert_groups}, divided, device)
+        context, same_samples = None, groups[TENSOR]
+        if sizes.context > 1:
+            context_rank = rank() // sizes.tensor % sizes.context
+            context = ContextGroup(sizes.context, context_rank, _group(grid.movedim(2, -1)))
+            same_samples = context.group if sizes.tensor == 1 else _group(grid.flatten(2))
+        return cls(sizes, _mesh(groups, ranks, device), context, same_samples, experts)
 
     @property
     def fsdp(self) -> DeviceMesh:
-        """Dimensions that fully_shard takes: the sharded one, and before it the replicated one (HSDP) if there is."""
+        """Mesh for `fully_shard`: the dimension fsdp, and replicate before it if there are replicas (HSDP)."""
         if self.devices is None:
             raise RuntimeError("a single process has no mesh")
         return _fsdp_of(self.devices)
 
     @property
     def expert_fsdp(self) -> DeviceMesh:
-        """The same for experts, of which FSDP shards what a rank of an expert group has."""
+        """Mesh for `fully_shard` of the experts that a rank of an expert group has."""
         if self.experts is None:
             raise RuntimeError("experts are not divided")
         return _fsdp_of(self.experts)
@@ -97,7 +96,7 @@ class LearnerMesh:
 
     @property
     def is_first(self) -> bool:
-        """Return True on one of the ranks that compute the same samples."""
+        """Return True on the first of the ranks that compute the same samples."""
         return rank() % self.sizes.model == 0
 
     def gathered(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -108,7 +107,7 @@ class LearnerMesh:
 
 
 def by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Weights in lists of one mesh each, because torch computes on no list of several."""
+    """Weights grouped by their mesh, because torch's operations on lists of tensors need a single mesh."""
     lists: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for weight in weights:
         lists.setdefault(weight.device_mesh if isinstance(weight, DTensor) else None, []).append(weight)
@@ -116,13 +115,13 @@ def by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def total_norm(weights: Sequence[Sequence[nn.Parameter]]) -> Tensor:
-    """Norm of all gradients, over all shards, of weights as `by_mesh` returns them."""
+    """Norm of the gradients of all weights over all shards; weights are grouped as by `by_mesh`."""
     grads = [[weight.grad for weight in each if weight.grad is not None] for each in weights]
     return torch.stack([_squares(each) for each in grads if each]).sum().sqrt() if any(grads) else torch.zeros(())
 
 
 def _squares(grads: Sequence[Tensor]) -> Tensor:
-    """Sum of the squares of gradients of one mesh, over all shards: one sum over each of its dimensions."""
+    """Sum of the squares of gradients of one mesh, over all shards."""
     by_placement: dict[Any, list[Tensor]] = {}
     for grad in grads:
         by_placement.setdefault(tuple(grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
@@ -130,10 +129,9 @@ def _squares(grads: Sequence[Tensor]) -> Tensor:
     for placements, some in by_placement.items():
         local = [to_local(each) for each in some]
         square = torch.nn.utils.get_total_norm(local).float().square()
-        # A copy on each rank of a dimension counts once.
-        copies = [] if placements is None else [each.is_replicate() for each in placements]
-        for dimension, is_copy in enumerate(copies):
-            if is_copy:
+        # Replicas of a dimension count once, but are summed below.
+        for dimension, placement in enumerate(placements or ()):
+            if placement.is_replicate():
                 square = square / some[0].device_mesh.size(dimension)  # type: ignore[attr-defined]
         summed.append(square)
     total = torch.stack(summed).sum()
@@ -144,7 +142,7 @@ def _squares(grads: Sequence[Tensor]) -> Tensor:
 
 
 def _mesh(groups: dict[str, Any], ranks: Tensor, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the dimensions that have groups; those without have one rank."""
+    """The mesh of all ranks, without the dimensions that have no group, whose size is 1."""
     dimensions = {name: group for name, group in groups.items() if group is not None}
     shape = [size for size, group in zip(ranks.shape, groups.values(), strict=True) if group is not None]
     return DeviceMesh.from_group(
@@ -157,13 +155,13 @@ def _fsdp_of(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _group(ranks: Tensor) -> Any:
-    """This rank's group among those of the last dimension."""
+    """Create a process group for each row of the last dimension; return this rank's."""
     groups = ranks.reshape(-1, ranks.shape[-1]).tolist()
     own, _ = dist.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=LIMIT_S))
     return own
 
 
-BY_EXPERT, BY_ROW = 0, 1  # dimensions of experts' weights: expert groups divide the first, FSDP the second
+EXPERT_DIM, ROW_DIM = 0, 1  # of experts' weights: expert groups divide the first, FSDP shards the second
 
 
 def expert_modules(model: nn.Module) -> Iterator[Any]:
@@ -179,7 +177,7 @@ def check_experts(model: nn.Module, mesh: MeshSizes) -> None:
     modules = list(expert_modules(model))
     if modules and size % mesh.tensor:
         raise ValueError(
-            f"experts are not divided by tensor size {mesh.tensor}; write an expert size that is a multiple of it"
+            f"experts cannot be divided by tensor size {mesh.tensor}; write an expert size that is a multiple of it"
         )
     if size == 1:
         return
@@ -191,7 +189,7 @@ def check_experts(model: nn.Module, mesh: MeshSizes) -> None:
     for experts in modules:
         if experts.num_experts % size:
             raise ValueError(f"expert size {size} does not divide the model's {experts.num_experts} experts")
-        rows = {weight.shape[BY_ROW] for weight in experts.parameters()}
+        rows = {weight.shape[ROW_DIM] for weight in experts.parameters()}
         uneven = [count for count in sorted(rows) if count % mesh.expert_shards]
         if uneven:
             raise ValueError(
@@ -201,7 +199,7 @@ def check_experts(model: nn.Module, mesh: MeshSizes) -> None:
 
 
 def divide_experts(module: nn.Module, mesh: LearnerMesh, types: MixedPrecisionPolicy) -> None:
-    """Divide and shard the experts inside a module, whose weights are whole on all ranks, unless it was done before."""
+    """Divide and shard the experts inside a module whose weights are whole on all ranks, unless it is done already."""
     if mesh.experts is None:
         return
     group = mesh.experts[EXPERT]
@@ -209,16 +207,16 @@ def divide_experts(module: nn.Module, mesh: LearnerMesh, types: MixedPrecisionPo
         if any(isinstance(weight, DTensor) for weight in experts.parameters()):
             continue
         for name, weight in list(experts.named_parameters(recurse=False)):
-            own = distribute_tensor(weight.data, group, [Shard(BY_EXPERT)], src_data_rank=None)
+            own = distribute_tensor(weight.data, group, [Shard(EXPERT_DIM)], src_data_rank=None)
             experts.register_parameter(name, nn.Parameter(own, weight.requires_grad))
         experts.num_experts //= group.size()
-        dispatch = partial(_on_their_ranks, experts, group)
-        experts.forward = dispatch if mesh.tensor is None else partial(_of_shares, dispatch, mesh.tensor)
-        fully_shard(experts, mesh=mesh.expert_fsdp, mp_policy=types, shard_placement_fn=lambda _: Shard(BY_ROW))
+        dispatch = partial(_dispatched, experts, group)
+        experts.forward = dispatch if mesh.tensor is None else partial(_split_and_dispatched, dispatch, mesh.tensor)
+        fully_shard(experts, mesh=mesh.expert_fsdp, mp_policy=types, shard_placement_fn=lambda _: Shard(ROW_DIM))
 
 
 class Local:
-    """A module with this rank's tensors for its weights."""
+    """Proxy of a module that has this rank's shards as its weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -227,34 +225,34 @@ class Local:
         return to_local(getattr(self._module, name))
 
 
-def _of_shares(
+def _split_and_dispatched(
     dispatch: Callable[..., Tensor], mesh: DeviceMesh, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Outputs for tokens that all ranks of a tensor group have: each sends a share of them to their experts."""
-    group, count, ranks, place = mesh.get_group(), len(hidden_states), mesh.size(), mesh.get_local_rank()
-    rows = slice(count * place // ranks, count * (place + 1) // ranks)
+    """Outputs for tokens that all ranks of a tensor group have: each rank dispatches a share of them."""
+    group, count, ranks, own = mesh.get_group(), len(hidden_states), mesh.size(), mesh.get_local_rank()
+    rows = slice(count * own // ranks, count * (own + 1) // ranks)
     states, weights = (own_rows(each, rows, group) for each in (hidden_states, top_k_weights))
     return all_rows(dispatch(states, top_k_index[rows], weights), rows, count, group)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # lengths that only the device knows
-def _on_their_ranks(
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # shapes depend on the routing
+def _dispatched(
     module: Any, mesh: DeviceMesh, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Outputs of the experts of this rank's tokens, each computed where its expert is.
+    """Outputs of the experts for this rank's tokens, each computed on the rank of its expert.
 
-    All ranks of the group take part, also without tokens, and in the backward pass.
+    All ranks of the group must call it, also those without tokens, and in the backward pass.
     """
     group, ranks, top_k = mesh.get_group(), mesh.size(), top_k_index.shape[-1]
     order = top_k_index.flatten().argsort(stable=True)  # by expert, and so by rank
-    going = torch.bincount(top_k_index.flatten(), minlength=ranks * module.num_experts)
-    coming = torch.empty_like(going)  # of each rank for each expert here
-    dist.all_to_all_single(coming, going, group=group)
-    sent, received = torch.stack([going, coming]).view(2, ranks, -1).sum(-1).tolist()
+    send_counts = torch.bincount(top_k_index.flatten(), minlength=ranks * module.num_experts)
+    receive_counts = torch.empty_like(send_counts)  # from each rank for each expert here
+    dist.all_to_all_single(receive_counts, send_counts, group=group)
+    sent, received = torch.stack([send_counts, receive_counts]).view(2, ranks, -1).sum(-1).tolist()
     tokens = exchanged(hidden_states[order // top_k], group, sent, received)
     own = torch.arange(module.num_experts, device=tokens.device).repeat(ranks)
-    own = own.repeat_interleave(coming, output_size=sum(received))
-    # Grouped products, even of no tokens: their outputs have a gradient on every rank.
+    own = own.repeat_interleave(receive_counts, output_size=sum(received))
+    # Also without tokens: every rank needs outputs with a gradient for the backward pass.
     computed = grouped_mm_experts_forward(Local(module), tokens, own[:, None], tokens.new_ones(len(tokens), 1))
     returned = exchanged(computed, group, received, sent)[order.argsort()]
     weighted = returned.view(-1, top_k, hidden_states.shape[-1]) * top_k_weights[..., None]
@@ -262,14 +260,14 @@ def _on_their_ranks(
     return outputs
 
 
-def sum_over_copies(model: nn.Module, is_due: bool) -> None:
-    """Let the next backward passes sum gradients over copies of the model (HSDP), or keep sums of shards for later."""
+def sum_over_replicas(model: nn.Module, is_due: bool) -> None:
+    """Set whether the next backward passes sum gradients over replicas (HSDP), or accumulate them for a later pass."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(is_due)
 
 
-def forget_sums(model: nn.Module) -> None:
-    """Drop sums that were kept for later, of passes that failed midway."""
+def drop_accumulated(model: nn.Module) -> None:
+    """Drop gradients that were accumulated for a later pass, in case an earlier call failed midway."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
@@ -279,10 +277,10 @@ def forget_sums(model: nn.Module) -> None:
 
 
 def average_gradients(model: nn.Module, mesh: LearnerMesh) -> None:
-    """Make the gradients of experts averages over all ranks, as others are; call it once after the backward passes.
+    """Make the gradients of experts averages over all ranks, as other gradients are. Call it after all backward passes.
 
-    FSDP averages them over the ranks that have the same experts, to which the expert group has sent all its tokens.
-    Ranks of a tensor group have the same tokens, and send each once.
+    FSDP averages them over the ranks that have the same experts, each of which gets the tokens of its expert group.
+    Ranks of a tensor group have the same tokens, and dispatch each once.
     """
     if mesh.experts is not None:
         for experts in expert_modules(model):

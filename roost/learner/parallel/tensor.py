@@ -25,16 +25,16 @@ from roost.learner.routing import SOFTMAX_ROUTERS
 
 COLUMNS, ROWS, HEADS = "colwise", "rowwise", "replicated_with_grad_allreduce"  # transformers' names
 VOCABULARY, WHOLE = "vocabulary", "replicated"  # the embedding and the last layer; layers that are not divided
-ROUTER = "router"  # a whole layer with several outputs
-OF_EXPERTS = (".experts", ".experts.gate_up_proj", ".experts.down_proj")  # divided by expert, not by transformers' plan
-HEAD_DIMENSION = 2  # of what the norms of queries and keys get: [1, tokens, heads, head size]
+ROUTER = "router"  # a layer that is not divided, with several outputs
+EXPERTS = (".experts", ".experts.gate_up_proj", ".experts.down_proj")  # divided by expert, not by transformers' plan
+HEAD_DIMENSION = 2  # of inputs of query and key norms, [1, tokens, heads, head size]
 
 
 class TensorPlan:
-    """The layers of a model by how they are divided over the ranks of a tensor-parallel group."""
+    """How each layer of a model is divided over the ranks of a tensor-parallel group."""
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
-        """Raise ValueError if the model cannot be divided so."""
+        """Raise ValueError if the model cannot be divided over the mesh."""
         self._mesh = mesh
         self._styles = dict(_styles(model))
         check_even(model, self._styles, mesh.size())
@@ -44,7 +44,7 @@ class TensorPlan:
         self.vocabulary = VocabularyShard(mesh.get_group(), size * mesh.get_local_rank(), size)
 
     def apply(self, module: nn.Module) -> None:
-        """Divide the layers of a module whose weights are whole on all ranks; those that are divided stay."""
+        """Divide the layers of a module whose weights are whole on all ranks; layers divided before are skipped."""
         for owner in module.modules():
             style = self._styles.get(id(owner))
             if style is None or any(isinstance(weight, DTensor) for weight in owner.parameters(recurse=False)):
@@ -79,23 +79,23 @@ def _styles(model: PreTrainedModel) -> Iterator[tuple[int, str]]:
             f"transformers has no tensor-parallel plan for {type(model).__name__}; leave out its tensor size"
         )
     experts = {id(module) for module in expert_modules(model)}
-    plan = {pattern: style for pattern, style in plan.items() if not pattern.endswith(OF_EXPERTS)}
+    plan = {pattern: style for pattern, style in plan.items() if not pattern.endswith(EXPERTS)}
     unknown = sorted(set(plan.values()) - {COLUMNS, ROWS, HEADS})
     if unknown:
         raise ValueError(f"layers of {type(model).__name__} are divided by {unknown}, which is not supported")
     embedding = model.get_input_embeddings()
-    if type(embedding).forward is not nn.Embedding.forward:  # Gemma scales what it looks up
+    if type(embedding).forward is not nn.Embedding.forward:  # such as Gemma's, which scales embeddings
         raise ValueError(f"{type(embedding).__name__} of {type(model).__name__} cannot be divided by tensor size")
     vocabulary = (id(embedding), id(model.get_output_embeddings()))
     paths = {id(layer): path for path, layer in model.base_model.named_modules()}
-    inside: set[int] = set()  # parts of layers with an adapter
+    in_adapted: set[int] = set()  # modules inside layers with an adapter
     for layer in model.modules():
         path = paths.get(id(layer), "")
         style = next((style for pattern, style in plan.items() if fnmatchcase(path, pattern)), WHOLE)
         if hasattr(layer, "base_layer"):
             yield from _adapter_styles(layer, style)
-            inside |= {id(part) for part in layer.modules()}
-        elif id(layer) not in inside | experts and any(True for _ in layer.parameters(recurse=False)):
+            in_adapted |= {id(part) for part in layer.modules()}
+        elif id(layer) not in in_adapted | experts and any(True for _ in layer.parameters(recurse=False)):
             is_router = type(layer).__name__ in SOFTMAX_ROUTERS
             yield id(layer), VOCABULARY if id(layer) in vocabulary else ROUTER if is_router else style
 
@@ -110,7 +110,7 @@ def _adapter_styles(layer: Any, style: str) -> Iterator[tuple[int, str]]:
 
 
 def check_even(model: nn.Module, styles: Mapping[int, str], ranks: int) -> None:
-    """Raise ValueError for a layer that the ranks cannot divide evenly: sums over uneven parts fail midway."""
+    """Raise ValueError for a layer that the ranks cannot divide evenly, whose first all-reduce would fail."""
     dimensions = {COLUMNS: 0, ROWS: 1}
     for path, layer in model.named_modules():
         dimension = dimensions.get(styles.get(id(layer), WHOLE))
@@ -120,7 +120,7 @@ def check_even(model: nn.Module, styles: Mapping[int, str], ranks: int) -> None:
 
 
 def _parents(model: PreTrainedModel, styles: Mapping[int, str]) -> Iterator[nn.Module]:
-    """Modules whose layers divide the same input by columns."""
+    """Modules with column-parallel layers, which share one input."""
     for parent in model.modules():
         children = list(parent.children())
         inner = [getattr(child, "base_layer", child) for child in children]
@@ -139,7 +139,7 @@ def _style(name: str) -> ParallelStyle:
 
 
 class Replicated(ParallelStyle):
-    """Weights that all ranks have, of a layer that computes the same on each."""
+    """A layer that is not divided: all ranks have its weights and compute the same."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _replicate(module, device_mesh)

@@ -1,4 +1,4 @@
-"""A vocabulary that is divided over tensor-parallel ranks: embedding, log-probs and entropy without whole logits."""
+"""Vocabulary parallelism: embedding, log-probs and entropy when each tensor-parallel rank has a range of token ids."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class VocabularyShard:
         return dist.get_world_size(self.group)
 
     def embedded(self, token_ids: Tensor, embedding: nn.Embedding) -> Tensor:
-        """Embeddings of token ids, each from the rank that has it."""
+        """Embeddings of token ids, each looked up on the rank that has it."""
         local, is_own = self._own(token_ids)
         padding = None if embedding.padding_idx is None else embedding.padding_idx - self.start
-        # Like on one rank, the padding token gets no gradient.
-        is_here = padding is not None and 0 <= padding < self.size
-        own = F.embedding(local, to_local(embedding.weight), padding if is_here else None)
+        # As on a single rank, the padding token gets no gradient.
+        is_own_padding = padding is not None and 0 <= padding < self.size
+        own = F.embedding(local, to_local(embedding.weight), padding if is_own_padding else None)
         return self._sum(own.masked_fill(~is_own.unsqueeze(-1), 0.0))
 
     def logits(self, hidden: Tensor, last: nn.Linear) -> Tensor:
@@ -52,34 +52,33 @@ class VocabularyShard:
     def logprobs(
         self, logits: Tensor, targets: Tensor, temperature: float, learns_entropy: bool, masks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the targets and the entropy, as `forward._of_logits` computes them from whole logits.
+        """Log-probs of the targets and the entropy, as `forward.logprobs_and_entropy` computes them from whole logits.
 
-        What follows a sum over ranks is the same on each, so that each has the gradient of the sum.
+        All ranks compute the same from a sum over ranks, so each has the whole gradient of the sum.
         """
         scaled = logits.float() / temperature
         shifted = scaled.sub_(self._highest(scaled.detach().amax(-1, keepdim=True)))
-        likely = shifted.exp()
-        total = self._sum(likely.sum(-1)).log()
+        exponentials = shifted.exp()
+        log_sum = self._sum(exponentials.sum(-1)).log()
         chosen = self.picked(shifted, targets[:, None]).squeeze(-1)
-        seen, weights, of_seen = (shifted, likely, total)
-        if not learns_entropy:
-            seen, weights, of_seen = (each.detach() for each in (seen, weights, of_seen))
-        entropy = of_seen - self._sum(_dot(weights, seen)) / of_seen.exp()
-        return chosen - (total if masks is None else self._masked(shifted, masks, total)), entropy
+        parts = shifted, exponentials, log_sum
+        values, weights, log_total = parts if learns_entropy else (each.detach() for each in parts)
+        entropy = log_total - self._sum(_dot(weights, values)) / log_total.exp()
+        return chosen - (log_sum if masks is None else self._masked(shifted, masks, log_sum)), entropy
 
-    def _masked(self, shifted: Tensor, masks: Tensor, total: Tensor) -> Tensor:
-        """Log of the sum over each row's ids; that over all for a row without any."""
+    def _masked(self, shifted: Tensor, masks: Tensor, log_sum: Tensor) -> Tensor:
+        """Log-sum-exp over each row's ids; `log_sum`, that over all ids, for a row without any."""
         local, is_own = self._own(masks)  # padding is below 0, so no rank's
         found = shifted.gather(-1, local).masked_fill(~is_own, float("-inf"))
         highest = self._highest(found.detach().amax(-1, keepdim=True))
         has_ids = highest.isfinite()
         # Rows without ids get 0 in place of -inf, whose difference would be NaN.
         summed = self._sum((found - highest.where(has_ids, 0.0)).exp().sum(-1, keepdim=True))
-        of_ids = summed.where(has_ids, 1.0).log() + highest.where(has_ids, 0.0)
-        return torch.where(has_ids.squeeze(-1), of_ids.squeeze(-1), total)
+        masked = summed.where(has_ids, 1.0).log() + highest.where(has_ids, 0.0)
+        return torch.where(has_ids.squeeze(-1), masked.squeeze(-1), log_sum)
 
     def _own(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids within this rank's range, 0 for those of other ranks; and which are its own."""
+        """Ids relative to this rank's range, 0 for those of other ranks, and the mask of its own."""
         local = token_ids.long() - self.start
         is_own = (local >= 0) & (local < self.size)
         return local.where(is_own, 0), is_own
@@ -94,17 +93,17 @@ class VocabularyShard:
 
 
 def _dot(one: Tensor, two: Tensor) -> Tensor:
-    """Sums of products of each row, without the products."""
+    """Dot product of each pair of rows, without a tensor of all products."""
     return torch.bmm(one[:, None], two[:, :, None]).flatten()
 
 
 def _same(values: Tensor, group: Any) -> Tensor:
-    """Values that all ranks have; their gradient is the sum over ranks, as each rank uses them for its own part."""
+    """Values that all ranks have. Their gradient is summed over ranks, each of which uses them for its own ids."""
     return cast(Tensor, _Same.apply(values, group))  # type: ignore[no-untyped-call]
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over ranks, all of which compute the same from it: each has the whole gradient."""
+    """Sum over ranks. All ranks compute the same from it, so each has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
