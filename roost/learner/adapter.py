@@ -31,7 +31,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, dtype: torch.
 
     targets = adapted_layers(model, settings.lora_target_modules)
     model.requires_grad_(False)
-    # PEFT would see in a mixture's config that it has experts, and wrap their weights too, in a form of its own.
+    # Given the model itself, PEFT would see in a mixture's config that it has experts, and wrap these as well.
     inject_adapter_in_model(_lora(settings, targets), nn.ModuleDict({HOLDER: model}), ADAPTER)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -39,9 +39,9 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, dtype: torch.
 
 
 def adapted_layers(model: PreTrainedModel, named: Sequence[str] = ()) -> list[str]:
-    """Paths of the linear layers that get an adapter: those whose path ends with a name, or all but the last.
+    """Paths of the linear layers that get an adapter: those whose path ends with one of the names, or all but the last.
 
-    Routers and routed experts are no linear layers. Raise ValueError if there are none, or a name stands for none.
+    Routers and routed experts are not linear layers. Raise ValueError if there is none, or none of a name.
     """
     last = model.get_output_embeddings()
     linear = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not last]
@@ -77,9 +77,9 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Whole weights by the names of the model's checkpoint, one at a time, with the adapter (if there is one) in them.
+    """Whole weights by the names of the model's checkpoint, one at a time, with the adapter, if any, merged.
 
-    All ranks go through it together, as each weight is gathered from all. Of tied weights the first name counts.
+    Iterate on all ranks together, as each weight is gathered. Tied weights come once, under their first name.
     """
     layers = dict(_layers(model))
     for name, weight in _persistent(model):
@@ -118,7 +118,7 @@ def _lora(settings: AdapterSettings, targets: list[str]) -> LoraConfig:
 
     return LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # any number will do
+        lora_alpha=settings.lora_alpha,  # PEFT annotates int, but takes floats
         target_modules=targets,
         lora_dropout=0.0,
         bias="none",

@@ -28,8 +28,8 @@ class Segments:
 
     lengths: tuple[int, ...]
     starts: Tensor  # int32, on the device, with the end of the last
-    alike: tuple[tuple[int, Tensor], ...]  # distinct lengths, each with the tokens of its sequences
-    back: Tensor  # position of each token after grouping by length
+    alike: tuple[tuple[int, Tensor], ...]  # distinct lengths, each with the indices of the tokens of its sequences
+    back: Tensor  # index of each token after grouping by length
     context: ContextGroup | None = None  # ranks that share the tokens
 
     @classmethod
@@ -63,7 +63,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     segments: Segments | None = options.get(ARGUMENT)
     if segments is None:
-        raise ValueError(f"{type(module).__name__} does not get what the model was called with")
+        raise ValueError(f"{type(module).__name__} is not passed the keyword arguments of the model's call")
     unknown = [name for name in UNSUPPORTED_ATTENTION_TERMS if options.get(name) is not None]
     if unknown:
         raise ValueError(f"{type(module).__name__} asks its attention for {unknown}, which is not supported")
@@ -81,9 +81,10 @@ def _attend(
 
 
 def _is_uniform(segments: Segments, window: int | None) -> bool:
-    """Return True for several sequences of one length, which need neither copies nor a mask.
+    """Return True for several sequences of one length, which can be batched without copies or a mask.
 
-    Not for one sequence: on Hopper torch would choose cuDNN, which builds a graph for every new length.
+    A single sequence goes to flash attention: on Hopper torch would choose cuDNN, which builds a graph for every new
+    length.
     """
     length, count = segments.lengths[0], len(segments.lengths)
     return len(segments.alike) == 1 and count > 1 and (window is None or length <= window)

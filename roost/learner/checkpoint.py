@@ -55,8 +55,8 @@ def learner_state(
 def written_weights(model: nn.Module) -> dict[str, Tensor]:
     """Weights that a checkpoint has, by name.
 
-    Frozen weights are left out beside trained ones, as they come with the model. Of a model that only scores there are
-    all, as they may be a policy's.
+    If some weights are trained, the frozen ones are left out, as the model has them. A model that only scores has all
+    of its weights written, as they may be a copy of a policy's.
     """
     trained = _trained(model)
     is_partial = bool(trained) and any(not weight.requires_grad for weight in model.parameters())
@@ -69,12 +69,12 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def saved_optimizer(folder: Path) -> str:
-    """Kind of the optimizer whose state a checkpoint has."""
+    """Type of the optimizer whose state a checkpoint has."""
     return _optimizer_of(folder, saved_names(folder))
 
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a checkpoint, by name. Meshes do not count: tensors are read as whole ones."""
+    """Shapes of the whole weights of a checkpoint, by name, however they were sharded."""
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata.items()
     of_model = {name.removeprefix(f"{MODEL}."): each for name, each in entries if name.startswith(f"{MODEL}.")}
     return {name: tuple(each.size) for name, each in of_model.items() if isinstance(each, TensorStorageMetadata)}
@@ -88,12 +88,12 @@ def fill(state: State, folder: Path, device: torch.device) -> None:
     found = _optimizer_of(folder, saved)
     if own not in (None, found):
         raise ValueError(
-            f"{folder} has the state of optimizer {found}, but the run's is {own}; write optimizer: {found} to go on, "
+            f"{folder} has the state of optimizer {found}, but the run's is {own}; write optimizer: {found} to resume, "
             "or start a new run from the exported policy"
         )
     absent = {OPTIMIZER_TYPE}
     if f"{RANDOM}.{rank()}.{device.type}" not in saved:
-        absent.add(RANDOM)  # not saved by such a rank: keep the current random state
+        absent.add(RANDOM)  # saved with fewer ranks or on another device: keep the current random state
     if NORMS not in saved:
         absent.add(NORMS)  # the run did not skip outliers until now
     load_state({name: part for name, part in state.items() if name not in absent}, folder)
@@ -170,7 +170,7 @@ class CheckpointWriter:
             save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
             self._finish(draft, folder)
         except (Exception, CheckpointException) as failure:  # raised by `wait`
-            self._failure = _named(failure, folder, state)
+            self._failure = _as_disk_full(failure, folder, state)
             if rank() == 0:
                 shutil.rmtree(draft, ignore_errors=True)
 
@@ -178,7 +178,7 @@ class CheckpointWriter:
         """Each rank computes checksums of its files, rank 0 renames the folder; all ranks return or raise together."""
         sums = results_of_ranks(lambda: sums_of(draft.glob(f"__{rank()}_*")), self._group)
         whole = {name: digest for part in sums for name, digest in part.items()}
-        results_of_ranks(lambda: _name(draft, folder, whole) if rank() == 0 else None, self._group)
+        results_of_ranks(lambda: _put_in_place(draft, folder, whole) if rank() == 0 else None, self._group)
 
 
 def state_bytes(state: State) -> int:
@@ -187,8 +187,8 @@ def state_bytes(state: State) -> int:
 
 
 def written_bytes(state: State) -> int:
-    """Bytes that this rank writes to a checkpoint, about: of equal shards (HSDP) the first is written."""
-    return sum(_bytes(each) for each in _tensors(state) if not (isinstance(each, DTensor) and _is_copy(each)))
+    """Approximate bytes that this rank writes to a checkpoint: of replicas (HSDP) only the first is written."""
+    return sum(_bytes(each) for each in _tensors(state) if not (isinstance(each, DTensor) and _is_replica(each)))
 
 
 def _tensors(state: State) -> Iterator[Tensor]:
@@ -203,16 +203,18 @@ def _bytes(tensor: Tensor) -> int:
     return to_local(tensor).nbytes
 
 
-def _is_copy(tensor: DTensor) -> bool:
-    places = tensor.device_mesh.get_coordinate() or ()
-    return any(placement.is_replicate() and place for placement, place in zip(tensor.placements, places, strict=False))
+def _is_replica(tensor: DTensor) -> bool:
+    """Return True if another rank, the first of a replicated dimension, has the same shard."""
+    coordinates = tensor.device_mesh.get_coordinate() or ()
+    pairs = zip(tensor.placements, coordinates, strict=False)
+    return any(placement.is_replicate() and coordinate > 0 for placement, coordinate in pairs)
 
 
-def _named(failure: BaseException, folder: Path, state: State) -> BaseException:
-    """The error, as DiskFull if the disk is full, because torch reports only a wrong file length."""
+def _as_disk_full(failure: BaseException, folder: Path, state: State) -> BaseException:
+    """DiskFull if the disk is full, as torch then reports only a wrong file length; else the error itself."""
     reasons = [failure, *(reason for reason, _ in getattr(failure, "failures", {}).values())]
     needed = state_bytes(state)
-    # Another rank's reason comes without the OSError that caused it.
+    # An error of another rank comes without its cause, which may be the OSError.
     has_other_reason = any(isinstance(one, OSError) for reason in reasons for one in chain_of(reason))
     lacks_room = not has_other_reason and FileSystem.of(folder).free < needed
     if lacks_room or any(is_disk_full(reason, folder) for reason in reasons):
@@ -227,7 +229,7 @@ def load_state(state: State, folder: Path) -> None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as meant, in a single process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended in a single process
             load(state, storage_reader=FileSystemReader(folder), no_dist=world_size() == 1)
     except CheckpointException as failure:
         reasons = "; ".join(str(reason) for reason, _ in failure.failures.values())
@@ -256,7 +258,7 @@ def _expected_sizes(storage: Mapping[Any, Any]) -> dict[str, int]:
     return sizes
 
 
-def _name(draft: Path, folder: Path, sums: Mapping[str, str]) -> None:
-    """Give the folder its sums, and its name once all of it is on the disk."""
+def _put_in_place(draft: Path, folder: Path, sums: Mapping[str, str]) -> None:
+    """Write the checksums, and rename the folder once all of it is on the disk."""
     write_sums(draft, {**sums, **sums_of([draft / INDEX])})
     put_in_place(folder)

@@ -85,7 +85,7 @@ def _fill(weight: Tensor, given: Tensor) -> None:
 
 OUTLIER = "steps/outlier"
 OUTLIER_DEVIATIONS = 5.0
-OUTLIER_COUNT = 2  # no norm is far from the mean of so few
+OUTLIER_COUNT = 2  # steps, before which no norm is an outlier
 
 
 class GradientNorms:
@@ -108,7 +108,7 @@ class GradientNorms:
         return 0 < limit < norm or bool(is_far)
 
     def add(self, norm: float) -> None:
-        """Count the norm of a step that was taken; one of 0 says nothing."""
+        """Count the norm of a step that was taken; a norm of 0 is ignored."""
         if norm <= 0:
             return
         count, mean, squares = self.state.tolist()
@@ -117,7 +117,7 @@ class GradientNorms:
         self.state.copy_(torch.tensor(new, dtype=torch.float64))
 
 
-NOISE_WINDOW, NOISE_LEAST = 100, 10  # newest minibatches that are averaged over: a few say little
+NOISE_WINDOW, NOISE_LEAST = 100, 10  # minibatches that are averaged over, at most and at least
 
 
 class GradientNoise:
@@ -144,7 +144,7 @@ class GradientNoise:
 
     @property
     def scale(self) -> float | None:
-        """None for less than NOISE_LEAST minibatches, and while their means are not positive."""
+        """None for fewer than NOISE_LEAST minibatches, and while their means are not positive."""
         if len(self._newest) < NOISE_LEAST:
             return None
         signal, noise = (sum(each) for each in zip(*self._newest, strict=True))
@@ -195,8 +195,8 @@ class Learner:
         return merged_weights(self.module)
 
     @contextmanager
-    def at_hand(self) -> Iterator[None]:
-        """Context with the weights on the device; offloads them afterwards if they were offloaded."""
+    def loaded_weights(self) -> Iterator[None]:
+        """Context with the weights on the device; afterwards they are offloaded if they were before."""
         is_away = WEIGHTS in self._residence.away
         if is_away:
             self._load_together()
@@ -207,7 +207,7 @@ class Learner:
                 self.offload((WEIGHTS,))
 
     def _load_together(self) -> None:
-        """Load the weights on all ranks or on none: ranks would hang waiting for the shard of one without memory."""
+        """Load the weights on all ranks or on none, as the others would wait forever for a rank without memory."""
         lacks_room = 0
         try:
             self.load((WEIGHTS,))
@@ -218,7 +218,7 @@ class Learner:
             raise MemoryError("a device has no room for the learner's weights while engines work there")
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the weights by another learner's, as its `weights` yields them. Call it on every rank."""
+        """Replace the weights by those that another learner's `weights` yields. Call it on all ranks."""
         self._require_loaded(WEIGHTS, to_change=True)
         replace_weights(self.module, weights)
 
@@ -265,16 +265,16 @@ class Learner:
     def learn(self, samples: Sequence[Sample], totals: Totals, position: int | None = None) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch, whose size over all ranks is `totals`.
 
-        `position` is the step's place in the learning-rate schedule; by default the number of steps taken before.
+        `position` is that of the step in the learning-rate schedule; by default the number of steps taken before.
 
         Returns statistics of the whole minibatch, the same on every rank: those of the loss, `grad/norm` (before
         clipping), `lr`, `tokens`, `sequences` and `skipped`. The step is skipped if loss or norm is not finite, if the
         minibatch exceeds a limit of the loss settings, or if its gradient is an outlier and these are skipped; names
-        that begin with `steps/` say which. A `max_grad_norm` of 0 disables clipping. With several micro-batches, and
-        after enough minibatches, there is `grad/noise_scale`, too.
+        that begin with `steps/` say which. A `max_grad_norm` of 0 disables clipping. `grad/noise_scale` needs several
+        micro-batches, and is returned after enough minibatches.
         """
         if not self._learns:
-            raise ValueError("this one only scores; make it with learns=True")
+            raise ValueError("this learner only scores; create it with learns=True")
         self._require_loaded(*PARTS, to_change=True)
         self._optimizer.zero_grad()  # of a call that failed midway
         drop_accumulated(self._outputs)
@@ -375,7 +375,7 @@ class Learner:
         return state if self._norms is None else {**state, NORMS: self._norms.state}
 
     def _update(self, is_finite: bool, is_wanted: bool, position: int) -> dict[str, float]:
-        """Apply the gradients, unless they are not finite, not wanted, or outliers that are skipped."""
+        """Take the optimizer step, unless the gradients are not finite or skipped as outliers, or it is not wanted."""
         settings = self._settings.optimizer
         parameters = self._with_gradients()
         average_gradients(self.module, self._mesh)
@@ -402,7 +402,7 @@ class Learner:
     def _noise_scale(
         self, half: Tensor | None, of_half: tuple[float, float], whole: Mapping[str, float], norm: float
     ) -> dict[str, float]:
-        """The gradient noise scale, if this minibatch has several micro-batches and there are enough of them."""
+        """The gradient noise scale, if this minibatch has several micro-batches and enough minibatches are known."""
         tokens, sequences = of_half
         if half is None or not tokens:
             return {}
@@ -419,7 +419,7 @@ class Learner:
         return by_mesh(each for each in self._outputs.parameters() if each.grad is not None)
 
     def _balanced(self, loss: Tensor, metrics: dict[str, Tensor], share: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a part with its share of the load-balancing loss, if that has a coefficient."""
+        """The loss of a micro-batch plus its share of the load-balancing loss, if that has a coefficient."""
         coefficient = self._settings.router_aux_loss_coef
         if not coefficient or self._outputs.routers is None:
             return loss, metrics
@@ -439,7 +439,7 @@ class Learner:
         return [found[id(sample)] for sample in samples]
 
     def _release(self) -> None:
-        """Free what passes without a backward pass leave on the device."""
+        """Free what forward passes without a backward pass leave on the device."""
         if isinstance(self._outputs, FSDPModule):
             self._outputs.reshard()  # the weights of the root stay gathered
         if self._outputs.routers is not None:
@@ -448,7 +448,7 @@ class Learner:
     def _rounds(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Yield micro-batches; all ranks have the same number, and the last ones may be empty.
 
-        Ranks of a context or tensor group have the same ones, of the samples of all of them.
+        Ranks of a context or tensor group have the same micro-batches, with the samples of all of them.
         """
         useful = [sample for sample in self._mesh.gathered(samples) if predicted(sample).any()]
         parts = balanced([len(sample) for sample in useful], self._settings.micro_batch_tokens)
@@ -456,9 +456,9 @@ class Learner:
             yield [useful[index] for index in parts[number]] if number < len(parts) else []
 
     def _shuffled(self, rounds: Sequence[list[Sample]], position: int) -> list[list[Sample]]:
-        """Micro-batches in an order that depends on the optimizer step and on the samples of the rank alone.
+        """Micro-batches in an order that depends only on the optimizer step and on which samples the rank has.
 
-        They come by length, and a half of the longest ones would not stand for all in the gradient noise scale.
+        They come sorted by length, but the gradient noise scale needs a first half that is like the second.
         """
         of_rank = rank() // self._mesh.sizes.model  # ranks that compute the same samples need the same order
         return [rounds[at] for at in np.random.default_rng([position, of_rank]).permutation(len(rounds))]
@@ -467,7 +467,8 @@ class Learner:
         if not self._settings.router_replay:
             packed = replace(packed, experts=None)
         context = self._mesh.context
-        # Micro-batches as long as a dimension of the model must not bind the two: all others would be compiled again.
+        # No duck shapes: for a micro-batch as long as a dimension of the model, torch would compile code that only
+        # fits this length.
         with self._precision(), shape_settings.patch(use_duck_shape=False):
             rows = Rows.of(packed, self._device, samples, context)
             if self.vision is not None:
@@ -494,9 +495,9 @@ class Learner:
 
     def _require_loaded(self, *parts: str, to_change: bool = False) -> None:
         held = self._residence
-        for those, what in ((held.away, "offloaded"), (held.leaving if to_change else (), "being offloaded")):
-            if unready := [part for part in parts if part in those]:
-                raise RuntimeError(f"the learner's {' and '.join(unready)} are {what}; load them first")
+        for unready, state in ((held.away, "offloaded"), (held.leaving if to_change else (), "being offloaded")):
+            if missing := [part for part in parts if part in unready]:
+                raise RuntimeError(f"the learner's {' and '.join(missing)} are {state}; load them first")
         if MOMENTS in parts:
             self._residence.wait_for_moments()
 

@@ -18,7 +18,7 @@ from roost.learner.residence import HostBuffer, plain_tensors
 
 STREAMED_BYTES = 1 << 28  # of weights whose state is on the device at the same time, if the host keeps it
 UPDATE_SIZE = 0.2  # root mean square of AdamW's updates, in learning rates
-TINY = 1e-7
+SMALLEST_NORM = 1e-7  # that a matrix is divided by
 GATES = ("gate", "router", "shared_expert_gate")  # modules of transformers' mixtures that weigh experts
 
 State = dict[str, Tensor]
@@ -74,18 +74,18 @@ class Optimizers:
     def saved(self) -> dict[Tensor, State]:
         """State of each parameter for a checkpoint.
 
-        8-bit moments are numbers in host memory: other meshes have other blocks, and the device has no room for them.
+        8-bit moments are dequantized, as other meshes have other blocks, in host memory, as the device may lack room.
         """
         return {
             weight: {name: _dequantized(each) for name, each in state.items()} for weight, state in self.state.items()
         }
 
     def saved_shapes(self) -> dict[Tensor, State]:
-        """State of each parameter as `saved` has it, to count its bytes; what is quantized is without its numbers."""
+        """Like `saved`, to count bytes: tensors that it would dequantize are on the `meta` device."""
         return {weight: {name: _shape(each) for name, each in state.items()} for weight, state in self.state.items()}
 
     def take(self, saved: Mapping[Tensor, State]) -> None:
-        """Take what a checkpoint has put into the tensors that `saved` gave."""
+        """Use the state that a checkpoint was restored into: the tensors that `saved` returned."""
         for weight, state in self.state.items():
             for name, own in state.items():
                 if own is not saved[weight][name]:
@@ -116,12 +116,12 @@ class Optimizers:
 
 
 def _with(weight: Tensor, state: Tensor) -> Tensor:
-    """State on the device of its weight; a counter of steps is where it must be."""
+    """State on the device of its weight; step counters, which have no dimensions, stay where they are."""
     return state.to(weight.device, non_blocking=True) if state.dim() else state
 
 
 def _pin(tensors: Sequence[Tensor]) -> HostBuffer:
-    """Put the content of tensors into page-locked memory."""
+    """Move tensors to page-locked memory."""
     buffer = HostBuffer([each.nbytes for each in tensors], is_pinned=True)
     for each, slot in zip(tensors, buffer.slots, strict=True):
         each.data = slot.view(each.dtype).view(each.shape).copy_(each)
@@ -140,13 +140,13 @@ def _shape(tensor: Tensor) -> Tensor:
 
 
 def _dequantized(tensor: Tensor) -> Tensor:
-    """Quantized numbers as a tensor in host memory; any other tensor as it is."""
+    """A quantized tensor as float32 in host memory; any other tensor as it is."""
     local = to_local(tensor)
     return _sharded_as(tensor, local.dequantize()).cpu() if _is_quantized(local) else tensor
 
 
 def _quantize(own: Any, numbers: Tensor) -> None:
-    """Quantize numbers; those that were dequantized from the same blocks come back exactly.
+    """Quantize numbers into `own`; numbers that were dequantized from the same blocks keep their codes exactly.
 
     torchao scales a block by its largest magnitude, but its lowest code is above -1: blocks that had their largest
     magnitude below 0 would be rounded again.
@@ -176,11 +176,12 @@ def _sharded_as(tensor: Tensor, local: Tensor) -> Tensor:
 
 
 def new_optimizer(module: nn.Module, settings: OptimizerSettings, layers: Iterable[nn.Module] = ()) -> Optimizers:
-    """The optimizer of a model's trainable parameters, with its state allocated from the start.
+    """The optimizer of a model's trainable parameters.
 
-    So a checkpoint before the first step has the same structure as any other. Vectors (norms, biases) do not decay.
-    Muon is for the matrices of `layers`, but not for routers and gates, whose rows are experts. Moments of 8 bits are
-    for all but embeddings: beside the rows of frequent tokens, the second moment of rare ones would be rounded to 0.
+    Its state is allocated from the start, so that a checkpoint before the first step has the same structure as any
+    other. Vectors (norms, biases) have no weight decay. Muon trains the matrices of `layers`, but not routers and
+    gates, whose rows are experts. Embeddings have no 8-bit moments: next to the rows of frequent tokens, the second
+    moments of rare ones would be rounded to 0.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     match settings.optimizer:
@@ -270,10 +271,10 @@ class Muon(torch.optim.Muon):
 
 
 def _orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
-    """The matrix with singular values of about 1, by Newton-Schulz iterations: in bfloat16, but on a CPU in float32."""
+    """The matrix with singular values of about 1, by Newton-Schulz iterations in bfloat16, on a CPU in float32."""
     first, third, fifth = coefficients
     found = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
-    found = found / found.norm().clamp(min=TINY)
+    found = found / found.norm().clamp(min=SMALLEST_NORM)
     is_tall = matrix.shape[0] > matrix.shape[1]
     found = found.T if is_tall else found
     for _ in range(steps):
@@ -306,7 +307,7 @@ def _adamw_8bit(parameters: list[nn.Parameter], settings: OptimizerSettings) -> 
 
     class Quantized(AdamW8bit):  # type: ignore[misc]
         def step(self, closure: None = None) -> None:
-            # Compiled kernels are worth their compiler on a GPU alone.
+            # Compiling is only worth its time on a GPU.
             stance = "force_eager" if parameters[0].device.type == "cpu" else "default"
             with torch.compiler.set_stance(stance):
                 super().step()

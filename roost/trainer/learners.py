@@ -62,7 +62,7 @@ class Receiver:
 
 
 class LearnerWorker(Worker):
-    """One rank. All ranks are called at the same time, each with its share of the samples."""
+    """One rank of a learner. All ranks are called at the same time, each with its share of the samples."""
 
     def __init__(self, settings: LearnerSettings, head: Head, threads: int | None = None, learns: bool = True) -> None:
         super().__init__()
@@ -71,11 +71,12 @@ class LearnerWorker(Worker):
         self._device = _device(self.has_accelerator and self.worker_info.simulated is None)
         if self._world_size > 1:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            init_distributed(self._rank, self._world_size, address, port, self._device, file=self._meeting_file(port))
+            file = self._rendezvous_file(port)
+            init_distributed(self._rank, self._world_size, address, port, self._device, file=file)
         self._settings = settings
         self._learner = Learner(settings, self._device, head, learns)
 
-    def _meeting_file(self, port: int) -> Path | None:
+    def _rendezvous_file(self, port: int) -> Path | None:
         """Rendezvous file in the private folder of the node daemon; None if ranks span several nodes."""
         setup = worker_setup()
         if setup is None or not self._is_one_node:
@@ -106,7 +107,7 @@ class LearnerWorker(Worker):
         self._learner.load(tuple(parts))
 
     def save(self, folder: str) -> None:
-        """Copy the state; it is written in the background."""
+        """Copy the state and write it in the background."""
         self._learner.save(folder)
 
     def wait_saved(self) -> None:
@@ -164,7 +165,7 @@ class LearnerWorker(Worker):
         """
         by_route = [[one for one in receivers if one.route is route] for route in WeightRoute]
         try:
-            with self._learner.at_hand():
+            with self._learner.loaded_weights():
                 parts = [self._send_by(some, version) for some in by_route if some]
         except MemoryError as error:
             return replace(NOTHING, failed={one.url: UpdateFailed(str(error)) for one in receivers})
@@ -181,7 +182,7 @@ class LearnerWorker(Worker):
             finally:
                 stream.finish()
         except EngineError as error:
-            # Returned, not raised: the other ranks continue with the next route, and need this one there.
+            # Returned, not raised: the next route gathers weights from all ranks.
             return replace(NOTHING, failed={receiver.url: error for receiver in own})
 
     async def _send(self, receivers: Sequence[Receiver], stream: WeightStream, version: int) -> Sent:
@@ -212,7 +213,7 @@ class LearnerWorker(Worker):
                 assert_never(receiver.kind)
         return BroadcastSender(
             stream,
-            os.environ["MASTER_ADDR"],  # of rank 0, which is the one that broadcasts
+            os.environ["MASTER_ADDR"],  # of rank 0, which broadcasts
             self.acquire_free_port,
             self._device,
             receiver.processes,
@@ -234,16 +235,16 @@ class LearnerWorker(Worker):
 
     def take_weights(self, group: str) -> None:
         """Take the weights of another group, which calls `give_weights`."""
-        self._learner.take(entry for bucket in self._coming(group) for entry in bucket)
+        self._learner.take(entry for bucket in self._received(group) for entry in bucket)
 
-    def _coming(self, group: str) -> Iterator[Bucket]:
+    def _received(self, group: str) -> Iterator[Bucket]:
         while (bucket := self.broadcast(None, [(group, 0), (self._group_name, None)])) is not None:
             yield bucket
 
     def write_weights(self, model: str, folder: str) -> str:
-        """Write a checkpoint that engines can start from. Return the error as text; empty if there is none."""
+        """Write a checkpoint that engines can start from. Return the error as text, or an empty string."""
         try:
-            with self._learner.at_hand():
+            with self._learner.loaded_weights():
                 self._write(model, folder)
         except (EngineError, OSError, MemoryError) as error:
             return str(error)
@@ -299,7 +300,7 @@ def shares(lengths: Sequence[int], mesh: MeshSizes) -> list[list[int]]:
 
 
 def totals_of(samples: Sequence[Sample], longest: int, loss: LossSettings | None = None) -> Totals:
-    """Totals of a minibatch. A first token is not predicted, so it does not count.
+    """Totals of a minibatch. The first token of a sample is not predicted, so it does not count.
 
     Where the learner's log-probs are known, rejected tokens are counted, and the mean of importance weights is taken.
     """

@@ -344,11 +344,11 @@ def test_one_that_only_scores_has_no_moments_and_does_not_learn(learner, models)
         scorer.learn(samples, totals_of(samples))
 
 
-def test_weights_are_at_hand_wherever_they_were(learner):
+def test_weights_are_loaded_wherever_they_were(learner):
     one = learner()
     before = {name: weight.clone() for name, weight in one.weights()}
     one.offload()
-    with one.at_hand():
+    with one.loaded_weights():
         assert_equal(before, dict(one.weights()))
     with pytest.raises(RuntimeError, match="offloaded"):
         one.score(random_samples(9))
