@@ -30,7 +30,7 @@ def advantages(returns: Sequence[float], groups: Sequence[Hashable], settings: A
     """
     if settings.advantage_estimator not in _ESTIMATORS:
         raise ValueError(
-            f"{settings.advantage_estimator} needs the values of a critic, token by token: use roost.learner.advantages"
+            f"{settings.advantage_estimator} needs the values of a critic and rewards of tokens; use `token_advantages`"
         )
     grouped = _grouped(returns, groups)
     found = _ESTIMATORS[settings.advantage_estimator](grouped)
@@ -223,16 +223,16 @@ def token_advantages(
     >>> cut_off.returns.tolist()
     [2.0]
     """
-    expected = np.asarray(values, dtype=np.float64)
-    if not (np.isfinite(rewards).all() and np.isfinite(expected).all() and np.isfinite(value_after)):
-        raise ValueError(f"the rewards and the critic's values of {len(expected)} tokens must be finite numbers")
-    following = np.append(expected[1:], value_after)
-    surprises = (rewards + settings.gamma * following - expected).tolist()
-    found, later = np.zeros(len(expected)), 0.0
-    for token in range(len(expected) - 1, -1, -1):
-        later = surprises[token] + settings.gamma * settings.gae_lambda * later
+    values = np.asarray(values, dtype=np.float64)
+    if not (np.isfinite(rewards).all() and np.isfinite(values).all() and np.isfinite(value_after)):
+        raise ValueError(f"the rewards and the critic's values of {len(values)} tokens must be finite numbers")
+    next_values = np.append(values[1:], value_after)
+    deltas = (rewards + settings.gamma * next_values - values).tolist()
+    found, later = np.zeros(len(values)), 0.0
+    for token in range(len(values) - 1, -1, -1):
+        later = deltas[token] + settings.gamma * settings.gae_lambda * later
         found[token] = later
-    return TokenAdvantages(found, found + expected)
+    return TokenAdvantages(found, found + values)
 
 
 def discounted(rewards: Doubles, columns: npt.NDArray[np.integer], gamma: float) -> Doubles:
@@ -284,7 +284,7 @@ def kl_estimates(logprobs: npt.ArrayLike, reference: npt.ArrayLike, estimator: K
 
 
 def adapted_kl_coef(coef: float, kl: float, samples: int, settings: AdvantageSettings) -> float:
-    """Coefficient of the KL penalty after a step with this mean KL; a KL that is no number changes nothing.
+    """Coefficient of the KL penalty after a step with this mean KL; unchanged if the KL is not finite.
 
     >>> adapted_kl_coef(0.05, 0.3, 4, AdvantageSettings(kl_penalty_target=0.1, kl_penalty_horizon=10))
     0.054000000000000006
@@ -324,7 +324,7 @@ def whitened(samples: Sequence[Doubles], whitening: Whitening) -> list[Doubles]:
 def whitened_by(
     samples: Sequence[Doubles], whitening: Whitening, sets: Sequence[Hashable], kept: Flags
 ) -> list[Doubles]:
-    """Like `whitened`, within each of `sets`; samples that are not kept count for nothing and stay as they are."""
+    """Like `whitened`, within each of `sets`; samples that are not kept do not count and stay as they are."""
     found = list(samples)
     for name in dict.fromkeys(sets):
         indices = [index for index, each in enumerate(sets) if each == name and kept[index]]
@@ -340,7 +340,7 @@ def are_learnt_from(
     are_truncated: Sequence[bool],
     settings: AdvantageSettings,
 ) -> Flags:
-    """Mask of the samples that no rule excludes. Excluded samples still count in the statistics of their group.
+    """Mask of the samples that no rule excludes. Excluded ones still count in the statistics of their group.
 
     >>> settings = AdvantageSettings(min_group_reward=0.0, max_error_tokens=9)
     >>> given = [0.0, 0.0, 1.0, 0.0], ["a", "a", "b", "b"], [1, 1, 9, 9], [False] * 4

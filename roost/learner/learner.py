@@ -23,7 +23,7 @@ from roost.learner.adapter import adapter_off, adapter_weights, merged_weights
 from roost.learner.checkpoint import NORMS, CheckpointWriter, State, fill, learner_state, written_bytes
 from roost.learner.distributed import max_over_ranks, rank, reduced, reduced_over_ranks
 from roost.learner.forward import Head, PolicyOutputs, Rows, part_of_loss
-from roost.learner.losses import KEPT, Totals, overstepped
+from roost.learner.losses import KEPT, Totals, exceeded_limits
 from roost.learner.model import decoder_layers, export, export_whole, float_type, load_outputs
 from roost.learner.optimizer import Optimizers, learning_rate, new_optimizer
 from roost.learner.parallel.mesh import (
@@ -311,7 +311,7 @@ class Learner:
             statistics |= load_metrics(torch.stack(loads).sum(0) if loads else empty)
         if self._head is Head.POLICY and settings.entropy_coef_end is not None:
             statistics["entropy_coef"] = settings.entropy_coef
-        limits = overstepped(statistics, settings)
+        limits = exceeded_limits(statistics, settings)
         statistics.pop(KEPT, None)
         is_finite = math.isfinite(statistics.get("loss", 0.0))
         half_sizes = statistics.pop(HALF_TOKENS, 0.0), statistics.pop(HALF_SEQUENCES, 0.0)

@@ -89,7 +89,7 @@ def kept_tokens(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Correction:
-    """Weights of tokens and the mask of those that are learnt from; None where the settings ask for none."""
+    """Importance weights of tokens and the mask of those that no rule rejects; None if the settings ask for none."""
 
     weights: Tensor | None
     kept: Tensor | None
@@ -102,7 +102,7 @@ def correction(learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, 
     weights = kept = capped = counted = None
     if rules:
         kept = kept_tokens(learner, engine, sequence, turn, rules)
-        counted = kept | (learner - engine).isfinite()  # without a ratio a token is left out of the weight of its unit
+        counted = kept | (learner - engine).isfinite()  # tokens without a finite ratio do not count in their unit
         engine = torch.where(counted, engine, learner)
     if level is not ImportanceSamplingLevel.NONE:
         cap = settings.importance_weight_cap
@@ -112,7 +112,7 @@ def correction(learner: Tensor, engine: Tensor, sequence: Tensor, turn: Tensor, 
 
 
 def _finite(values: Tensor, kept: Tensor, other: Tensor | float = 0.0) -> Tensor:
-    """Values with another one for rejected tokens that have none: 0 times NaN is NaN, also in a gradient."""
+    """Values, with `other` for rejected tokens that have no finite one: 0 times NaN is NaN, also in a gradient."""
     return torch.where(kept | values.isfinite(), values, other)
 
 
@@ -193,10 +193,10 @@ def token_weights(
         case LossAggregation.SEQ_SUM_NORM:
             return ones / (totals.sequences * totals.longest)
         case LossAggregation.SEQ_MEAN:
-            least = torch.finfo(ones.dtype).tiny  # where all tokens of a turn or sequence are rejected
+            tiny = torch.finfo(ones.dtype).tiny  # the divisor if all tokens of a turn or sequence are rejected
             is_by_turn = level is ImportanceSamplingLevel.TURN
-            shares = ones / segment_sums(ones, turn).clamp(min=least) if is_by_turn else ones
-            return shares / (segment_sums(shares, sequence).clamp(min=least) * totals.sequences)
+            shares = ones / segment_sums(ones, turn).clamp(min=tiny) if is_by_turn else ones
+            return shares / (segment_sums(shares, sequence).clamp(min=tiny) * totals.sequences)
 
 
 @torch.no_grad()
@@ -205,7 +205,7 @@ def shares_of_means(
 ) -> dict[str, Tensor]:
     """Contribution of part of a minibatch to the minibatch means of per-token statistics.
 
-    Tokens are weighted as in the loss; if its weights do not sum to 1 (SEQ_SUM_NORM, SEQ_SUM), equally.
+    Tokens are weighted as in the loss; equally if the weights of the loss do not sum to 1 (SEQ_SUM_NORM, SEQ_SUM).
     """
     is_sum = aggregation in (LossAggregation.SEQ_SUM_NORM, LossAggregation.SEQ_SUM)
     shares = torch.ones_like(weights) / totals.tokens if is_sum else weights
@@ -285,9 +285,9 @@ def _mixed(one: Tensor, other: Tensor, share: float) -> Tensor:
 
 @torch.no_grad()
 def _share_of_head(own: Tensor, other: Tensor, alpha: float) -> Tensor:
-    """Part of the difference of both distributions that is in the tokens likely to the teacher.
+    """Share of the difference of both distributions that is in the head, the tokens likely under the teacher.
 
-    The unlikely ones have at most a probability of `alpha` together.
+    All other tokens together have a probability of at most `alpha`.
     """
     probabilities, order = other.exp().sort(-1)
     apart = (probabilities - own.exp().gather(-1, order)).abs()
@@ -304,7 +304,7 @@ class PolicyBatch:
     engine_logprobs: Tensor
     advantages: Tensor
     sequence: Tensor  # index of each token's sequence, from 0
-    turn: Tensor  # index of its turn, unique across sequences
+    turn: Tensor  # index of each token's turn, unique across sequences
     entropy: Tensor | None = None  # of the current policy's distribution at each token
     reference_logprobs: Tensor | None = None
     distillation: Tensor | None = None  # divergence from the teacher, with gradient
@@ -393,12 +393,13 @@ KEPT = "kept"  # number of tokens that are not rejected, where it is not known b
 REJECTED = "steps/rejected"  # minibatches of which rollout_rejection left no token
 
 
-def overstepped(stats: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
-    """Limits that a minibatch exceeds, as 1.0 or 0.0, by the statistics of its policy loss; then no step is taken.
+def exceeded_limits(stats: Mapping[str, float], settings: LossSettings) -> dict[str, float]:
+    """Whether (1.0 or 0.0) a minibatch exceeds each limit, by the statistics of its policy loss.
 
-    Nor is it without a token: momentum and weight decay would move the weights all the same.
+    If it does, no optimizer step is taken. Nor is one if all tokens are rejected: momentum and weight decay would
+    move the weights even without a gradient.
 
-    >>> overstepped({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
+    >>> exceeded_limits({"mean_ratio": 6.0, "sequence_kl": -3.0}, LossSettings(max_mean_ratio=5, early_stop_kl=20))
     {'steps/over_ratio': 1.0, 'steps/over_kl': 0.0}
     """
     found = {}
@@ -444,9 +445,9 @@ def ppo_losses(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Ten
 
 
 def cispo_losses(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Tensor:
-    """-sg(clip(r, 1 - low, 1 + high)) A log p, where sg has no gradient: no token loses its gradient (MiniMax-M1).
+    """-sg(clip(r, 1 - low, 1 + high)) A log p, where sg stops the gradient: no token loses its gradient (MiniMax-M1).
 
-    With `cispo_mask`, tokens that PPO's clip would leave without one have loss 0.
+    With `cispo_mask`, tokens whose gradient PPO would clip have loss 0.
     """
     weights = ratio.detach().clamp(1 - settings.clip_range, 1 + settings.clip_range_high)
     losses = -weights * advantages * logprobs
@@ -504,7 +505,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> dict[
 
 
 def _beyond_clip(ratio: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """Masks of tokens that PPO's lower and upper clip leave without a gradient."""
+    """Masks of tokens whose gradient PPO clips at the lower and at the upper end of the range."""
     low = (ratio < 1 - settings.clip_range) & (advantages < 0)
     return low, (ratio > 1 + settings.clip_range_high) & (advantages > 0)
 
@@ -520,7 +521,7 @@ def _share_without(kept: Tensor, sequence: Tensor, totals: Totals) -> Tensor:
 
 def _needed(found: Tensor | None, setting: str, field: str) -> Tensor:
     if found is None:
-        raise ValueError(f"{setting} needs the {field} for every token, which the batch does not have")
+        raise ValueError(f"{setting} needs the {field} of every token, which the batch does not have")
     return found
 
 
@@ -548,9 +549,9 @@ class ValueBatch:
 def value_losses(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, delta: float | None = None
 ) -> Tensor:
-    """Half the squared error per token; with `clip`, the larger of it and that of the clipped value.
+    """Half the squared error per token; with `clip`, the maximum of that and of the clipped value's.
 
-    A clip of 0 means no clip, as values that cannot move would have no gradient. With `delta` it is Huber's loss:
+    A clip of 0 disables clipping, as fully clipped values would have no gradient. With `delta` it is the Huber loss:
     beyond an error of delta, delta (|error| - delta / 2).
 
     >>> batch = torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.5])
@@ -565,7 +566,7 @@ def value_losses(
 
 
 def _halved_squares(errors: Tensor, delta: float | None) -> Tensor:
-    """Half the squared errors, or Huber's loss of them."""
+    """Half the squared errors, or their Huber loss."""
     squares = 0.5 * errors.square()
     return squares if not delta else torch.where(errors.abs() <= delta, squares, delta * (errors.abs() - 0.5 * delta))
 

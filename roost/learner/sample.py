@@ -26,7 +26,7 @@ class Distribution:
     """A teacher's logits at each predicted token of a sample, [tokens, k]."""
 
     logits: Floats
-    token_ids: npt.NDArray[np.int32] | None  # whose logits these are; None: of the whole vocabulary, in order
+    token_ids: npt.NDArray[np.int32] | None  # of the logits; None: the whole vocabulary, in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,23 +334,22 @@ def spread(samples: Sequence[Sample], values: Floats) -> list[Floats]:
     return arrays
 
 
-Say = Callable[[Sequence[Sample]], list[Floats]]
+def check_packing(
+    score: Callable[[Sequence[Sample]], list[Floats]], vocabulary: int, tolerance: float, model: str
+) -> None:
+    """Raise ValueError if log-probs of a sequence depend on other packed sequences or on later tokens.
 
-
-def check_packing(say: Say, vocabulary: int, tolerance: float, model: str) -> None:
-    """Raise ValueError if outputs of a sequence depend on other packed sequences or on later tokens.
-
-    Every log-prob would then be silently wrong.
+    All log-probs of such a model would be wrong without an error.
     """
     one, other = _sample(7, vocabulary, 1), _sample(9, vocabulary, 2)
     longer = _sample(12, vocabulary, 1)  # starts with the tokens of `one`
-    alone = [say([sample])[0] for sample in (one, other)]
-    beside = say([one, other])
-    pairs = [*zip(alone, beside, strict=True), (alone[0], say([longer])[0][: len(one)])]
+    alone = [score([sample])[0] for sample in (one, other)]
+    beside = score([one, other])
+    pairs = [*zip(alone, beside, strict=True), (alone[0], score([longer])[0][: len(one)])]
     apart = max(float(np.abs(first - second).max()) for first, second in pairs)
     if not apart <= tolerance:
         raise ValueError(
-            f"{model} mixes sequences that are packed into one row, so it cannot be trained here: log-probabilities of "
+            f"{model} mixes sequences that are packed into one row, so it cannot be trained: log-probabilities of "
             f"a sequence differ by up to {apart:.2g} with another beside it. Layers other than attention (state space, "
             "convolutions, linear attention) and attention of a model's own are not supported"
         )

@@ -17,7 +17,7 @@ from roost.learner.losses import (
     Totals,
     ValueBatch,
     correction,
-    overstepped,
+    exceeded_limits,
     policy_loss,
     token_weights,
     units_of,
@@ -152,7 +152,7 @@ def loss_and_gradient(case, rows, settings, longest=1):
     if not totals.kept.tokens:
         return 0.0, gradient
     loss, stats = policy_loss(batch, settings, totals)
-    if any(overstepped({name: float(value) for name, value in stats.items()}, settings).values()):
+    if any(exceeded_limits({name: float(value) for name, value in stats.items()}, settings).values()):
         return 0.0, gradient
     loss.backward()
     gradient[flat.mask] = logprobs.grad.numpy()
