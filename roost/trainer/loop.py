@@ -69,14 +69,15 @@ from roost.trainer.metrics import (
 from roost.trainer.records.checkpoints import TrainerState
 
 Figures = dict[str, float]
-DROPPED = "steps/dropped"  # minibatches that were not learnt from, as an earlier one of the step exceeded early_stop_kl
+DROPPED = "steps/dropped"  # minibatches left out because an earlier one of the step exceeded early_stop_kl
 
 
 async def no_metrics() -> Mapping[str, float]:
     return {}
 
 
-async def do_all(work: Coroutine[Any, Any, Any]) -> Any:
+async def await_all(work: Coroutine[Any, Any, Any]) -> Any:
+    """Await work that cannot be preempted."""
     return await work
 
 
@@ -99,8 +100,8 @@ class Models:
     @property
     def learners(self) -> list[Learners]:
         """All learners that the job has."""
-        everybody = (self.policy, self.critic, self.reference, self.inference, *self.teachers.values())
-        return [learners for learners in everybody if learners is not None]
+        possible = (self.policy, self.critic, self.reference, self.inference, *self.teachers.values())
+        return [learners for learners in possible if learners is not None]
 
     @property
     def trained(self) -> list[Learners]:
@@ -154,12 +155,12 @@ class Loop:
     after_learning: Callable[[TrainerState], Awaitable[None]]  # called while the learner still holds its devices
     after_step: Callable[[TrainerState], Awaitable[None]]  # called when the engines have the new policy
     is_stopped: Callable[[], bool] = lambda: False
-    unless_preempted: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = do_all  # raises Preempted
+    unless_preempted: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = await_all  # raises Preempted
     more_metrics: Callable[[], Awaitable[Mapping[str, float]]] = no_metrics  # extra metrics of a step
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     _seconds: dict[str, float] = field(default_factory=dict)
-    _is_stopped_early: bool = False  # whether the rest of this step is not learnt from
+    _is_stopped_early: bool = False  # the policy does not learn from the rest of this step
 
     async def run(self) -> TrainerState:
         """Run the remaining steps, or until stopped; on preemption a step that has learnt nothing yet is dropped."""
@@ -177,6 +178,7 @@ class Loop:
         among = self.settings.advantage.compared_among
         metrics = group_metrics(groups, version, self.feed.pop_tally(), among)
         metrics |= reward_metrics(groups, self.settings.rewards, among)
+        # Parts whose old log-probs are of this version: later parts of a stream are scored after the first was learnt.
         unmoved = len(learnt) if not self._streams or self.models.inference is not None else 1
         are_same_weights = metrics["staleness/max"] == 0 and unmoved == len(learnt)
         metrics |= learnt_metrics(learnt, are_same_weights, version, unmoved, self.settings.learner.loss)
@@ -204,9 +206,10 @@ class Loop:
         await self.after_step(self.state)
 
     async def _learn_all(self, version: int) -> tuple[list[Group], list[Learnt], float | None]:
-        """Learn from the groups of a step, all at once or in parts prepared one after the other.
+        """Learn from the groups of a step, all at once or part by part.
 
-        The last value is the KL from the reference before the step, if there is a penalty for it.
+        Returns the groups, what was learnt from each part, and the mean KL from the reference before the step, or None
+        without a KL penalty.
         """
         kls: list[float] = []
         parts = self.settings.minibatches if self._streams else 1
@@ -219,7 +222,7 @@ class Loop:
                     self._make_ready(version, parts, part) if ahead is None else self._await_part(ahead, parts)
                 )
                 if part + 1 < parts and self._scores_apart:
-                    ahead = asyncio.create_task(self._make_ready_beside(version, parts, part + 1))
+                    ahead = asyncio.create_task(self._make_ready_ahead(version, parts, part + 1))
                 learnt.append(await self._learn(ready, self.settings.minibatches // parts, part))
                 if self.settings.advantage.kl_penalty_coef:
                     kls.append(mean_kl(ready.batch, self.settings.advantage, version))
@@ -233,13 +236,13 @@ class Loop:
         return groups, learnt, fmean(kls) if kls else None
 
     def _next_kl_coef(self, coef: float, kl: float | None, samples: int) -> float | None:
-        """The coefficient of the KL penalty for the next step, where it adapts."""
+        """The coefficient of the KL penalty for the next step; None if it does not adapt."""
         if self.settings.advantage.kl_penalty_target is None or kl is None:
             return None
         return adapted_kl_coef(coef, kl, samples, self.settings.advantage)
 
     async def _make_ready(self, version: int, parts: int, part: int) -> Ready:
-        """Return the next part of a step, scored; shared devices are with the learner afterwards."""
+        """Return the next part of a step, scored; afterwards the learner has the shared devices."""
         is_resynced = False
         while True:
             async with self._phase("generate", self._samples(parts)):
@@ -262,10 +265,9 @@ class Loop:
             is_resynced = True
 
     def _jump(self, ready: Ready, version: int, is_resynced: bool) -> str:
-        """Return why the groups of a step are discarded: their mismatch is unusual for this run. Empty if they are
-        kept.
+        """Return why the groups of a step are discarded, because their mismatch is unusual for this run; else "".
 
-        Right after a verified resync of the engines the mismatch is accepted as the new usual.
+        Right after a verified resync of the engines, the mismatch is accepted as the new usual.
         """
         metrics = mismatch_metrics(fresh(ready.batch.samples, ready.batch.sources, version, FRESH_LEAST))
         jump = self.guard.jump(metrics)
@@ -286,7 +288,7 @@ class Loop:
         await self.feed.discard(groups)
         self.feed.begin(version)
 
-    async def _make_ready_beside(self, version: int, parts: int, part: int) -> Ready:
+    async def _make_ready_ahead(self, version: int, parts: int, part: int) -> Ready:
         """Like `_make_ready`, in the background while the previous part is learnt from, so no phase is recorded."""
         groups = await self._take_checked(version, parts, part)
         with self.recorder.timer("score ahead", "work", True, step=self.state.step):
@@ -301,7 +303,7 @@ class Loop:
         return Ready(groups, await self._scored(batch), left_out)
 
     async def _check_mismatch(self, ready: Ready, version: int) -> None:
-        """Raise Diverged if engine and learner differ too much about a token, though they have the same weights."""
+        """Raise Diverged if log-probs of engine and learner differ too much in a token, with the same weights."""
         loss = self.settings.learner.loss
         if not loss.max_logprob_mismatch:
             return
@@ -338,9 +340,9 @@ class Loop:
             and not (advantage.whiten_rewards or advantage.kl_penalty_target)
             and not {advantage.reward_baseline, advantage.reward_std} & set(compared)
         )
-        has_policy_of_then = self.models.inference is not None
-        can_learn_late = has_policy_of_then or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
-        return settings.minibatches > 1 and is_whole and is_apart and can_learn_late and not self.switch.is_shared
+        keeps_old_policy = self.models.inference is not None
+        can_score_later = keeps_old_policy or settings.learner.loss.old_logprobs is not OldLogprobs.RECOMPUTE
+        return settings.minibatches > 1 and is_whole and is_apart and can_score_later and not self.switch.is_shared
 
     @property
     def _scores_apart(self) -> bool:
@@ -383,7 +385,7 @@ class Loop:
                     if not totals.tokens or self.skipped.exceeds(settings):
                         continue
                     figures = await self._optimizer_step(samples, totals, position + number)
-                    # weights of later epochs have learnt from these very samples
+                    # In later epochs the weights have already learnt from these samples.
                     metrics.append({name: figures[name] for name in figures if not epoch or not name.startswith(APART)})
                     if not self._left_out(totals) or any(metrics[-1].get(name) for name in SKIPPED):
                         self.skipped = self.skipped.after(metrics[-1], self.state.step)
@@ -392,7 +394,7 @@ class Loop:
         return Learnt(batch.samples, selection, alone, tuple(metrics), batch.teacher_kl, *counts, batch.sources)
 
     async def _optimizer_step(self, part: Sequence[Sample], totals: Totals, position: int) -> Figures:
-        """A step of the policy, unless it leaves the minibatch out, and of the critic, if there is one."""
+        """One optimizer step of the policy, unless the minibatch is left out, and of the critic, if there is one."""
         left_out = self._left_out(totals)
         if self._is_critic_alone or left_out:
             return {**await self._critic_step(part, totals, position), **left_out}
@@ -403,7 +405,7 @@ class Loop:
         return {**policy, **critic}
 
     def _left_out(self, totals: Totals) -> Figures:
-        """Figures of a minibatch that the policy does not learn from; none if it does."""
+        """Metrics of a minibatch that the policy does not learn from; empty if it does."""
         if self._is_critic_alone:
             return {}
         if not totals.kept.tokens:

@@ -74,7 +74,7 @@ class RunSetup:
     switch: DeviceSwitch
     on_gpu: bool
     scorers: tuple[str, ...]  # components with a model other than the actor and the engines
-    sharing: tuple[str, ...]  # scorers and the actor, where they share a device with an engine
+    sharing: tuple[str, ...]  # those of the actor and the scorers that share a device with an engine
     threads: int | None = None  # per learner, if models run on CPUs
 
 
@@ -82,7 +82,7 @@ def run_setup(plan: Plan, settings: TrainSettings, on_gpu: bool) -> RunSetup:
     """Engines, device switch and scorers of a training run, from its plan. Without GPUs engines run on the CPU."""
     options = dict(settings.engine_options)
     if settings.sampling.router_replay and settings.engine == EngineKind.VLLM:
-        options["args"] = (*options.get("args", ()), RETURN_EXPERTS)  # there is no such field of a request
+        options["args"] = (*options.get("args", ()), RETURN_EXPERTS)  # vLLM has no field for it in requests
     defaults = ServerSpec(
         EngineKind(settings.engine),
         settings.learner.model,
@@ -149,8 +149,8 @@ def threads_of(plan: Plan, learning: Sequence[str], max_staleness: int, cores: i
     of_learners = Counter(node for name in learning for node in plan[name].table.nodes.tolist())
     of_engines = Counter(plan[ROLLOUT].table.nodes.tolist())
     learners, engines = (max(counts.values(), default=1) for counts in (of_learners, of_engines))
-    if max_staleness:
-        return max(1, cores // (learners + engines)), max(1, cores // (learners + engines))
+    if max_staleness:  # learners and engines run at the same time
+        learners = engines = learners + engines
     return max(1, cores // learners), max(1, cores // engines)
 
 
@@ -213,7 +213,7 @@ def resolved_learner(settings: LearnerSettings, on_gpu: bool) -> LearnerSettings
 
 
 def planned_learner(settings: LearnerSettings, part: ComponentPlan) -> LearnerSettings:
-    """Settings with what the plan has for a learner: its mesh, and the layers to recompute where it chose them."""
+    """Settings with the mesh of a learner's plan and, if the plan chose them, the layers to recompute."""
     planned = replace(settings, parallel=part.parallel)
     if settings.activation_checkpointing != AUTO:
         return planned
@@ -228,7 +228,7 @@ def scorer_group(
     """Worker group of a scorer. Inference starts from the policy's model, others may have their own."""
     own = plan[name].model.path if name != INFERENCE else None
     model = resolve_model(own or learner.model)
-    # Experts of the policy mean nothing to another model.
+    # The policy's routed experts cannot be replayed in another model.
     replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
     settings = replace(planned_learner(learner, plan[name]), model=model, adapter=None, router_replay=replays)
     if name == CRITIC:
@@ -345,7 +345,7 @@ def load_rewards(job: Job, settings: TrainSettings) -> ConfiguredRewards:
 
 
 def with_step_count(settings: TrainSettings, scenario: Scenario, say: Say) -> TrainSettings:
-    """Return the settings with the number of steps, derived from max_epochs if that is set; say what the data have."""
+    """Return the settings with the number of steps, which may follow from max_epochs; report it and the data."""
     if hasattr(scenario, "data_summary"):
         say(scenario.data_summary())
     if settings.max_epochs is None:

@@ -50,6 +50,7 @@ from roost.trainer.records.resuming import (
     Say,
     check_fits,
     check_free,
+    clearing_preempted_mark,
     is_finished,
     locked,
     newest_state,
@@ -57,7 +58,6 @@ from roost.trainer.records.resuming import (
     recorded_end,
     resumed_state,
     resumes_by_itself,
-    unmarked_by_failures,
 )
 from roost.trainer.records.run_folder import RunFolder, RunState
 from roost.trainer.report.live_view import LiveView
@@ -124,11 +124,10 @@ class Attempt(Protocol):
 
     state: TrainerState
     stopped_by: signal.Signals | None
+    ended_start: signal.Signals | None  # the signal that ended the run while it was starting
 
     @property
     def was_stopped(self) -> bool: ...
-
-    ended_start: signal.Signals | None  # the signal that ended the run while it was starting
 
     def launch(self) -> None:
         """Start the processes. Not in an event loop, so that Ctrl-C interrupts a wait for devices."""
@@ -205,7 +204,7 @@ def _train(job: Job, options: RunOptions, say: Say, open_view: OpenView, show: C
                 held.enter_context(recorded_end(run, EndedAtStart))
                 run.check_free()  # again, under the lock: another run may have just ended here
             launch = Launch(job, settings, scenario, tokenizer, rewards, options, say, open_view, show)
-            with unmarked_by_failures(run, EndedAtStart, ConfigError):
+            with clearing_preempted_mark(run, EndedAtStart, ConfigError):
                 outcome = attempts(launch, state)
             run.mark_preempted(outcome.state.step if outcome.was_preempted else None)
             if outcome.was_stopped:
@@ -232,7 +231,7 @@ def _finished(run: RunFolder, state: TrainerState, job: Job, settings: TrainSett
 def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
     """Launch the run, and relaunch it from its newest checkpoint after a retryable failure.
 
-    If nodes were lost, it goes on with those that are left, as far as its plan fits on them.
+    If nodes were lost, it continues on the remaining ones, if its plan fits on them.
     """
     run, settings, say = RunFolder(launch.options.folder), launch.settings, launch.say
     address = joined_address(launch.job, launch.options.address)
@@ -260,7 +259,7 @@ def attempts(launch: Launch, state: TrainerState | None) -> Outcome:
             if failures > RESTARTS or not broken.is_retryable:
                 raise broken.error from None
             say(f"{broken}\ncontinuing from step {start.step}")
-            launch = replace(launch, rewards=load_rewards(launch.job, settings))  # the others are closed
+            launch = replace(launch, rewards=load_rewards(launch.job, settings))  # the failed attempt closed its own
 
 
 def _newest_after(broken: Broken, run: RunFolder, settings: TrainSettings, say: Say) -> TrainerState:

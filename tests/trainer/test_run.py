@@ -21,7 +21,7 @@ from roost.procs.files import FolderLock
 from roost.runtime.control_watch import ControlLost
 from roost.trainer import setup, train as train_module
 from roost.trainer.records.checkpoints import Checkpoints, TrainerState
-from roost.trainer.records.resuming import RunInUse, unmarked_by_failures
+from roost.trainer.records.resuming import RunInUse, clearing_preempted_mark
 from roost.trainer.records.run_folder import RunFolder
 from roost.trainer.targets import make_scenario
 from roost.trainer.train import (
@@ -236,7 +236,7 @@ def test_a_folder_in_use_is_refused_until_its_holder_ends_however_it_ends(job, t
 def test_a_preempted_run_is_started_again_unless_it_fails(error, is_kept, tmp_path):
     run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
     run.mark_preempted(1)
-    with pytest.raises(type(error)), unmarked_by_failures(run, EndedAtStart, ConfigError):
+    with pytest.raises(type(error)), clearing_preempted_mark(run, EndedAtStart, ConfigError):
         raise error
     assert run.preempted_file.exists() is is_kept
 
@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_is_the_error_that_is_raised(job, tmp_path):
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         train(job, RunOptions(tmp_path / "file" / "run"), [].append, None, None)
     run = RunFolder(tmp_path / "file" / "run")
-    with pytest.raises(RuntimeError, match="fails"), unmarked_by_failures(run):
+    with pytest.raises(RuntimeError, match="fails"), clearing_preempted_mark(run):
         raise RuntimeError("fails")
 
 

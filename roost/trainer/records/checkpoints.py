@@ -21,11 +21,7 @@ from roost.trainer.learners import Learners
 from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, number_of, write_whole
 
 STATE = "trainer.json"
-
-
 LEARNER, CRITIC, REFERENCE = "learner", "critic", "reference"
-
-
 ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
 
 
@@ -41,7 +37,7 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder with the state of learner and trainer. The learner's folder is renamed into place when complete."""
+    """A folder with the states of learners and trainer. A learner's folder is renamed into place when complete."""
 
     folder: Path
 
@@ -59,7 +55,7 @@ class Checkpoint:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Learners beside the policy whose folders are there."""
+        """Learners besides the policy that have a folder."""
         return tuple(name for name in (CRITIC, REFERENCE) if (self.folder / name).is_dir())
 
     @property
@@ -70,7 +66,7 @@ class Checkpoint:
     def is_whole(self, others: Sequence[str] = ()) -> bool:
         """Return True if all parts exist, including those of `others` and of the learners it was written with.
 
-        A reference is missing only if one was written: before it follows the policy, it is the initial model.
+        A reference may be absent if none was written: before it follows the policy, it is the initial model.
         """
         if not ((self.folder / STATE).exists() and self.learner.is_dir()):
             return False
@@ -82,10 +78,10 @@ class Checkpoint:
             flags = {CRITIC: found.get("has_critic"), REFERENCE: found.get("has_reference")}
         except (ValueError, AttributeError):  # damaged, as `verify` reports
             return ()
-        return tuple(name for name, is_there in flags.items() if is_there is True)
+        return tuple(name for name, was_written in flags.items() if was_written is True)
 
     def begin(self) -> None:
-        """Create the folder, removing leftovers of an interrupted attempt, which would pass for new files."""
+        """Create the folder empty: files of an interrupted attempt could not be told from new ones."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
@@ -152,7 +148,7 @@ class Verified:
 
 
 def saved_beside(settings: TrainSettings) -> tuple[str, ...]:
-    """Learners whose state checkpoints hold beside the policy's, in the order of `Models.saved`."""
+    """Learners besides the policy whose state is in checkpoints, in the order of `Models.saved`."""
     has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
     return (CRITIC,) * has_critic + (REFERENCE,) * settings.moves_reference
 
@@ -293,16 +289,12 @@ def best_checkpoint(run: RunFolder) -> Best | None:
 
 
 ADAPTER = "adapter"  # the folder in policy/
-
-
-ABOUT = "roost.json"
-
-
-BESIDE_WEIGHTS = 256 * 2**20  # bytes of the tokenizer and the config
+ABOUT = "roost.json"  # the description of the policy
+OTHER_BYTES = 256 * 2**20  # room for the tokenizer and the config
 
 
 class Saver:
-    """Writes checkpoints of the policy and of `others`, learners beside it; files are written in the background."""
+    """Writes checkpoints of the policy and of the learners `others`; files are written in the background."""
 
     def __init__(
         self, run: RunFolder, settings: TrainSettings, others: Sequence[str], saved_at: int, recorder: SpanRecorder
@@ -337,8 +329,10 @@ class Saver:
             await self._save(learners, state)
 
     async def after_step(self, learners: Sequence[Learners], state: TrainerState, skipped: SkippedSteps) -> None:
-        """Write the trainer state of a checkpoint: metrics and samples of the step are on disk, so a run may resume
-        from here. Raise if writing the last checkpoint failed; once it is written, prune old ones.
+        """Write the trainer state if this step has a checkpoint, and prune old checkpoints once it is written.
+
+        Call it when metrics and samples of the step are on disk, because the run may then resume from it. Raise if
+        writing the last checkpoint failed.
         """
         if self._saved_at == state.step:
             self._write_state(state)
@@ -401,7 +395,7 @@ async def _export_adapter(policy: Learners, draft: Path, note: Callable[[str], N
     """Write the adapter, and the merged model if there is room; return the kind of export."""
     await policy.all("export", str(draft / ADAPTER))
     try:
-        check_room(draft, max(await policy.all("whole_bytes")) + BESIDE_WEIGHTS, "the merged model")
+        check_room(draft, max(await policy.all("whole_bytes")) + OTHER_BYTES, "the merged model")
     except DiskFull as full:
         note(f"{full}; only the adapter is written")
         return ADAPTER

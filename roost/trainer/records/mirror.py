@@ -19,6 +19,7 @@ from pathlib import Path
 from roost.learner.checksums import Damaged
 from roost.procs.files import LOCK_FILE, disk_full, is_disk_full, put_in_place, unfinished
 from roost.trainer.records.checkpoints import (
+    ABOUT,
     Checkpoint,
     Checkpoints,
     best_of,
@@ -48,7 +49,7 @@ LINK = ".remote.json"  # in the local folder: which remote run it belongs to
 LOOK_EVERY = 1.0  # seconds
 RECORDS_EVERY = 30.0  # seconds between uploads of metrics and samples, without a checkpoint
 LONGEST_WAIT = 120.0  # seconds between tries after failures
-ABOUT_POLICY = "roost.json"
+
 LIVE = ("status.json", "prometheus.json")  # mean something on this machine alone
 AT_END = (LOGS, "trace.json")  # change all the time
 TEMPORARY = (".part", ".unfinished", ".replaced")
@@ -88,7 +89,7 @@ def _fetch(
     environ: Mapping[str, str],
     say: Say,
 ) -> str:
-    """See `Mirror.fetch`; return the last writer, as it was before anything was downloaded."""
+    """As `Mirror.fetch`; return the last writer before anything was downloaded."""
     if not remote.exists():
         return _check_writable(remote)
     is_wanted = auto_resumes or was_restarted(environ) or remote.has(RunFolder(folder).preempted_file.name)
@@ -109,19 +110,19 @@ def _fetch(
         remote.download_records(folder)
         _drop_outdated(remote, folder)
     if from_step != 0:
-        _complete(remote, folder, from_step, say)
+        _fetch_checkpoint(remote, folder, from_step, say)
     return writer
 
 
 def _check_writable(remote: RemoteRun) -> str:
-    """Write the last writer as it is, and return its name: missing permission is seen before anything is launched."""
-    there = remote.writer()
-    remote.write(WRITER, there or {"writer": ""})
-    return str(there.get("writer", ""))
+    """Return the last writer. Write it back unchanged: a missing permission must show before anything is launched."""
+    last = remote.writer()
+    remote.write(WRITER, last or {"writer": ""})
+    return str(last.get("writer", ""))
 
 
 def _drop_outdated(remote: RemoteRun, folder: Path) -> None:
-    """Remove downloaded checkpoints of a branch that the remote run has left."""
+    """Remove downloaded checkpoints that the remote run has discarded or written again since."""
     newest = max(remote.complete_steps(), default=0)
     for one in Checkpoints(RunFolder(folder).checkpoints, 1).found():
         there = remote.manifest(checkpoint_name(one.step))
@@ -145,7 +146,7 @@ def _replace(remote: RemoteRun, folder: Path, writer: str, from_step: int | None
                 left.unlink()
         remote.download_records(draft)
         if from_step != 0:
-            _complete(remote, draft, from_step, say)
+            _fetch_checkpoint(remote, draft, from_step, say)
         if folder.exists():
             aside = folder.rename(name_aside(folder))
             say(f"{folder} belongs to another state of the run; renamed to {aside.name}")
@@ -153,7 +154,7 @@ def _replace(remote: RemoteRun, folder: Path, writer: str, from_step: int | None
         put_in_place(folder)
 
 
-def _complete(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
+def _fetch_checkpoint(remote: RemoteRun, folder: Path, from_step: int | None, say: Say) -> None:
     """Download the checkpoint to continue from, unless the folder has it or a newer one."""
     local = Checkpoints(RunFolder(folder).checkpoints, 1)
     here, there = [one.step for one in local.found()], remote.complete_steps()
@@ -252,9 +253,9 @@ class Mirror:
             self._thread.start()
 
     def finish(self, has_failed: bool = False) -> None:
-        """Upload all that is left, if the run began; raise StorageError if it cannot be done.
+        """Upload everything that is not uploaded yet, if the run began; raise StorageError if that fails.
 
-        After a run that failed, problems are only noted: its own error says more.
+        After a run that failed there is only one try.
         """
         self._stopping.set()
         if self._thread is not None:
@@ -270,10 +271,10 @@ class Mirror:
                 return
             except Exception as error:  # of the store; see `RemoteRun`
                 if isinstance(error, Taken) or attempt == TRIES - 1 or has_failed:
-                    raise StorageError(self._left_behind(error)) from error
+                    raise StorageError(self._upload_failed(error)) from error
                 time.sleep(RETRY_S * 2**attempt)
 
-    def _left_behind(self, error: BaseException) -> str:
+    def _upload_failed(self, error: BaseException) -> str:
         if isinstance(error, Taken):
             return f"{error}; the files of this process are in {self._run.path}"
         return (
@@ -334,11 +335,11 @@ class Mirror:
             self._has_claimed = True
 
     def _look(self) -> None:
-        """Learn which checkpoints the remote has; remove parts of others, and set later ones aside.
+        """Read which checkpoints the remote has; remove incomplete ones, and set aside those of other branches.
 
-        It counts as done only if all of it succeeded.
+        `_looked` is set last: if anything fails, all of it is tried again.
         """
-        begun = self._begun  # another may begin meanwhile
+        begun = self._begun  # another attempt may begin meanwhile
         for left in self._run.checkpoints.glob(f"{UPLOADING}-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         here = {one.step: one for one in self._checkpoints.found()}
@@ -361,7 +362,7 @@ class Mirror:
             return True
 
     def _newest_missing(self) -> Checkpoint | None:
-        """The newest checkpoint that the remote lacks, which is looked at first if an attempt began since."""
+        """The newest checkpoint that the remote lacks; for a new attempt, its checkpoints are read first."""
         if self._looked != self._begun:
             self._look()
         return next(reversed(self._missing()), None)
@@ -391,17 +392,17 @@ class Mirror:
 
     def _upload_policy(self) -> None:
         """Upload the policy, unless the remote has this one."""
-        about = self._run.policy / ABOUT_POLICY
+        about = self._run.policy / ABOUT
         if about.exists():
             stamp, there = str(about.stat().st_mtime_ns), self._remote.manifest(POLICY)
             if there is None or there.stamp != stamp:
                 self._remote.upload_whole(self._run.policy, POLICY, stamp, self._claim)
 
     def _upload_marks(self, is_last: bool) -> None:
-        """Upload or remove the files that say how the run ended, after all that they speak of."""
+        """Upload or remove the files that say how the run ended, after the files that they imply."""
         for file in self._run.marks:
             if file == self._run.finished_file and file.exists() and not is_last:
-                continue  # it speaks of the policy, which is uploaded last
+                continue  # it implies the policy, which is uploaded last
             now = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else (-1, -1)
             if self._sent.get(file.name) != now:
                 if file.exists():
@@ -411,7 +412,7 @@ class Mirror:
                 self._sent[file.name] = now
 
     def _prune(self) -> None:
-        """Remove checkpoints that the folder no longer has, as far as its own rule would."""
+        """Remove checkpoints that the folder no longer has, unless its own rule would keep them."""
         here = {one.step for one in self._checkpoints.found()}
         there = sorted(self._steps)
         best = best_of(self._run.steps(), self._run.evaluations(), there) if there else None
@@ -424,7 +425,7 @@ class Mirror:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[Path | None]:
-    """Yield links to the files of a checkpoint, which stay if it is pruned while it is read; None if it is gone."""
+    """Yield hard links to the files of a checkpoint, as it may be pruned while it is uploaded; None if it is gone."""
     links = folder.with_name(f"{UPLOADING}-{folder.name}")
     shutil.rmtree(links, ignore_errors=True)
     try:

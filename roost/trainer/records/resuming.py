@@ -81,9 +81,8 @@ def resumed_state(
 ) -> TrainerState:
     """Return the state to resume from: of the checkpoint of `step`, or of the newest.
 
-    A run that ended before its first checkpoint begins anew if it may, and raises otherwise.
-
-    A changed config may be intended, so its changes are only listed.
+    A run that ended before its first checkpoint starts over if `may_start_over`, and raises otherwise. Changes of the
+    config may be intended, so they are only listed.
     """
     if step is None:
         state = newest_state(run, settings, say)
@@ -103,9 +102,9 @@ def resumed_state(
 
 
 def check_fits(run: RunFolder, job: Job, settings: TrainSettings, state: TrainerState) -> None:
-    """Raise ConfigError if the learners cannot go on from a checkpoint: they have another optimizer, model or adapter.
+    """Raise ConfigError if a checkpoint has another optimizer, model or adapter than the learners.
 
-    Its mesh does not matter: checkpoints are restored on any.
+    Its mesh may be another: checkpoints are restored on any.
     """
     from roost.learner.checkpoint import INDEX, saved_optimizer, saved_shapes, written_weights
     from roost.learner.forward import Head
@@ -115,7 +114,7 @@ def check_fits(run: RunFolder, job: Job, settings: TrainSettings, state: Trainer
         return
     checkpoint, findings = checkpoints_of(run, settings).at(state.step), Findings()
     if not (checkpoint.learner / INDEX).is_file():
-        return  # damaged; the learner that loads it says so
+        return  # damaged, which the learner reports when it loads it
     there = f"the checkpoint of step {state.step}"
     found, own = saved_optimizer(checkpoint.learner), settings.learner.optimizer.optimizer.value
     if found != own:
@@ -134,7 +133,7 @@ def check_fits(run: RunFolder, job: Job, settings: TrainSettings, state: Trainer
 
 
 def _learner_of(name: str, job: Job, policy: LearnerSettings) -> tuple[Where, LearnerSettings]:
-    """Settings of the learner that a part of a checkpoint is of, and the place that names its model."""
+    """The learner whose state a part of a checkpoint has: where the config names its model, and its settings."""
     component = next((part for part in job.components if part.name == name), None)
     own = None if component is None else component.model.path
     model = resolve_model(policy.model if own is None else own)
@@ -147,7 +146,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def _adapter_of(shapes: Shapes) -> Adapter | None:
-    """The adapter whose weights these are; None for those of a whole model."""
+    """The adapter that has these weights; None if they are of a whole model."""
     ranks = {name.partition(".lora_A.")[0]: shape[0] for name, shape in shapes.items() if ".lora_A." in name}
     return (next(iter(ranks.values())), frozenset(ranks)) if ranks else None
 
@@ -213,8 +212,8 @@ def was_restarted(environ: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
-def unmarked_by_failures(run: RunFolder, *kept: type[Exception]) -> Iterator[None]:
-    """No longer mark a run as preempted if it fails: it would fail again. Errors of the `kept` types leave the mark."""
+def clearing_preempted_mark(run: RunFolder, *kept: type[Exception]) -> Iterator[None]:
+    """Context that unmarks a preempted run if it fails, as it would fail again; errors of the types `kept` do not."""
     try:
         yield
     except kept:
