@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ class Batch:
 
 
 def down_sampled(groups: Sequence[Group], settings: AdvantageSettings) -> list[Group]:
-    """The groups that are learnt from, with the episodes that are."""
+    """The groups to learn from, each with the episodes to learn from."""
     kept = [group for group in groups if not (settings.drop_equal_groups and group.is_equal)]
     if not settings.keep_generations:
         return kept
@@ -121,8 +121,8 @@ def tool_error_share(episode: Episode) -> float:
 def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest: int | None = None) -> Batch:
     """Turn every sequence of every finished episode into a sample, without an advantage yet.
 
-    `tags` replaces tags of tasks: tasks of one reward count as of one kind. Of a sequence the first `longest` tokens
-    are taken.
+    `tags` maps tags of tasks to those that they count as, so that tasks of one reward count as of one kind. Sequences
+    are cut to their first `longest` tokens.
     """
     episodes = [(group, episode) for group in groups for episode in group.episodes]
     samples: list[Sample] = []
@@ -144,12 +144,12 @@ def batch_of(groups: Sequence[Group], tags: Mapping[str, str] = NO_TAGS, longest
             for sample, tokens in zip(uncut, episode.sequences, strict=True)
         ]
     stops = {index: each.stopped_in for index, (_, each) in enumerate(episodes) if each.stopped_in is not None}
-    cut = sum(len(tokens.token_ids) > longest for _, each in episodes for tokens in each.sequences) if longest else 0
+    cut = sum(source.generated is not None for source in sources)
     return Batch(tuple(samples), tuple(sources), stops, cut=cut)
 
 
 def reward_of_tag(rewards: Mapping[str, Any]) -> dict[str, str]:
-    """The reward that scores the tasks of each tag, where rewards select tasks: its name stands for these tags.
+    """Name of the reward that scores the tasks of each tag, for rewards that select tasks by tag.
 
     >>> reward_of_tag({"math": {"tags": ["aime", "gsm8k"]}, "code": {"tags": "lcb"}, "length": {}})
     {'aime': 'math', 'gsm8k': 'math', 'lcb': 'code'}
@@ -179,8 +179,8 @@ def with_advantages(
     else:
         constant = [np.full(_count(sample), value) for sample, value in zip(batch.samples, rewards, strict=True)]
         found = _whiten_and_clip(batch, constant, settings, among)
-    sizes = _sizes(found, rewards, settings)
-    chosen = select(sizes, settings, among)
+    largest = _largest_advantages(found, rewards, settings)
+    chosen = select(largest, settings, among)
     if is_by_token:
         samples = [
             _filled(sample, found[index] + settings.advantage_offset, None if returns is None else returns[index])
@@ -189,7 +189,7 @@ def with_advantages(
     else:
         samples = [
             replace(sample, advantages=np.full(len(sample), value + settings.advantage_offset, np.float32))
-            for sample, value in zip(batch.samples, sizes, strict=True)
+            for sample, value in zip(batch.samples, largest, strict=True)
         ]
     rewarded = [replace(sample, reward=reward) for sample, reward in zip(samples, batch.rewards, strict=True)]
     selected = replace(batch, samples=tuple(rewarded)).choose(chosen.kept)
@@ -214,9 +214,9 @@ def from_token_rewards(
 
 
 def reward_of_samples(batch: Batch, settings: AdvantageSettings) -> Doubles:
-    """Return of each sample: normalised, compared by the estimator unless a critic does it later, and clipped.
+    """Each sample's reward or return: normalised, made an advantage unless GAE does that later, and clipped.
 
-    At the level of episodes an episode counts once, and its samples share what comes out.
+    At the level of episodes an episode counts once, and its samples have the same value.
     """
     whole = np.array(batch.rewards, dtype=np.float64) - overlong_penalties(_longest_turns(batch), settings)
     values = whole if settings.step_gamma is None else _step_returns(batch, settings.step_gamma, whole)
@@ -257,16 +257,15 @@ def state_advantages(returns: Sequence[float], states: Sequence[Hashable], kind:
     return normalised_rewards(returns, None if kind == "none" else states, states if kind == "mean_std" else None)
 
 
-LARGEST_WEIGHT = 10.0  # so that no token decides about the coefficient
+LARGEST_WEIGHT = 10.0  # so that no single token decides the coefficient
 
 
 def mean_kl(batch: Batch, settings: AdvantageSettings, version: int | None = None) -> float:
-    """Mean over the samples of the mean KL of their generated tokens, that the penalty's coefficient follows.
+    """Mean over the samples of the mean KL of their generated tokens, to which the penalty's coefficient adapts.
 
     Tokens from before `version` are weighted by the ratio of the policy to the engine: as the policy moves away from
     the one that sampled them, their mean of log p - log p_ref falls, whatever the KL from the reference does.
     """
-    kl = _kl_of(settings)
     total = weight = 0.0
     for sample, source in zip(batch.samples, batch.sources, strict=True):
         where = predicted(sample)
@@ -274,7 +273,8 @@ def mean_kl(batch: Batch, settings: AdvantageSettings, version: int | None = Non
             ratios = np.exp(np.minimum(_own_logprobs(sample)[where] - sample.logprobs[where], np.log(LARGEST_WEIGHT)))
             is_stale = version is not None and source.versions is not None and source.versions[where] < version
             weights = np.where(is_stale, ratios, 1.0)
-            total, weight = total + float((weights * kl(sample)).mean()), weight + float(weights.mean())
+            total += float((weights * _kl(sample, settings)).mean())
+            weight += float(weights.mean())
     return total / weight if weight else 0.0
 
 
@@ -310,8 +310,8 @@ def _is_by_token(batch: Batch, settings: AdvantageSettings) -> bool:
     return settings.gamma != 1 or settings.kl_penalty_coef != 0 or settings.whiten_rewards
 
 
-def _sizes(found: Sequence[Doubles], rewards: Doubles, settings: AdvantageSettings) -> Doubles:
-    """The advantage by which a sample is selected: the largest of its tokens, with its sign unless it is GAE's."""
+def _largest_advantages(found: Sequence[Doubles], rewards: Doubles, settings: AdvantageSettings) -> Doubles:
+    """The advantage by which each sample is selected: the largest of its tokens; with GAE, without its sign."""
     is_gae = settings.advantage_estimator is AdvantageEstimator.GAE
     largest = [
         float(each[np.abs(each).argmax()]) if len(each) else 0.0 if is_gae else float(reward)
@@ -363,8 +363,8 @@ def _longest_turn(samples: Sequence[Sample]) -> int:
 def _step_returns(batch: Batch, gamma: float, rewards: Doubles) -> Doubles:
     """Return of each sample from the rewards of its turns and, discounted, of later samples of its episode.
 
-    What an episode gets beyond the rewards of its turns goes to its last sample. With a factor of 0 the samples of an
-    episode that knows no rewards of turns all have its reward.
+    The rest of the episode's reward goes to its last sample. Without turn rewards and with a gamma of 0, all samples of
+    an episode have its reward.
     """
     own, firsts = np.zeros(len(batch)), [_first_turn(sample) for sample in batch.samples]
     for indices in batch.by_episode():
@@ -385,9 +385,9 @@ def _first_turn(sample: Sample) -> int:
 
 
 def _state(batch: Batch, index: int, scope: str) -> Hashable:
-    """The state in which a sample begins: as its episode names it, else all that the policy was shown.
+    """The state in which a sample begins: as its episode names it, else the tokens that the policy was given.
 
-    In the scope of groups a state is one of its group.
+    In the scope of groups, equal states of different groups are different ones.
     """
     sample, source = batch.samples[index], batch.sources[index]
     turn, states = _first_turn(sample), source.score.turn_states
@@ -395,21 +395,16 @@ def _state(batch: Batch, index: int, scope: str) -> Hashable:
     return (source.group, shown) if scope == "group" else shown
 
 
-def _kl_of(settings: AdvantageSettings) -> Callable[[Sample], Doubles]:
-    """KL of the predicted tokens of a sample: of the learner's old log-probs, else the engine's."""
-
-    def kl(sample: Sample) -> Doubles:
-        if sample.reference_logprobs is None:
-            raise ValueError("kl_penalty_coef is not 0, but the samples have no reference log-probs")
-        where = predicted(sample)
-        return kl_estimates(
-            _own_logprobs(sample)[where], sample.reference_logprobs[where], settings.kl_penalty_estimator
-        )
-
-    return kl
+def _kl(sample: Sample, settings: AdvantageSettings) -> Doubles:
+    """KL of the policy from the reference at each predicted token of a sample."""
+    if sample.reference_logprobs is None:
+        raise ValueError("kl_penalty_coef is not 0, but the samples have no reference log-probs")
+    where = predicted(sample)
+    return kl_estimates(_own_logprobs(sample)[where], sample.reference_logprobs[where], settings.kl_penalty_estimator)
 
 
 def _own_logprobs(sample: Sample) -> Floats:
+    """The policy's log-probs: the learner's old ones, else the engine's."""
     return sample.logprobs if sample.old_logprobs is None else sample.old_logprobs
 
 
@@ -436,8 +431,7 @@ def token_rewards(batch: Batch, rewards: Doubles, settings: AdvantageSettings, k
         for each, value in zip(found, rewards, strict=True):
             each[-1:] = value
     if kl_coef or settings.kl_penalty_coef:
-        kl = _kl_of(settings)
-        found = [each - kl_coef * kl(sample) for each, sample in zip(found, batch.samples, strict=True)]
+        found = [each - kl_coef * _kl(sample, settings) for each, sample in zip(found, batch.samples, strict=True)]
     limit = settings.reward_clip
     return found if limit is None else [each.clip(-limit, limit) for each in found]
 
@@ -471,8 +465,8 @@ def taught_by(batch: Batch, teacher: Teacher) -> list[int]:
 def with_teachers(batch: Batch, scores: Mapping[Teacher, Sequence[Floats]]) -> Batch:
     """Return the batch with the penalty of each token: the KL from each teacher, times its coefficient.
 
-    `scores` are the teacher's log-probs of the samples that it teaches. The policy's are the learner's old ones, else
-    the engine's: add those first.
+    `scores` are each teacher's log-probs of the samples that it teaches. Add the learner's old log-probs first, if it
+    has any.
     """
     penalties = [np.zeros(len(sample), np.float32) for sample in batch.samples]
     apart: dict[str, Floats] = {}
@@ -492,7 +486,7 @@ def with_teachers(batch: Batch, scores: Mapping[Teacher, Sequence[Floats]]) -> B
 def continuations(batch: Batch) -> list[Sample]:
     """Return the states in which episodes were cut off, as samples for the critic with one token appended.
 
-    The value is the expectation before that token, so the token does not matter.
+    Any token will do, as the critic's value is that before it.
     """
     return [
         Sample(
@@ -558,13 +552,13 @@ def _along(
     return [TokenAdvantages(advantage, outcome) for advantage, outcome in parts]
 
 
-FRESH_LEAST = 0.1  # of the tokens: what is averaged over fewer says little
+FRESH_LEAST = 0.1  # share of the tokens; a mean over fewer says little
 
 
 def fresh(samples: Sequence[Sample], sources: Sequence[Source], version: int, least: float = 0.0) -> list[Sample]:
     """Samples that engines generated with this policy version alone; none if they have less than a share of the tokens.
 
-    Tokens of this version that follow older ones do not count: an engine may have kept the keys and values of these.
+    Samples with older tokens do not count: an engine may have kept their KV cache, computed with older weights.
     """
     found = [
         sample

@@ -18,11 +18,11 @@ Row = Mapping[str, Any]
 START = 5  # first steps of a run, which later ones are compared with
 WINDOW = 20  # newest steps that are looked at
 NEWEST = 3  # steps whose mean is a metric's value now: one step alone may be an accident
-QUIET = 10  # steps without a diagnosis after which it is named again
+QUIET = 10  # steps without a diagnosis, after which it is reported again
 
 # Entropy falls in every run that learns. It is a collapse if so little is left while the reward gained nothing.
 ENTROPY_LEFT = 0.2  # of the entropy of the first steps
-TAUGHT = 0.8  # of the first KL from a teacher: with less, the policy becomes as sure as the teacher is
+TAUGHT = 0.8  # of the first KL from a teacher; below it, the policy approaches the teacher and its entropy
 SOLVED = 0.9  # of the largest reward of a step
 REWARD_GAIN = 0.2  # standard deviations of the reward among samples; a smaller gain is flat
 # Reasoning grows lengths over hundreds of steps. Within 20 steps, a reward pays for length or the end token is lost.
@@ -124,7 +124,7 @@ CAUSES_IF_TRUNCATED: Mapping[Code, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Something that goes wrong from a step on, with its figures."""
+    """Something that goes wrong from this step on, with the metrics that show it."""
 
     step: int
     code: Code
@@ -152,9 +152,7 @@ class Diagnosis:
 class History:
     """The first values of each metric, and the newest rows of a run."""
 
-    first: Mapping[
-        str, Sequence[float]
-    ]  # finite ones; some metrics begin late, as those of a policy after its critic's
+    first: Mapping[str, Sequence[float]]  # finite values; some metrics begin late, as the policy's after its critic's
     newest: Sequence[Row]
     steps: int  # so far
 
@@ -173,7 +171,7 @@ class History:
 
 @dataclass(slots=True)
 class Diagnoser:
-    """Names what goes wrong once per onset, as steps are added.
+    """Diagnoses a run as steps are added. A diagnosis is returned once, at the step at which it begins.
 
     >>> rows = [{"step": step, "mismatch/kl_k3": 1e-6 if step < 4 else 0.2} for step in range(1, 20)]
     >>> [(one.step, one.code.value) for one in onsets(rows)]
@@ -186,7 +184,7 @@ class Diagnoser:
     _last: dict[Code, int] = field(default_factory=dict)  # count of steps when it held last
 
     def add(self, row: Row) -> list[Diagnosis]:
-        """Add a step; return what has begun with it."""
+        """Add a step; return the diagnoses that begin with it."""
         for name in row:
             first = self._first.setdefault(name, [])
             if len(first) < START:
@@ -210,7 +208,7 @@ def onsets(rows: Iterable[Row]) -> list[Diagnosis]:
 
 
 def diagnose(history: History) -> Iterator[tuple[Code, str]]:
-    """What holds at the newest step, with its figures."""
+    """Diagnoses that hold at the newest step, with their figures."""
     for code, rule in RULES.items():
         figures = rule(history)
         if figures:
@@ -244,8 +242,7 @@ def length_explosion(history: History) -> str:
 def truncated(history: History) -> str:
     """Most episodes are truncated in each of the newest steps, no fewer than before; the reward is low and stays low.
 
-    A policy that has collapsed repeats itself up to the limit, and without a signal nothing is learnt of lengths: what
-    is named then is the collapse, or the missing signal.
+    Not if the entropy has collapsed or there is no signal: these diagnoses explain the truncation.
     """
     shares = _values(history.newest[-TRUNCATED_STEPS:], "length/truncated")
     if len(shares) < TRUNCATED_STEPS or not min(shares) > TRUNCATED:

@@ -86,13 +86,13 @@ class Tally:
     cancelled: int = 0
     failed: int = 0
     retried: int = 0
-    lost_groups: int = 0  # no episode finished
+    lost_groups: int = 0  # without a finished episode
     equal_groups: list[Group] = field(default_factory=list)  # replaced as all rewards were equal; without their tokens
     equal_tokens: int = 0  # generated for them
     discarded_groups: int = 0  # generated again because an engine had wrong weights
 
     def add_equal(self, group: Group) -> None:
-        """Count a group that is replaced, and keep its rewards: tokens of that many groups take much memory."""
+        """Count a group that is replaced. Its tokens are dropped to save memory: there may be many such groups."""
         self.equal_tokens += sum(episode.completion_tokens for episode in group.episodes)
         without = tuple(replace(episode, sequences=(), stopped_in=None) for episode in group.episodes)
         self.equal_groups.append(replace(group, episodes=without))
@@ -127,7 +127,7 @@ class Feed:
         self._max_staleness, self._first_version = max_staleness, version
         self._order = order_of(scenario, Split.TRAIN, seed)
         self._next = position.next
-        self._again = sorted(position.waiting)
+        self._requeued = sorted(position.waiting)  # numbers of groups to start before new ones
         self._rollouts: dict[int, GroupRollout] = {}
         self._given_up: list[GroupRollout] = []  # replaced groups, which may still be cleaning up
         self._kept: set[int] = set()  # finished groups to learn from; each is checked once per step
@@ -141,7 +141,7 @@ class Feed:
 
     @property
     def position(self) -> Position:
-        return Position(self._next, tuple(sorted([*self._rollouts, *self._again])))
+        return Position(self._next, tuple(sorted([*self._rollouts, *self._requeued])))
 
     @property
     def data_metrics(self) -> dict[str, float]:
@@ -186,8 +186,8 @@ class Feed:
                 self._on_end(group.number)
         self._kept.clear()
         self._consumed -= len(groups)
-        self._again = sorted(
-            [*self._again, *(rollout.number for rollout in rollouts), *(group.number for group in groups)]
+        self._requeued = sorted(
+            [*self._requeued, *(rollout.number for rollout in rollouts), *(group.number for group in groups)]
         )
         self.tally.discarded_groups += len(groups) + len(rollouts)
 
@@ -209,6 +209,9 @@ class Feed:
             self._cut_off_stragglers(count)
             await self._changed.wait()
 
+    def _oldest(self, count: int) -> list[GroupRollout]:
+        return sorted(self._rollouts.values(), key=lambda rollout: (rollout.began_at, rollout.number))[:count]
+
     def _in_flight(self) -> list[StartedGroup]:
         return [StartedGroup(rollout.number, rollout.began_at, rollout.is_over) for rollout in self._rollouts.values()]
 
@@ -225,15 +228,15 @@ class Feed:
 
     def _cut_off_stragglers(self, count: int) -> None:
         """Cancel the remaining episodes of the oldest groups, which the step waits for, if enough have finished."""
-        oldest = sorted(self._rollouts.values(), key=lambda rollout: (rollout.began_at, rollout.number))[:count]
+        oldest = self._oldest(count)
         finished, possible = [rollout.finished for rollout in oldest], [rollout.possible for rollout in oldest]
         if len(oldest) == count and may_end(finished, possible, self._settings):
             for rollout in oldest:
                 rollout.cut_off()
 
     def _begin_one(self, version: int) -> None:
-        if self._again:
-            number = self._again.pop(0)
+        if self._requeued:
+            number = self._requeued.pop(0)
         else:
             number, self._next = self._next, self._next + 1
         task = task_of(self._scenario, Split.TRAIN, self._order.index(number))
@@ -272,5 +275,5 @@ class Feed:
 
     def _show_progress(self, count: int) -> None:
         if self._on_progress is not None:
-            oldest = sorted(self._rollouts.values(), key=lambda rollout: (rollout.began_at, rollout.number))[:count]
-            self._on_progress(sum(rollout.finished for rollout in oldest), count * self._settings.num_generations)
+            finished = sum(rollout.finished for rollout in self._oldest(count))
+            self._on_progress(finished, count * self._settings.num_generations)

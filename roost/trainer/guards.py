@@ -1,4 +1,4 @@
-"""Ends of a step or of an attempt: numbers that cannot be trusted, failures that a retry may help with, signals."""
+"""Conditions that end a step, an attempt or a run: divergence, failures that may be retried, and signals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roost.transport.context import FailureKind, WorkerFailed
 
 SKIPPED = ("skipped", "critic/skipped")  # statistic of an optimizer step of the policy, and of the critic
 OUTLIERS = ("steps/outlier", "critic/steps/outlier")
-MAX_OUTLIERS = 30  # in a row: by then it is no outlier, and nothing is learnt
+MAX_OUTLIERS = 30  # in a row; such gradients are no outliers, and skipping them means to learn nothing
 
 
 class Diverged(RuntimeError):
@@ -96,8 +96,8 @@ def likely_cause(settings: TrainSettings, metrics: Mapping[str, float]) -> str:
 
 MISMATCH = "mismatch"  # log-probs of engine and learner with the same weights
 METRIC = f"{MISMATCH}/logprob_mean"
-TIMES = 10.0  # the usual mismatch of this run, which is large from the start in models sensitive to rounding
-LEAST = 0.1  # nats; a smaller mismatch is never a jump
+JUMP_FACTOR = 10.0  # over the run's usual mismatch, which some models have large from the start
+SMALLEST_JUMP = 0.1  # nats
 REMEMBERED = 20  # steps
 
 
@@ -112,7 +112,7 @@ def check_mismatch(metrics: Mapping[str, float], limit: float) -> None:
 
 
 class MismatchGuard:
-    """Detects jumps of the mismatch against that of the steps learnt from.
+    """Detects jumps of the mismatch, compared with the median of the newest steps that were learnt from.
 
     >>> guard = MismatchGuard()
     >>> guard.jump({METRIC: 1.4}), guard.accept({METRIC: 1.4})
@@ -130,7 +130,7 @@ class MismatchGuard:
         if now is None or not self._earlier:
             return ""
         usual = median(self._earlier)
-        if now <= max(LEAST, TIMES * usual):  # NaN compares false, so it is a jump
+        if now <= max(SMALLEST_JUMP, JUMP_FACTOR * usual):  # NaN compares false, so it is a jump
             return ""
         return f"the mean mismatch of log-probabilities jumped from {usual:.3g} to {now:.3g}"
 

@@ -75,7 +75,7 @@ def group_metrics(
 ) -> dict[str, float]:
     """Rewards, staleness and counts of the collected groups.
 
-    Pass rates, shares of groups and generated tokens are also of the groups that these replaced.
+    Pass rates, shares of groups and generated tokens include the groups that dynamic sampling replaced.
     """
     of_all = [*groups, *tally.equal_groups]
     is_by_group = compared_among is RewardScope.GROUP
@@ -117,9 +117,9 @@ DIFFICULTY = ("difficulty", "level")  # columns of a row that say how hard it is
 
 
 def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Share of samples with a reward of 1 or more: of all, by tag and by difficulty; and groups solved always or never.
+    """Share of samples with a reward of 1 or more, and of groups in which all or none have it.
 
-    A sample counts by its task's tag, and by the column `difficulty` or `level` of its row, where there are any.
+    The share of samples is also given by the tag of the task, and by the column `difficulty` or `level` of its row.
     """
     known = [group for group in groups if group.episodes]
     if not known:
@@ -177,10 +177,10 @@ def reward_metrics(
     rewards: Mapping[str, Any] = NO_REWARDS,
     compared_among: RewardScope = RewardScope.GROUP,
 ) -> dict[str, float]:
-    """Mean and standard deviation of each reward, and the number of answers it scored, also of those without any.
+    """Mean and standard deviation of each reward, and the number of answers that it scored, which may be 0.
 
-    Where several rewards are summed, `weight` is that of the config, and `share` how much of the variance comes from
-    each, among the samples whose rewards are compared.
+    If several rewards are summed, also `weight`, as configured, and `share`, the part of the variance that comes from
+    each among the samples whose rewards are compared.
     """
     given: dict[str, list[float]] = {name: [] for name in rewards}
     for episode in (episode for group in groups for episode in group.episodes):
@@ -244,10 +244,11 @@ def learnt_metrics(
     unmoved: int = 0,
     loss: LossSettings = LOSS,
 ) -> dict[str, float]:
-    """Combine the parts of a step. The log-prob difference is called mismatch with the same weights, else drift.
+    """Metrics of all parts of a step.
 
-    `version` is the learner's, by which tokens have a staleness. The learner scored the first `unmoved` parts with the
-    weights of this version: where others are stale, those of their samples that are not have a mismatch as well.
+    The difference of engine and learner log-probs is called mismatch if both had the same weights, else drift. The
+    staleness of tokens is counted from `version`, the learner's at the start of the step, by whose weights the first
+    `unmoved` parts were scored: their samples of this version have a mismatch, also if others are stale.
     """
     counts = {
         "samples/learnt": float(sum(len(part.selection.kept) for part in parts)),
@@ -301,9 +302,9 @@ def mismatch_metrics(samples: Sequence[Sample], reason: str = MISMATCH) -> dict[
 
 
 def ratio_metrics(steps: Sequence[Mapping[str, float]], reason: str = MISMATCH) -> dict[str, float]:
-    """The same of the ratios in the loss, where they are to the engine's log-probs, from the sums of optimizer steps.
+    """Like `mismatch_metrics`, from sums that the loss collects if its ratios are to the engine's log-probs.
 
-    Of several steps, those after the first have other weights than the engine.
+    With several optimizer steps it is drift: all but the first have other weights than the engine.
     """
     known = [step for step in steps if step.get(f"{APART}count")]
     if not known:
@@ -418,16 +419,16 @@ def mask_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def optimizer_metrics(metrics: Sequence[Mapping[str, float]], loss: LossSettings = LOSS) -> dict[str, float]:
-    """Combine statistics of optimizer steps: mean, but maximum for `max/`, and sum for skipped and `steps/`.
+    """Combine statistics of optimizer steps: the mean, the maximum for `max/`, the sum for skipped and `steps/`.
 
-    Means are weighted by what the statistic is a mean over, tokens or samples; those of gradients are not.
+    Means are weighted by the number of tokens or samples that the statistic is a mean over; those of gradients are not.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in metrics for name in part):
         values = [part[name] for part in metrics if name in part]
         if name.removeprefix(CRITIC) in ("tokens", "sequences") or name.startswith(APART):
             continue
-        if name in SKIPPED or name.removeprefix("critic/").startswith(COUNTED):
+        if name in SKIPPED or name.removeprefix(CRITIC).startswith(COUNTED):
             found["steps/skipped" if name == "skipped" else name] = sum(values)
         elif name.startswith("max/"):
             found[f"loss/{name.removeprefix('max/')}_max"] = max(values)
@@ -440,7 +441,7 @@ def optimizer_metrics(metrics: Sequence[Mapping[str, float]], loss: LossSettings
 
 
 def explained_variance(found: Mapping[str, float]) -> dict[str, float]:
-    """1 - Var(returns - values) / Var(returns) of the critic's means; nothing where all returns are equal.
+    """1 - Var(returns - values) / Var(returns), from the critic's means; empty if all returns are equal.
 
     >>> names = ("critic/value", "critic/return", "critic/squared_error", "critic/squared_return")
     >>> explained_variance(dict(zip(names, (1.0, 1.0, 0.25, 2.0))))
@@ -455,7 +456,7 @@ def explained_variance(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def _size(step: Mapping[str, float], name: str, loss: LossSettings) -> float:
-    """Tokens or samples that a statistic of an optimizer step is a mean over; 1 if it is none."""
+    """Number of tokens or samples that a statistic of an optimizer step is a mean over; 1 if it is no mean."""
     own = name.removeprefix(CRITIC)
     if ("/" in own and own != BALANCE) or own in ("lr", "entropy_coef"):
         return 1.0
@@ -470,7 +471,7 @@ def _size(step: Mapping[str, float], name: str, loss: LossSettings) -> float:
 
 
 def _norm_spread(norms: Sequence[float]) -> dict[str, float]:
-    """Standard deviation of the minibatches' gradient norms over their mean; nothing for a single minibatch."""
+    """Standard deviation of the minibatches' gradient norms over their mean; empty for a single minibatch."""
     if len(norms) < 2 or not np.isfinite(norms).all():
         return {}
     return {"grad/norm_spread": float(np.std(norms, ddof=1) / np.mean(norms))}
