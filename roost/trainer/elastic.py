@@ -63,7 +63,7 @@ def leaving_ranks(count: int, failed: Collection[int], world_size: int) -> list[
 
 
 class ElasticEngines:
-    """Changes the engines of a run while it goes on, and keeps its plan file true."""
+    """Adds and removes engines of a running run, and keeps its plan file up to date."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ElasticEngines:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Context in which requests and losses of nodes are handled."""
-        self._run.write_plan(self._plan.to_json())  # a run that was relaunched has its first plan again
+        self._run.write_plan(self._plan.to_json())  # an earlier attempt may have written another
         self._requests.clear()
         if not self._setup.switch.is_shared:
             # Nodes without a process of the run are reported by their own name.
@@ -166,7 +166,7 @@ class ElasticEngines:
         self._lost |= lost
         if not lost or self._setup.switch.is_shared:
             return
-        # Taken now: the failures of a group are dropped with it.
+        # Read now: removing a group drops its failures.
         loss = WorkerFailed(found for found in self._cluster.failures if found.kind is FailureKind.NODE_LOST)
         try:
             change = without_nodes(self._plan, self._lost)
@@ -228,7 +228,7 @@ class ElasticEngines:
         return [_joined_line(name, outcome) for name, outcome in zip(groups, outcomes, strict=True)]
 
     async def _undo(self, groups: Mapping[str, WorkerGroup]) -> None:
-        """Remove engines that have joined, and close the groups of all. Errors are noted: one is raised already."""
+        """Remove engines that have joined, and close all groups. Errors are only noted, as one is being raised."""
         for in_flight in (InFlight.DROP, None):  # None: also if no other engine has the weights
             joined = [name for name in groups if name in self._fleet.pool.members]
             if joined:

@@ -20,6 +20,7 @@ from roost.engines.fleet import Fleet
 from roost.engines.server_process import LocalOwner
 from roost.rollout.episode import Group, Scenario, Split
 from roost.trainer.evaluation import Evaluation, answer_in, at_k, evaluate
+from roost.trainer.metrics import FULL
 from roost.trainer.records.run_folder import write_whole
 from roost.trainer.records.samples import sample_record
 from roost.trainer.report.page import page_file
@@ -82,7 +83,7 @@ async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callabl
                     raise ValueError(f"no answer of {label} was scored; see {options.folder / 'failures'}")
                 tables[label] = by_tag(groups)
                 records += [
-                    {"set": label, "correct": one["reward"] >= 1.0 - 1e-6, **one}
+                    {"set": label, "correct": one["reward"] >= FULL, **one}
                     for group in groups
                     for one in (sample_record(group, episode, found.version, decode) for episode in group.episodes)
                 ]
@@ -90,9 +91,9 @@ async def _evaluated(jobs: Mapping[str, Job], options: EvalOptions, say: Callabl
 
 
 def _loaded(job: Job, settings: TrainSettings, say: Callable[[str], None]) -> tuple[TrainSettings, Scenario, Any]:
-    """The scenario of a job and its tokenizer. Text of a data file is sent in the model's chat template, if it has one.
+    """The settings to use, the scenario of a job, and its tokenizer.
 
-    `settings` are returned as they are used.
+    Text of a data file is sent in the model's chat template, if it has one.
     """
     is_file = job.source.file is None and settings.task.get("_target_") == SCENARIO
     if is_file and "chat_template" not in settings.task and load_tokenizer(settings.learner.model).chat_template:
@@ -182,7 +183,7 @@ def engine_spec(settings: TrainSettings, options: EvalOptions, rank: int, mask: 
 
 
 def _named(job: str, found: Evaluation, has_others: bool) -> dict[str, tuple[Group, ...]]:
-    """The named sets of an evaluation; one without a name of its own has the job's."""
+    """The sets of an evaluation by name; a single set without a name has the job's."""
     if set(found.by_set) <= {EVALUATION}:
         return {job: found.groups}
     return {f"{job}/{name}" if has_others else name: groups for name, groups in found.by_set.items()}

@@ -118,7 +118,7 @@ def check_models(job: Job, settings: TrainSettings, say: Callable[[str], None]) 
 
 
 def check_local_models(job: Job, settings: TrainSettings, findings: Findings) -> None:
-    """Raise ConfigError for a model path that does not exist here: the driver reads its tokenizer."""
+    """Report model paths that do not exist here, where the driver reads the tokenizer."""
     fix = "name a folder with a Hugging Face checkpoint"
     for where, model in _models(job, settings):
         if model_location(model) is ModelLocation.MISSING:
@@ -141,7 +141,7 @@ def input_paths(job: Job, settings: TrainSettings) -> list[str]:
 
 
 def check_machine(folder: Path, say: Callable[[str], None]) -> None:
-    """Raise ConfigError if this machine lacks room or limits that a run needs; say what is only tight."""
+    """Raise ConfigError if a check of this machine fails, such as of disk room or limits; report warnings."""
     findings = Findings()
     for check in judge_machine(probe_machine([folder])):
         if check.level is Level.FAILED:
@@ -188,7 +188,7 @@ def _fits(job: Job, accelerators: int) -> bool:
 
 
 def _plan_errors(job: Job, findings: Findings, machine: ThisMachine | None = None) -> Plan | None:
-    """Plan for the errors alone: warnings are printed with the plan on the machines that are found."""
+    """Plan, and report only the errors: warnings are printed later, with the plan on the machines of the run."""
     found = Findings()
     plan = try_plan(job, found, None if machine is None else machine.inventory)
     for finding in found.found:

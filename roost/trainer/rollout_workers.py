@@ -43,9 +43,9 @@ from roost.trainer.watching import FailureFiles, RecordingEpisodeRunner
 
 DEFAULT_OPTIONS = TurnOptions()
 JOINT_TOKENS = 64  # longest completions that are requested together
-COMPARED_GROUPS = 4  # of a step at least, for the mismatch of log-probs
-LONGEST_INTERVAL = 16  # groups from one that is compared to the next, so that large steps compare more
-GATHER_S = 0.002  # after the first turn of a group, if slots are too scarce for all of its episodes
+COMPARED_GROUPS = 4  # of a step at least, to measure the mismatch of log-probs
+LONGEST_INTERVAL = 16  # groups from one that is compared to the next, so that larger steps compare more
+GATHER_S = 0.002  # to wait after the first request of a group, as slots may be too scarce for all of its episodes
 
 
 class FleetSamplers:
@@ -111,10 +111,10 @@ class FleetSamplers:
         if group is None:
             group = self._gathering[key] = GroupRequest(self._fleet, token_ids, f"{self._label} {number}")
             asyncio.get_running_loop().call_later(GATHER_S, self._send, key, group)
-        made = group.add(episode, sampling)
+        completion = group.add(episode, sampling)
         if group.size == self._group_size:
             self._send(key, group)
-        return await made
+        return await completion
 
     def _send(self, key: tuple[Any, ...], group: GroupRequest) -> None:
         if self._gathering.get(key) is group:
@@ -135,13 +135,13 @@ class GroupRequest:
         return len(self._waiting)
 
     def add(self, episode: int, sampling: Sampling) -> asyncio.Future[Completion]:
-        made = asyncio.get_running_loop().create_future()
-        self._waiting[episode] = sampling, made
-        return made
+        completion = asyncio.get_running_loop().create_future()
+        self._waiting[episode] = sampling, completion
+        return completion
 
     def send(self) -> None:
         """Send a request for each run of consecutive episodes; there is one run unless slots were scarce."""
-        left = sorted(episode for episode, (_, made) in self._waiting.items() if not made.done())
+        left = sorted(episode for episode, (_, completion) in self._waiting.items() if not completion.done())
         while left:
             count = next((n for n in range(1, len(left)) if left[n] != left[0] + n), len(left))
             run, left = left[:count], left[count:]
@@ -273,7 +273,7 @@ async def open_stages(
 def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> dict[str, FleetSamplers]:
     """Samplers of training and of evaluation."""
     own, shared = settings.evaluation, settings.sampling
-    tried = replace(
+    evaluated = replace(
         shared,
         temperature=own.eval_temperature,
         top_p=shared.top_p if own.eval_top_p is None else own.eval_top_p,
@@ -288,7 +288,7 @@ def samplers_of(fleet: Fleet, settings: TrainSettings, scenario: Scenario) -> di
     joint = joint_generations(settings, scenario)
     return {
         TRAINING: FleetSamplers(fleet, shared, seed, TRAINING, joint, every),
-        EVALUATION: FleetSamplers(fleet, tried, seed, EVALUATION, logprobs_every=1 if every == 1 else 0),
+        EVALUATION: FleetSamplers(fleet, evaluated, seed, EVALUATION, logprobs_every=1 if every == 1 else 0),
     }
 
 

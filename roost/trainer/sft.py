@@ -241,10 +241,10 @@ class SftTrainer(Stoppable):
         indices = [self._order.index(number) for number in range(step * rows, (step + 1) * rows)]
         samples, left_out = await asyncio.to_thread(self._data.samples, Split.TRAIN, indices)
         if self._scores_ahead and step < self._settings.step_count:
-            samples = await self._with_teachers(samples)
+            samples = await self._with_teacher(samples)
         return samples, left_out
 
-    async def _with_teachers(self, samples: list[Sample]) -> list[Sample]:
+    async def _with_teacher(self, samples: list[Sample]) -> list[Sample]:
         """The samples with the teacher's distribution, if there is a teacher."""
         if self._teacher is None or self._distillation is None or any(each.distribution for each in samples):
             return samples
@@ -266,7 +266,7 @@ class SftTrainer(Stoppable):
         if self._teacher is not None:
             self._watching.phase("score")
             with self._recorder.timer("score", "work", True, step=self.state.step):
-                samples = await self._with_teachers(samples)
+                samples = await self._with_teacher(samples)
         scored = time.perf_counter()
         self._ahead = asyncio.create_task(self._read(self.state.step + 1))
         metrics = await self._learn(samples)

@@ -182,7 +182,7 @@ def check_rows(
 
 
 def _check_completions(column: str, tasks: Iterable[tuple[str, Task]], where: Where, findings: Findings) -> None:
-    """Report the column of completions if none of the rows has a value for it."""
+    """Report a finding if none of the rows has a value in the column of completions."""
     first = None
     for place, task in tasks:
         if task.data.get(column) is not None:

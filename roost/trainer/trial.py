@@ -74,7 +74,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The episodes of a trial, a function from token IDs to text, and what the engine does not tell."""
+    """The episodes of a trial, a function from token IDs to text, and what is unknown because the server omits it."""
 
     attempts: tuple[Attempt, ...]
     decode: Callable[[Sequence[int], bool], str]
@@ -174,18 +174,19 @@ def user_frames(error: BaseException, whole: str = "") -> tuple[str, ...]:
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
-    frames = [frame for one in chain for frame in traceback.extract_tb(one.__traceback__) if _is_users(frame.filename)]
+    extracted = (frame for one in chain for frame in traceback.extract_tb(one.__traceback__))
+    frames = [frame for frame in extracted if _is_user_code(frame.filename)]
     lines = [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
     return tuple(dict.fromkeys(lines)) or tuple(whole.strip().splitlines()[-3:])
 
 
-def _is_users(filename: str) -> bool:
+def _is_user_code(filename: str) -> bool:
     path = Path(filename)
     return path.is_absolute() and not any(path.is_relative_to(folder) for folder in (PACKAGE, *LIBRARIES))
 
 
 class _TimedCalls:
-    """Opens samplers that note how long each call takes, by episode."""
+    """Opens samplers that record the seconds of each call, by episode."""
 
     def __init__(self, open_policy: OpenPolicy) -> None:
         self._open, self._seconds = open_policy, dict[int, dict[int, float]]()
@@ -239,7 +240,7 @@ async def _samplers(
 
 @dataclass
 class UrlSamplers:
-    """Samplers at an OpenAI-compatible URL, by its completions; `unknown` has what the server does not tell."""
+    """Samplers that call /completions of an OpenAI-compatible URL; `unknown` names what the server omits."""
 
     options: TrialOptions
     sampling: SamplingSettings
@@ -272,7 +273,7 @@ class UrlSamplers:
         return sample
 
     async def _generate(self, token_ids: list[int], body: dict[str, Any]) -> Any:
-        """The answer; a server that does not know how to give token IDs is sent text from then on."""
+        """The server's answer. If it refuses token IDs, text is sent from then on."""
         if self._gives_ids:
             try:
                 return await self._post({**body, "prompt": token_ids, "return_token_ids": True})

@@ -30,7 +30,7 @@ LONGEST = 4_000  # characters of a reason or of a task's name; tracebacks arrive
 
 
 class FailureFiles:
-    """Folder with one file per failure reason. A file is rewritten each time the count of its reason doubles."""
+    """Folder with one file per reason of failure, rewritten each time the count of its reason doubles."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self._folder, self._note = folder, note
@@ -72,7 +72,9 @@ class RecordingEpisodeRunner:
 
 
 def file_name(reason: str) -> str:
-    """Return one file name for reasons that differ only in numbers or the task, except line numbers.
+    """Name of the file of a reason.
+
+    Reasons that differ only in the task, or in numbers other than line numbers, share a file.
 
     >>> file_name("ValueError: 3 is odd (a.py:7)"), file_name("ValueError: 5 is odd (a.py:7)")
     ('ValueError-da29793b.txt', 'ValueError-da29793b.txt')
@@ -105,7 +107,7 @@ def idle_rewards(routing: Routing, tags: Sequence[str]) -> dict[str, str]:
 
 
 def lost_steps(settings: AdvantageSettings, groups: Sequence[Group]) -> str:
-    """Note that steps have no credit of their own, as each episode is one sample of several turns; else empty."""
+    """Message if the settings give advantages to steps, but each episode is one sample of several turns; else empty."""
     if settings.step_gamma is None:
         return ""
     episodes = [episode for group in groups for episode in group.episodes]
@@ -148,7 +150,7 @@ class Watching:
         self._routing = routing
 
     def watch_steps(self, settings: AdvantageSettings) -> None:
-        """Report once if steps have no credit of their own though these settings give it to steps."""
+        """Report once if these settings give advantages to steps, but episodes are single samples."""
         self._advantage = settings
 
     def phase(self, name: str, total: int | None = None) -> None:

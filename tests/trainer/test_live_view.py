@@ -1,4 +1,4 @@
-"""The view of a running run: plain lines where nobody can look at a picture, a picture on a terminal."""
+"""The view of a running run: plain lines where nobody can look at a panel, a panel on a terminal."""
 
 import asyncio
 import io
@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from roost.trainer.report.live_view import LiveView, Phase, Progress, picture
+from roost.trainer.report.live_view import LiveView, Phase, Progress, panel
 from tests.limits import HANG_S
 
 
@@ -31,7 +31,7 @@ def values(step, **more):
 
 def drawn(progress, now, width=100):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(picture(progress, now))
+    console.print(panel(progress, now))
     return console.file.getvalue()
 
 
@@ -128,7 +128,7 @@ class TestPicture:
 
 
 def test_a_run_on_a_terminal(clock):
-    """Through the real thing, from a loop: every call returns, what is noted stays, the last picture too."""
+    """Through the real thing, from a loop: every call returns, what is noted stays, the last panel too."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
 
     async def run(view):

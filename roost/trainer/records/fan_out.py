@@ -111,7 +111,7 @@ class TensorBoard:
 
     def __init__(self, run: RunFolder, first_step: int) -> None:
         writers = import_module("torch.utils.tensorboard")
-        # Hides what an earlier start of this run wrote for the steps that are repeated.
+        # Hides records of an earlier attempt for steps that are repeated.
         self._writer = writers.SummaryWriter(str(run.path / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -188,11 +188,12 @@ class FanOut:
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Write an evaluation as evaluation/..., except to the metrics file: evaluations have their own."""
-        self.write(step, {f"evaluation/{name}": value for name, value in values.items()}, besides=FILE)
+        self.write(step, {f"evaluation/{name}": value for name, value in values.items()}, left_out=FILE)
 
-    def write(self, step: int, values: Mapping[str, float], besides: str = "") -> None:
+    def write(self, step: int, values: Mapping[str, float], left_out: str = "") -> None:
+        """Write metrics to all sinks but the one named `left_out`."""
         for name, sink in list(self._sinks.items()):
-            if name == besides:
+            if name == left_out:
                 continue
             try:
                 sink.write(step, values)
@@ -207,7 +208,7 @@ class FanOut:
             try:
                 sink.close()
             except Exception as error:
-                self._tell(f"metrics of {name} may be incomplete, it failed as it was closed: {error!r}")
+                self._tell(f"metrics of {name} may be incomplete; closing it failed: {error!r}")
         self._sinks.clear()
 
 

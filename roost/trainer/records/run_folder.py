@@ -242,7 +242,7 @@ class RunFolder:
 
     @property
     def preempted_file(self) -> Path:
-        """There while the run waits to be started again by a scheduler."""
+        """Exists while the run waits to be started again by a scheduler."""
         return self.path / "preempted.json"
 
     @property
@@ -288,14 +288,14 @@ class RunFolder:
         write_whole(self.finished_file, [json.dumps({"step": step}).encode()])
 
     def mark_preempted(self, step: int | None) -> None:
-        """Mark the run as preempted at a step, to be started again; None: it is not."""
+        """Mark the run as preempted at a step, to be started again; None removes the mark."""
         if step is None:
             self.preempted_file.unlink(missing_ok=True)
         else:
             write_whole(self.preempted_file, [json.dumps({"step": step}).encode()])
 
     def mark_ended(self, state: str | None, reason: str = "") -> None:
-        """Record how the run ended before its last step; None: it goes on."""
+        """Record how the run ended before its last step; None removes the record."""
         if state is None:
             self.ended_file.unlink(missing_ok=True)
         else:
@@ -351,7 +351,7 @@ class RunState(StrEnum):
     PREEMPTED = "preempted"  # waits to be started again: the same command continues it
     STOPPED = "stopped"  # by Ctrl-C or `roost stop`
     FAILED = "failed"
-    KILLED = "killed"  # left no word: SIGKILL, or the machine went down
+    KILLED = "killed"  # no end was recorded: SIGKILL, or the machine went down
 
 
 ACTIVE = (RunState.RUNNING, RunState.PREEMPTED)
@@ -385,7 +385,7 @@ def runs_in(folder: Path) -> Iterator[RunFolder]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if a folder holds a run, or is held by one that has yet to write its config and plan."""
+    """Return True if a folder holds a run, or is locked by one that has yet to write its config and plan."""
     return RunFolder(folder).has_run or holder_of(folder) is not None
 
 
@@ -428,12 +428,12 @@ def _state(run: RunFolder, holder: Holder | None) -> RunState:
 
 
 def _live(run: RunFolder) -> Record:
-    """Status of a held run; one that is older than the lock is of an earlier process, and the run is starting."""
-    held, written = _changed(run.path / LOCK_FILE), _changed(run.status_file)
+    """Status of a held run. A file older than the lock is of an earlier process: the run is starting."""
+    held, written = _modified_at(run.path / LOCK_FILE), _modified_at(run.status_file)
     return _read(run.status_file) if written >= held else {"phase": STARTING, "time": held}
 
 
-def _changed(file: Path) -> float:
+def _modified_at(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except OSError:

@@ -56,7 +56,7 @@ class ScaleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScaleAnswer:
-    """State of a request, and what has been said about it so far."""
+    """State of a request, and the messages about it so far."""
 
     state: ScaleState
     lines: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class ScaleRequests:
     # The driver ---------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Refuse requests that an earlier process of the run has taken, and remove answers that nobody has read."""
+        """Refuse requests that an earlier process of the run took but did not answer, and remove answers not read."""
         taken = [path.name.removesuffix(TAKEN) for path in self._files(TAKEN)]
         for path in self._files(ANSWER):
             if path.name.removesuffix(ANSWER) not in taken:
@@ -126,7 +126,7 @@ class ScaleRequests:
             (self._folder / f"{name}{TAKEN}").unlink(missing_ok=True)
 
     def take(self) -> tuple[str, tuple[Change, ...]] | None:
-        """Take the oldest request, so that nobody else does; None if there is none. Late ones are refused."""
+        """Take the oldest request; None if there is none. Requests after their deadline are refused."""
         for path in self._files(REQUEST):
             name = path.name.removesuffix(REQUEST)
             taken = path.with_name(f"{name}{TAKEN}")
@@ -159,7 +159,7 @@ class ScaleRequests:
 
 
 def _request(found: Any) -> tuple[float, tuple[Change, ...]]:
-    """Until when a request is waited for, and its changes; raises KeyError, TypeError or ValueError if it has none."""
+    """The deadline of a request, and its changes; raises KeyError, TypeError or ValueError if it is malformed."""
     return float(found["until"]), tuple(Change(**change) for change in found["changes"])
 
 

@@ -110,7 +110,7 @@ class LiveView:
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
-                get_renderable=lambda: picture(self._progress, self._clock()),
+                get_renderable=lambda: panel(self._progress, self._clock()),
                 console=console,
                 refresh_per_second=REFRESHES_PER_SECOND,
             )
@@ -144,10 +144,10 @@ class LiveView:
         self._progress.add(values, self._clock())
         self._write_status(is_new=True)
         if not self._live:
-            self._say(step_line(self._progress))
+            self.note(step_line(self._progress))
 
     def _write_status(self, is_new: bool = False) -> None:
-        """Write the progress for `roost status`, at most once a second within a phase; it must not end a run."""
+        """Write the progress for `roost status`, at most once a second within a phase. Errors must not end a run."""
         now, progress = self._clock(), self._progress
         if self._status_file is None or (not is_new and now - self._last_status < STATUS_EVERY):
             return
@@ -168,9 +168,6 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Print a message above the panel, or as a line."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
         self._console.print(Text(plain_line(text)), soft_wrap=True)
 
 
@@ -185,7 +182,7 @@ def step_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def picture(progress: Progress, now: float) -> RenderableType:
+def panel(progress: Progress, now: float) -> RenderableType:
     """The panel of a run: progress, current phase and metrics."""
     table = Table.grid(padding=(0, 1))
     table.add_column(style="bold", no_wrap=True)
@@ -320,7 +317,7 @@ def _print_samples(run: RunFolder, console: Console) -> None:
 
 
 def _of_last(run: RunFolder, kind: str) -> list[Record]:
-    """Samples of the last step that has any of this kind. The file is read twice: it may be larger than memory."""
+    """Samples of the last step that has any of this kind. Reads the file twice, as it may be larger than memory."""
     step = max((one["step"] for one in run.sample_lines if one["kind"] == kind), default=0)
     return [one for one in run.sample_lines if one["kind"] == kind and one["step"] == step]
 

@@ -93,9 +93,9 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def before_and_after(rollouts: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Rollouts of the first and of the last step that has any: of equal tasks where there are some.
+    """Pairs of rollouts of the first and the last step, of the same tasks if they have any in common.
 
-    Evaluations go first: they use the same tasks each time.
+    Evaluations are preferred, because they use the same tasks each time.
 
     >>> records = [{"step": step, "task": task} for step in (1, 5) for task in ("3+4=", "1+1=", f"{step}+9=")]
     >>> [(one["step"], other["step"], one["task"]) for one, other in before_and_after(records)]
@@ -214,7 +214,7 @@ def merged(bars: Sequence[Bar], resolution: float) -> list[Bar]:
 
 
 def coarsest_needed(lanes: Sequence[Lane], most: int) -> float:
-    """Smallest resolution with at most `most` bars; 0 if nothing must be merged."""
+    """Smallest resolution that leaves at most `most` bars; 0 if nothing must be merged."""
     wall = max((bar.start + bar.length for lane in lanes for bar in lane.bars), default=0.0)
     if sum(len(lane.bars) for lane in lanes) <= most:
         return 0.0
@@ -368,7 +368,7 @@ def _plan_facts(run: RunFolder) -> dict[str, Any]:
     try:
         plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"mode": None, "machines": None}  # a run without a plan is a run, too
+        return {"mode": None, "machines": None}  # such as a folder with metrics alone
     return {"mode": plan.mode.value, "machines": machines_line(plan.inventory)}
 
 
