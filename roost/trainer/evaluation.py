@@ -45,8 +45,8 @@ class Evaluation:
     def _of_all(self) -> dict[str, float]:
         rewards = [reward for group in self.groups for reward in group.rewards]
         return {
-            "reward/mean": float(np.mean(rewards)) if rewards else float("nan"),
-            "reward/full": float(np.mean([reward >= 1.0 for reward in rewards])) if rewards else float("nan"),
+            "reward/mean": _mean(rewards),
+            "reward/full": _mean([float(reward >= FULL) for reward in rewards]),
             "samples": float(len(rewards)),
             "samples/failed": float(sum(group.failed for group in self.groups)),
             **length_metrics([episode for group in self.groups for episode in group.episodes]),

@@ -6,9 +6,10 @@ import pytest
 from roost.config.train import EvaluationSettings, LearnerSettings, RolloutSettings, TrainSettings
 from roost.rollout.episode import EpisodeReward, Split, Task
 from roost.rollout.episode_runner import LocalEpisodeRunner
-from roost.trainer.evaluation import VersionChanged, evaluate
+from roost.trainer.evaluation import Evaluation, VersionChanged, evaluate
 from roost.trainer.rollout_workers import EVALUATION, samplers_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
+from tests.trainer.example_groups import example_group
 
 
 class Engines:
@@ -80,6 +81,13 @@ def test_all_tasks_are_tried_at_the_version_that_is_named():
     assert {(sampling.temperature, sampling.top_p, sampling.top_k) for sampling in fleet.samplings} == {(0.0, 1.0, 0)}
     assert len(fleet.samplings) == 20, "what collecting does about stragglers is no business of an evaluation"
     assert sorted(fleet.ended) == sorted(f"evaluation {number}" for number in range(10))
+
+
+def test_a_sum_of_rewards_that_rounds_below_1_is_a_full_reward():
+    rewards = (0.7 + 0.2 + 0.1, 0.9)
+    assert rewards[0] < 1
+    metrics = Evaluation(4, (example_group(0, rewards),)).metrics
+    assert metrics["reward/full"] == 0.5
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(3, 3), (10, 10), (99, 10)])
