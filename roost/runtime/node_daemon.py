@@ -207,7 +207,7 @@ class NodeDaemon:
         if before is not None:
             self._ended(before)  # the new process enrolled before the old one's exit was noticed
         if entry.address in self._deaths:
-            await self._everywhere("find_again", tuple(entry.address))
+            await self._everywhere("restarted", tuple(entry.address))
         self._workers[entry.address] = entry
         self._watch.watch(entry.pid, lambda pid: self._ended(entry))
         return assignment.packed
@@ -262,8 +262,8 @@ class NodeDaemon:
     async def lose(self, who: Sequence[Any], why: str, returns: bool) -> None:
         self._hub.lose(Address(*who), why, returns)
 
-    async def find_again(self, who: Sequence[Any]) -> None:
-        self._hub.queues.find_again(Address(*who))
+    async def restarted(self, who: Sequence[Any]) -> None:
+        self._hub.queues.restarted(Address(*who))
 
     async def last_failure(self, who: Sequence[Any]) -> str:
         failure = self._failures.get(Address(*who))

@@ -1,4 +1,4 @@
-"""One batch from M senders to N receivers: which rows go where, and how containers of rows are split and joined.
+"""Transfers between workers, and batches from M senders to N receivers: which rows go where, split and merge.
 
 The rows of a batch are divided in rank order, as evenly as possible: of 10 rows, 4 ranks own 3, 3, 2 and 2.
 """
@@ -10,6 +10,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +39,19 @@ def transfer_limit(timeout: float | None) -> float:
 class Transfer:
     """Sends and receives of one worker. Messages of a pair arrive in order."""
 
-    def __init__(self, place: Current) -> None:
-        self._place = place
+    def __init__(self, context: Current) -> None:
+        self._context = context
 
     @property
     def _me(self) -> Address:
-        return self._place.link.who
+        return self._context.link.who
 
     def group(self, name: str) -> GroupEntry:
-        return GroupEntry(*self._place.link.ask("group", name))
+        return GroupEntry(*self._context.link.ask("group", name))
 
     def send(self, obj: Any, to: Sequence[Address], kind: str, timeout: float | None) -> Pending[None]:
         """Send an object; done when the receivers' nodes have it, after which its memory may be changed."""
-        link = self._place.link
+        link = self._context.link
         packet = link.pack(obj, self._device_route(to))
         return Pending(
             link.send("send", kind, [tuple(who) for who in to], transfer_limit(timeout), packet=packet),
@@ -58,7 +59,7 @@ class Transfer:
         )
 
     def receive(self, sender: Address, kind: str, timeout: float | None) -> Pending[Any]:
-        link = self._place.link
+        link = self._context.link
         future = link.request("receive", kind, tuple(sender), transfer_limit(timeout))
 
         def finish(answer: tuple[Any, list[Packet]]) -> Any:
@@ -71,7 +72,7 @@ class Transfer:
         members = self.members(groups)
         source = src or members[0]
         if self._me not in members:
-            raise ValueError(f"{self._me} takes part in a broadcast among {', '.join(map(str, members))}")
+            raise ValueError(f"{self._me} is not among the workers of the broadcast: {', '.join(map(str, members))}")
         if source not in members:
             raise ValueError(f"the source {source} is not among {', '.join(map(str, members))}")
         if self._me != source:
@@ -101,7 +102,7 @@ class Transfer:
 
     def _device_route(self, to: Sequence[Address]) -> DeviceRoute:
         """Use IPC if the only receiver shares the device, otherwise stage tensors in host memory."""
-        setup = self._place.setup
+        setup = self._context.setup
         torch = sys.modules.get("torch")
         if setup is None or torch is None or len(to) != 1 or not setup.physical_ids or not torch.cuda.is_initialized():
             return "stage"
@@ -112,16 +113,14 @@ class Transfer:
 
     def _device(self) -> Any:
         """Target device of received device tensors: this worker's own, if torch can use it."""
-        setup = self._place.setup
+        setup = self._context.setup
         torch = sys.modules.get("torch")
         if setup is None or torch is None or not setup.physical_ids or not torch.cuda.is_available():
             return None
         return torch.device("cuda", torch.cuda.current_device())
 
 
-def _done() -> Any:
-    from concurrent.futures import Future
-
+def _done() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
@@ -160,7 +159,7 @@ def receive_plan(batch_size: int, senders: int, receivers: int, rank: int) -> tu
 
 
 def rows_of(batch_size: int, ranks: int, rank: int) -> tuple[int, int]:
-    """The first row that a rank owns, and the one after its last; the first ranks own one more if it is not even.
+    """First row that a rank owns, and the row after its last. A remainder goes to the first ranks, one row each.
 
     >>> [rows_of(10, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -179,7 +178,7 @@ def _overlaps(batch_size: int, own: tuple[str, int, int], other: tuple[str, int]
         if number < 1:
             raise ValueError(f"there must be at least one {noun}, not {number}")
     if not 0 <= rank < ranks:
-        raise ValueError(f"there is no {name} {rank}: {ranks} of them have the ranks 0 to {ranks - 1}")
+        raise ValueError(f"there is no {name} {rank}; ranks are 0 to {ranks - 1}")
     first, end = rows_of(batch_size, ranks, rank)
     pieces, start = [], first
     while start < end:
@@ -229,7 +228,7 @@ def split(batch: Any, pieces: Sequence[Piece]) -> tuple[Any, ...]:
         row = piece.stop
     if row != size:
         path = next(_sizes(batch, ""))[0]
-        raise ValueError(f"{path} has {size} rows, and the {len(pieces)} pieces it is to be cut into have {row}")
+        raise ValueError(f"{path} has {size} rows, but the {len(pieces)} pieces to split it into have {row}")
     return tuple(_cut(batch, slice(piece.start, piece.stop)) for piece in pieces)
 
 
@@ -244,16 +243,16 @@ def merge(parts: Sequence[Any], pieces: Sequence[Piece] | None = None) -> Any:
     sizes = [batch_size_of(part) for part in parts]
     if pieces is not None:
         if len(pieces) != len(parts):
-            raise ValueError(f"{len(parts)} parts came, and {len(pieces)} were planned")
+            raise ValueError(f"received {len(parts)} parts, but {len(pieces)} were planned")
         for piece, part, size in zip(pieces, parts, sizes, strict=True):
             if size != len(piece):
                 path = next(_sizes(part, ""))[0]
-                raise ValueError(f"{path} from peer {piece.peer} has {size} rows, and {len(piece)} were planned")
+                raise ValueError(f"{path} from peer {piece.peer} has {size} rows, but {len(piece)} were planned")
     return _joined(parts, "") if len(parts) > 1 else parts[0]
 
 
 def _is_tensor(value: Any) -> bool:
-    torch: Any = sys.modules.get("torch")  # nobody holds a tensor who has not imported it
+    torch: Any = sys.modules.get("torch")  # a process that holds tensors has imported it
     return isinstance(value, np.ndarray) or (hasattr(torch, "Tensor") and isinstance(value, torch.Tensor))
 
 
@@ -264,14 +263,14 @@ def _fields(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Fields with init=False are derived from the others, and will be again.
+        # Fields with init=False are derived from the others when the object is rebuilt.
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     return None
 
 
 def _with_fields(value: Any, fields: dict[Any, Any]) -> Any:
     if isinstance(value, MutableMapping):
-        result = copy.copy(value)  # of the same class, whatever else that keeps
+        result = copy.copy(value)  # keeps the class and its other attributes
         result.update(fields)
         return result
     return value._replace(**fields) if hasattr(value, "_fields") else dataclasses.replace(value, **fields)
@@ -330,7 +329,7 @@ def _agreed(values: Sequence[Any], path: str) -> Any:
     """The one value that all parts carry."""
     first = values[0]
     for number, value in enumerate(values):
-        are_nan = bool(first != first) and bool(value != value)  # which differ from themselves, and agree here
+        are_nan = bool(first != first) and bool(value != value)  # NaN differs from itself, but counts as equal here
         if value is not first and not are_nan and not bool(value == first):
             raise ValueError(
                 f"{_spelled(path)} has no rows and must be equal: {first!r} in part 0, {value!r} in {number}"
@@ -340,19 +339,21 @@ def _agreed(values: Sequence[Any], path: str) -> Any:
 
 def _concatenated(values: Sequence[Any], path: str) -> Any:
     first = values[0]
-    # Libraries would find a common dtype in silence.
-    for what, of in _ALIKE.items():
+    # NumPy and torch would silently promote to a common dtype.
+    for name, property_of in _MUST_AGREE.items():
+        expected = property_of(first)
         for number, value in enumerate(values):
-            if of(value) != of(first):
+            found = property_of(value)
+            if found != expected:
                 raise ValueError(
-                    f"{_spelled(path)} differs in {what}: {of(first)} in part 0 and {of(value)} in part {number}"
+                    f"{_spelled(path)} differs in {name}: {expected} in part 0 and {found} in part {number}"
                 )
     if isinstance(first, np.ndarray):
         return np.concatenate(values)
     return sys.modules["torch"].cat(list(values))
 
 
-_ALIKE: dict[str, Callable[[Any], Any]] = {
+_MUST_AGREE: dict[str, Callable[[Any], Any]] = {
     "dtype": lambda value: value.dtype,
     "the shape of a row": lambda value: tuple(value.shape[1:]),
     "device": lambda value: str(getattr(value, "device", "cpu")),

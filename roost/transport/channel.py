@@ -18,11 +18,10 @@ DEFAULT_KEY = "default"
 
 
 class Channel:
-    """A first-in, first-out queue with a name; with keys it is many, made when they are first used.
+    """A named FIFO queue on one node. Each key has its own queue, created on first use.
 
-    It lives on one node. It can be passed to workers as an argument, or found by its name. A channel of limited size
-    makes those who put wait until others have taken. Keys may be anything hashable; those that are not of builtin types
-    are the same if they pickle to the same bytes.
+    Pass a channel to workers as an argument, or connect to it by name. When a queue of limited size is full, `put`
+    waits for room. Any hashable object is a valid key; keys of other than builtin types are equal if their pickles are.
     """
 
     def __init__(self, name: str, place: Current | None = None) -> None:
@@ -31,19 +30,19 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, place: Current | None = None) -> Channel:
-        """Open the channel of this name, or create it. 0 means no limit.
+        """Create a channel, or return the existing one of this name with its own size. `maxsize` 0 means no limit.
 
-        An existing channel keeps its limit. Once it is closed and empty, a new one replaces it.
+        A channel that is closed and empty is replaced by a new one.
         """
-        where = place or current_context()
-        where.link.ask("channel", "create", name, node_rank, maxsize)
-        return cls(name, place)
+        channel = cls(name, place)
+        channel._context.link.ask("channel", "create", name, node_rank, maxsize)
+        return channel
 
     @classmethod
     def connect(cls, name: str, current_worker: object = None) -> Channel:
         """Connect to a channel that another process creates; wait up to a minute for it."""
         channel = cls(name)
-        channel._there.link.ask("channel", "connect", name)
+        channel._context.link.ask("channel", "connect", name)
         return channel
 
     def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
@@ -53,7 +52,7 @@ class Channel:
         return f"Channel({self.name!r})"
 
     @property
-    def _there(self) -> Current:
+    def _context(self) -> Current:
         return self._place or current_context()
 
     @overload
@@ -75,7 +74,7 @@ class Channel:
         timeout: float | None = None,
     ) -> Pending[None] | None:
         """Add an item; wait while the channel is full. `weight` counts towards `get_batch`'s target."""
-        link, sent_key = self._there.link, portable(key)
+        link, sent_key = self._context.link, portable(key)
         future = link.send("put", self.name, sent_key, weight, timeout, packet=link.pack(item))
         pending = Pending(future, lambda _: None, self._check(future))
         return pending if async_op else self._waited(pending, "put")
@@ -106,7 +105,7 @@ class Channel:
         return self._get(key, target_weight, async_op, timeout, list)
 
     def _get(self, key: Hashable, target: float | None, async_op: bool, timeout: float | None, shape: Any) -> Any:
-        link = self._there.link
+        link = self._context.link
         future = link.request("get", self.name, portable(key), target, timeout)
 
         def finish(answer: tuple[Any, list[Packet]]) -> Any:
@@ -116,10 +115,10 @@ class Channel:
         return pending if async_op else self._waited(pending, "get")
 
     def _check(self, future: Future[Any]) -> Callable[[], None] | None:
-        """Check that the driver runs while it waits, because after a failure nothing may ever arrive."""
-        there = self._there
-        link, check = there.link, there.check
-        if there.setup is not None or check is None:
+        """Check that the driver makes while it waits: after a failure nothing may ever arrive. None in a worker."""
+        context = self._context
+        link, check = context.link, context.check
+        if context.setup is not None or check is None:
             return None
 
         def give_up_if_failed() -> None:
@@ -132,28 +131,28 @@ class Channel:
         return give_up_if_failed
 
     def _waited(self, pending: Pending[Any], what: str) -> Any:
-        with self._there.recorder.span(f"{what} {self.name}", "wait"):
+        with self._context.recorder.span(f"{what} {self.name}", "wait"):
             return pending.wait()
 
     def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
-        size: int = self._there.link.ask("channel", "size", self.name, portable(key))
+        size: int = self._context.link.ask("channel", "size", self.name, portable(key))
         return size
 
     def sizes(self) -> dict[Hashable, int]:
         """Number of items by key."""
-        sizes: dict[Hashable, int] = self._there.link.ask("channel", "sizes", self.name)
+        sizes: dict[Hashable, int] = self._context.link.ask("channel", "sizes", self.name)
         return {restored(key): size for key, size in sizes.items()}
 
     def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
         return self.qsize(key) == 0
 
     def full(self, key: Hashable = DEFAULT_KEY) -> bool:
-        is_full: bool = self._there.link.ask("channel", "full", self.name, portable(key))
+        is_full: bool = self._context.link.ask("channel", "full", self.name, portable(key))
         return is_full
 
     def close(self) -> None:
         """Accept no more items; the remaining ones can be taken, then `get` raises `ChannelClosed`."""
-        self._there.link.ask("channel", "close", self.name)
+        self._context.link.ask("channel", "close", self.name)
 
 
 PLAIN = (str, int, float, bool, bytes, type(None))
@@ -182,7 +181,7 @@ def portable(key: Hashable) -> Hashable:
         return key
     if isinstance(key, tuple | frozenset) and type(key) in (tuple, frozenset):
         return type(key)(portable(part) for part in key)
-    for kind, convert in ALIKE:  # numpy's scalars, and enumerations of numbers and texts, which equal builtin ones
+    for kind, convert in ALIKE:  # NumPy scalars, and enum members that equal a number or a string
         if isinstance(key, kind):
             builtin = convert(key)
             if builtin == key and hash(builtin) == hash(key):
@@ -203,6 +202,6 @@ def restored(key: Hashable) -> Hashable:
 def _pickled(key: Hashable) -> bytes:
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, 5)
-    pickler.fast = True  # no memory of objects met before: equal keys give equal bytes whether or not parts are shared
+    pickler.fast = True  # no memo, so that equal keys give equal bytes whether or not they share objects
     pickler.dump(key)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Tensors on a device, in a message: copied through host memory, or their own memory opened by another process."""
+"""Device tensors in a message: copied through host memory, or shared with another process by CUDA IPC."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from roost.transport.host_tensors import IN_HEADER, Bytes, DeviceRoute, host_tensor, tensor_parts
+from roost.transport.host_tensors import MIN_BUFFER, Bytes, DeviceRoute, host_tensor, tensor_parts
 
-_DEVICE = 6  # which argument of torch's `rebuild_cuda_tensor` is the device's index
+_DEVICE = 6  # position of the device index among the arguments of torch's `rebuild_cuda_tensor`
 
 
 class DeviceNotVisible(RuntimeError):
@@ -18,20 +18,20 @@ class DeviceNotVisible(RuntimeError):
 
 
 class DeviceTensors:
-    """Takes apart the device tensors of one message.
+    """Serializes the device tensors of one message.
 
-    Copies to host memory run side by side: `finish` waits for them, and only then may the buffers be read.
+    Copies to host memory are asynchronous: call `finish` before reading the buffers.
     """
 
     def __init__(self, route: DeviceRoute) -> None:
         self._route = route
         self._copying: set[torch.device] = set()
-        # A message that is pickled a second time must not share its tensors twice: a share that nobody opens keeps the
-        # memory for good. The tensor is held too, so that its id stays its own.
+        # By tensor id. A message that is pickled a second time must not share its tensors twice: an IPC handle that
+        # nobody opens leaks the memory. The tensor is kept too, so that its id is not reused.
         self._done: dict[int, tuple[torch.Tensor, Any]] = {}
 
     def reduce(self, tensor: torch.Tensor, is_trained: bool | None) -> Any:
-        """A function and its arguments that make the tensor again; `is_trained` is None but for parameters."""
+        """Function and arguments that rebuild the tensor; `is_trained` is None unless it is a parameter."""
         if id(tensor) not in self._done:
             reduced = self._staged(tensor, is_trained) if self._route == "stage" else _shared(tensor, is_trained)
             self._done[id(tensor)] = (tensor, reduced)
@@ -45,32 +45,32 @@ class DeviceTensors:
 
     def _staged(self, tensor: torch.Tensor, is_trained: bool | None) -> Any:
         tensor = _resolved(tensor)
-        if tensor.is_cuda and tensor.nbytes >= IN_HEADER:
+        if tensor.is_cuda and tensor.nbytes >= MIN_BUFFER:
             host = _pinned_like(tensor)
             host.copy_(tensor, non_blocking=True)
             self._copying.add(tensor.device)
         else:
-            host = tensor.cpu()  # small ones are read while the header is written, so they cannot wait
+            host = tensor.cpu()  # small tensors are read while the header is written, before `finish`
         return staged_tensor, tensor_parts(host, is_trained)
 
 
 def staged_tensor(
     buffer: Bytes,
-    numbers: str,
+    typestr: str,
     shape: tuple[int, ...],
     dtype: torch.dtype | None = None,
     is_trained: bool | None = None,
     device: Any = None,
 ) -> torch.Tensor:
     """Tensor received through host memory, copied to the device if one is given."""
-    tensor: torch.Tensor = host_tensor(buffer, numbers, shape, dtype)
+    tensor: torch.Tensor = host_tensor(buffer, typestr, shape, dtype)
     if device is not None:
-        tensor = tensor.to(device)  # has arrived when this returns: the buffer may be reused
+        tensor = tensor.to(device)  # blocks until copied: the buffer may be reused
     return _as_sent(tensor, is_trained)
 
 
 def opened_tensor(uuid: str, arguments: tuple[Any, ...], is_trained: bool | None = None) -> torch.Tensor:
-    """A tensor in the memory of another process, on the device with that UUID whatever its index is here."""
+    """Tensor in another process's memory. Its device is found by UUID, as indices differ between processes."""
     index = _index_of(uuid)
     rebuild: Any = reductions.rebuild_cuda_tensor
     tensor: torch.Tensor = rebuild(*arguments[:_DEVICE], index, *arguments[_DEVICE + 1 :])
@@ -82,7 +82,7 @@ def _as_sent(tensor: torch.Tensor, is_trained: bool | None) -> torch.Tensor:
 
 
 def _pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Host memory for a tensor, contiguous; pinned if the system grants that, since the copy is then twice as fast."""
+    """Empty host tensor of the same shape; pinned if possible, which makes the copy twice as fast."""
     try:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     except RuntimeError:
@@ -101,7 +101,7 @@ def _shared(tensor: torch.Tensor, is_trained: bool | None) -> Any:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its conjugate or negative worked out: neither its memory nor torch's arguments would tell."""
+    """The tensor with lazy conjugates and negations computed: its memory and torch's IPC arguments lack them."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
@@ -115,7 +115,7 @@ def _index_of(uuid: str) -> int:
         return seen.index(uuid)
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise DeviceNotVisible(
-        f"the tensor lies on the device {uuid}, and this process sees {', '.join(seen) or 'no device'} "
+        f"the tensor is on device {uuid}, and this process sees {', '.join(seen) or 'no device'} "
         f"(CUDA_VISIBLE_DEVICES={'not set' if variable is None else repr(variable)}): "
         "make that device visible to it, or send with device_route='stage'"
     )

@@ -47,7 +47,7 @@ class Directory:
         if entry.name in self._groups:
             raise ValueError(f"there is a group {entry.name} already; give this one another name")
         self._groups[entry.name] = entry
-        await self._tell()
+        await self._notify()
 
     async def remove_group(self, name: str) -> None:
         self._groups.pop(name, None)
@@ -58,14 +58,14 @@ class Directory:
     async def add_channel(self, entry: ChannelEntry) -> ChannelEntry:
         """Register a channel; return the existing one of this name, if any."""
         known = self._channels.setdefault(entry.name, entry)
-        await self._tell()
+        await self._notify()
         return known
 
     async def replace_channel(self, spent: ChannelEntry, entry: ChannelEntry) -> ChannelEntry:
         """Replace a closed and empty channel; return the new one, or the one of a faster caller."""
         if self._channels.get(entry.name) == spent:
             self._channels[entry.name] = entry._replace(serial=spent.serial + 1)
-            await self._tell()
+            await self._notify()
         return self._channels[entry.name]
 
     async def group(self, name: str, timeout: float) -> GroupEntry:
@@ -77,7 +77,7 @@ class Directory:
     async def add_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
         self._num_failures += 1
-        await self._tell()
+        await self._notify()
 
     async def failures_after(self, count: int) -> tuple[int, list[Failure]]:
         """Wait until there are more than `count` failures; return the total and the new ones."""
@@ -89,7 +89,7 @@ class Directory:
     async def add_note(self, text: str) -> None:
         self.notes.append(text)
         self._num_notes += 1
-        await self._tell()
+        await self._notify()
 
     async def notes_after(self, count: int) -> tuple[int, list[str]]:
         """Wait until there are more than `count` notes of workers; return the total and the new ones."""
@@ -109,6 +109,6 @@ class Directory:
             except TimeoutError:
                 raise LookupError(f"{otherwise} (waited {timeout:g} s)") from None
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()

@@ -51,7 +51,7 @@ class Exchange:
         self._router = MessageRouter(node, self.queues, self.memory, self._forward, look_up, last_failure)
         self._channels = ChannelService(node, self.queues, self.memory, self._forward, look_up, num_nodes)
         self._leased: defaultdict[Address, list[int]] = defaultdict(list)
-        self._at_work: defaultdict[Address, set[asyncio.Task[Any]]] = defaultdict(set)
+        self._tasks: defaultdict[Address, set[asyncio.Task[Any]]] = defaultdict(set)  # requests being served
 
     @property
     def pool(self) -> SegmentPool:
@@ -65,13 +65,13 @@ class Exchange:
         self.memory.take_over(who, packets)
         with self._working_for(who):
             value, out = await self._dispatch(who, op, args, list(packets))
-        is_there = self.queues.lost(who) is None
+        is_alive = self.queues.lost(who) is None
         for packet in out:
-            if not is_there:
+            if not is_alive:
                 self.memory.release_packet(packet)
             elif packet.segment is not None:
                 self.memory.hand_over(who, packet.segment)
-        if op in ("send", "put") and packets and packets[0].segment is not None and is_there:
+        if op in ("send", "put") and packets and packets[0].segment is not None and is_alive:
             value = self.memory.spare(who, packets[0].segment.size)
         return value, out
 
@@ -83,7 +83,7 @@ class Exchange:
         if lost is not None:
             raise lost
         if op in ("put", "get", "channel"):
-            self._channels.doubt(args[1] if op == "channel" else args[0])
+            self._channels.drop_stale_entry(args[1] if op == "channel" else args[0])
         with self._working_for(who):
             value, out = await self._dispatch(who, op, args, await self.memory.from_wire_packets(wire))
             return value, await self.memory.to_wire_packets(out)
@@ -94,13 +94,13 @@ class Exchange:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("requests must be served in a task, so that they can be cancelled")
-        self._at_work[who].add(task)
+        self._tasks[who].add(task)
         try:
             yield
         finally:
-            self._at_work[who].discard(task)
-            if not self._at_work[who]:
-                del self._at_work[who]
+            self._tasks[who].discard(task)
+            if not self._tasks[who]:
+                del self._tasks[who]
 
     async def _dispatch(self, who: Address, op: str, args: tuple[Any, ...], packets: list[Packet]) -> Answer:
         match op:
@@ -177,7 +177,7 @@ class Exchange:
             self._free(who)
 
     def _free(self, who: Address) -> None:
-        for task in tuple(self._at_work.get(who, ())):
+        for task in tuple(self._tasks.get(who, ())):
             task.cancel()
         self.locks.release_all(who)
         for port in self._leased.pop(who, ()):
@@ -218,25 +218,25 @@ class ChannelService:
         self._node, self._queues, self._memory, self._num_nodes = node, queues, memory, num_nodes
         self._forward, self._look_up = forward, look_up
         self._entries: dict[str, ChannelEntry] = {}
-        self._coming, self._leaving = OrderedLocks(), OrderedLocks()
+        self._arrivals, self._forwards = OrderedLocks(), OrderedLocks()
 
     async def put(
         self, who: Address, name: str, key: Hashable, weight: float, deadline: Deadline, packet: Packet
     ) -> Answer:
         wait = None
         try:
-            with self._coming.take([(who, name, key)]) as turn:
+            with self._arrivals.take([(who, name, key)]) as turn:
                 entry = await self._entry(name, deadline)
-                await turn.wait_turn()  # those before it have asked for the same name
+                await turn.wait_turn()  # after earlier requests, which look up the same names
                 if entry.node == self._node:
                     wait = self._queues.put(name, key, who, weight, packet)
                 else:
-                    leaving = self._leaving.take([(who, name, key)])
+                    forward_turn = self._forwards.take([(who, name, key)])
         except BaseException:
             self._memory.release_packet(packet)
             raise
         if entry.node != self._node:
-            return await self._put_away(leaving, entry, who, (name, key, weight), deadline, packet)
+            return await self._put_remote(forward_turn, entry, who, (name, key, weight), deadline, packet)
         if wait is not None:
             self._memory.release_unless_delivered(packet, wait)
             if deadline.does_not_wait:
@@ -245,7 +245,7 @@ class ChannelService:
             await within(wait, deadline.left(), _stayed_full(name, deadline))
         return None, []
 
-    async def _put_away(
+    async def _put_remote(
         self,
         turn: OrderedLock,
         entry: ChannelEntry,
@@ -266,7 +266,7 @@ class ChannelService:
             self._memory.release_packet(packet)
 
     async def get(self, who: Address, name: str, key: Hashable, target: float | None, deadline: Deadline) -> Answer:
-        with self._coming.take([(who, name, key, "get")]) as turn:
+        with self._arrivals.take([(who, name, key, "get")]) as turn:
             entry = await self._entry(name, deadline)
             await turn.wait_turn()
             future = self._queues.get(name, key, who, target) if entry.node == self._node else None
@@ -275,8 +275,8 @@ class ChannelService:
         if deadline.does_not_wait and not future.done():
             future.cancel()
             raise Empty(f"channel {name} is empty")
-        late = f"channel {name} gave nothing for {deadline}; raise the timeout, or check the workers that put"
-        return None, await self._memory.wait_for(future, deadline.left(), late)
+        stayed_empty = f"channel {name} stayed empty for {deadline}; raise the timeout, or check the workers that put"
+        return None, await self._memory.wait_for(future, deadline.left(), stayed_empty)
 
     async def request(self, who: Address, what: str, name: str, *args: Any) -> Answer:
         match what:
@@ -301,15 +301,15 @@ class ChannelService:
                 return None, []
         raise ValueError(f"unknown request {what}")
 
-    def doubt(self, name: str) -> None:
-        """Drop a cached entry that says the channel is elsewhere, as another node expects it here."""
+    def drop_stale_entry(self, name: str) -> None:
+        """Drop a cached entry that places the channel on another node, because a request for it arrived here."""
         if name in self._entries and self._entries[name].node != self._node:
             del self._entries[name]
 
     async def _create(self, who: Address, wanted: ChannelEntry) -> ChannelEntry:
         if self._num_nodes is not None and not 0 <= wanted.node < self._num_nodes:
             nodes = f"0 to {self._num_nodes - 1}" if self._num_nodes > 1 else "only node 0"
-            raise ValueError(f"channel {wanted.name} cannot live on node {wanted.node}: this job has {nodes}")
+            raise ValueError(f"channel {wanted.name} cannot be on node {wanted.node}: this job has {nodes}")
         known = ChannelEntry(*await self._look_up("add_channel", wanted))
         if known.node == self._node:
             return await self._renew(known, wanted)
@@ -361,10 +361,10 @@ class DeviceLocks:
         self._waiting.append(waiter)
         self._grant()
         if not waiter.future.done():
-            waiter.future.add_done_callback(self._given_up)
+            waiter.future.add_done_callback(self._ended)
         return waiter.future
 
-    def _given_up(self, future: asyncio.Future[None]) -> None:
+    def _ended(self, future: asyncio.Future[None]) -> None:
         if future.cancelled():
             self._grant()  # others may have queued behind it for free devices
 
@@ -398,7 +398,7 @@ class DeviceLocks:
     def _grant(self) -> None:
         """Grant waiting requests in order; a later one must not overtake on a device that another waits for."""
         claimed: set[int] = set()
-        still: deque[_Waiter] = deque()
+        remaining: deque[_Waiter] = deque()
         for waiter in self._waiting:
             if waiter.future.done():
                 continue  # cancelled
@@ -411,8 +411,8 @@ class DeviceLocks:
                 waiter.future.set_result(None)
             else:
                 claimed |= waiter.devices
-                still.append(waiter)
-        self._waiting = still
+                remaining.append(waiter)
+        self._waiting = remaining
 
 
 LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to appear
@@ -438,27 +438,30 @@ class MessageRouter:
         self._node, self._queues, self._memory = node, queues, memory
         self._forward, self._look_up, self._last_failure = forward, look_up, last_failure
         self._groups: dict[str, GroupEntry] = {}
-        self._coming, self._leaving = OrderedLocks(), OrderedLocks()
+        self._arrivals, self._forwards = OrderedLocks(), OrderedLocks()
 
     async def send(
         self, who: Address, kind: str, to: Sequence[Sequence[Any]], deadline: Deadline, packet: Packet
     ) -> None:
         receivers = [Address(*parts) for parts in to]
         try:
-            with self._coming.take((who, receiver, kind) for receiver in receivers) as turn:
+            with self._arrivals.take((who, receiver, kind) for receiver in receivers) as turn:
                 by_node: defaultdict[int, list[Address]] = defaultdict(list)
                 for receiver in receivers:
                     by_node[await self.node_of(receiver, deadline)].append(receiver)
-                await turn.wait_turn()  # those before it have asked for the same names
-                here = by_node.pop(self._node, [])
-                waits = self._deliver_here(who, kind, here, packet._replace(is_shared=len(to) > 1))
+                await turn.wait_turn()  # after earlier requests, which look up the same names
+                local = by_node.pop(self._node, [])
+                waits = self._deliver_local(who, kind, local, packet._replace(is_shared=len(to) > 1))
                 outgoing = self._memory.outgoing([packet], len(by_node))
-                handing_on = [self._start(who, kind, node, away, deadline, outgoing) for node, away in by_node.items()]
-            for task in handing_on:  # one may fail while others still need the packet
+                forwarding = [
+                    self._start_forwarding(who, kind, node, remote, deadline, outgoing)
+                    for node, remote in by_node.items()
+                ]
+            for task in forwarding:  # one may fail while others still need the packet
                 self._memory.share(packet)
                 task.add_done_callback(lambda _: self._memory.release_packet(packet))
             await asyncio.gather(
-                *handing_on,
+                *forwarding,
                 *(
                     within(wait, deadline.left(), f"{receiver} received nothing from {who} for {deadline}")
                     for receiver, wait in waits
@@ -467,13 +470,13 @@ class MessageRouter:
         finally:
             self._memory.release_packet(packet)  # each receiver on this node has its own share
 
-    def _start(
+    def _start_forwarding(
         self, who: Address, kind: str, node: int, to: list[Address], deadline: Deadline, outgoing: OutgoingBatch
     ) -> asyncio.Task[None]:
-        turn = self._leaving.take((who, receiver, kind) for receiver in to)
-        return turn.run_then_release(self._send_away(turn, who, kind, node, to, deadline, outgoing))
+        turn = self._forwards.take((who, receiver, kind) for receiver in to)
+        return turn.run_then_release(self._send_remote(turn, who, kind, node, to, deadline, outgoing))
 
-    async def _send_away(
+    async def _send_remote(
         self,
         turn: OrderedLock,
         who: Address,
@@ -488,7 +491,7 @@ class MessageRouter:
         args = (kind, [tuple(receiver) for receiver in to], deadline.forwarded)
         await self._forward(node, who, "send", args, outgoing)
 
-    def _deliver_here(
+    def _deliver_local(
         self, who: Address, kind: str, to: Sequence[Address], packet: Packet
     ) -> list[tuple[Address, asyncio.Future[None]]]:
         lost = next((self._queues.lost(receiver) for receiver in to if self._queues.lost(receiver)), None)
@@ -505,7 +508,7 @@ class MessageRouter:
 
     async def receive(self, who: Address, kind: str, source: Sequence[Any], deadline: Deadline) -> list[Packet]:
         sender = Address(*source)
-        with self._coming.take([(who, sender, kind, "receive")]) as turn:
+        with self._arrivals.take([(who, sender, kind, "receive")]) as turn:
             await self.node_of(sender, deadline)  # a group that was never launched is an error, not a wait
             await turn.wait_turn()
             future = self._queues.collect(who, sender, kind)

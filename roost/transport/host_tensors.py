@@ -1,4 +1,4 @@
-"""Tensors in host memory, taken apart for a message and put together again."""
+"""Convert tensors in host memory to buffers of a message and back."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pickle
 from functools import cache
 from typing import Any, Literal
 
-DeviceRoute = Literal["stage", "ipc"]  # a copy in host memory, or the device's own memory seen by both processes
+DeviceRoute = Literal["stage", "ipc"]  # a copy in host memory, or device memory shared by both processes
 Bytes = bytes | bytearray | memoryview
 
-IN_HEADER = 1024  # bytes; for less, a buffer of its own costs more than the copy
+MIN_BUFFER = 1024  # bytes; smaller data goes into the header, because a separate buffer costs more than the copy
 
 
 def tensor_parts(tensor: Any, is_trained: bool | None = None) -> tuple[Any, ...] | None:
-    """The arguments of `host_tensor` for a tensor on the CPU, copied if it is not contiguous; None if it is not plain.
+    """Arguments of `host_tensor` for a CPU tensor, copied if it is not contiguous; None if it is not plain.
 
-    Converts first and checks only if that fails: each check of a tensor takes a tenth of the conversion.
+    Converts first and checks only on failure, because each check takes a tenth of the time of the conversion.
     """
     values = tensor.detach() if tensor.requires_grad else tensor
-    numbers, dtype, integers = _numpy_dtype(values.dtype)
+    typestr, dtype, integers = _numpy_dtype(values.dtype)
     try:
         if not values.is_contiguous():
             values = values.contiguous()
@@ -26,25 +26,27 @@ def tensor_parts(tensor: Any, is_trained: bool | None = None) -> tuple[Any, ...]
     except (TypeError, RuntimeError):
         if not is_plain(values):
             return None
-        if values.is_conj() or values.is_neg():  # a lazy conjugate or negation: materialise it
+        if values.is_conj() or values.is_neg():  # lazy
             return tensor_parts(values.resolve_conj().resolve_neg(), is_trained)
         raise
     if is_trained is not None:
-        return pickle.PickleBuffer(array), numbers, array.shape, dtype, is_trained
+        return pickle.PickleBuffer(array), typestr, array.shape, dtype, is_trained
     if dtype is not None:
-        return pickle.PickleBuffer(array), numbers, array.shape, dtype
-    return pickle.PickleBuffer(array), numbers, array.shape
+        return pickle.PickleBuffer(array), typestr, array.shape, dtype
+    return pickle.PickleBuffer(array), typestr, array.shape
 
 
 def is_plain(tensor: Any) -> bool:
+    """Return True if a tensor is dense: not sparse, nested or quantized."""
     return str(tensor.layout) == "torch.strided" and not tensor.is_nested and not tensor.is_quantized
 
 
 @cache
 def _numpy_dtype(dtype: Any) -> tuple[str, Any, Any]:
-    """NumPy type string of a dtype.
+    """NumPy type string of a dtype, and two times None.
 
-    For one that NumPy lacks (bfloat16): that of integers of its size, the dtype, and the integer dtype.
+    For a dtype that NumPy lacks, such as bfloat16: the type string of integers of its size, the dtype itself, and the
+    integer dtype.
     """
     import torch
 
@@ -56,14 +58,14 @@ def _numpy_dtype(dtype: Any) -> tuple[str, Any, Any]:
 
 
 def host_tensor(
-    buffer: Bytes, numbers: str, shape: tuple[int, ...], dtype: Any = None, is_trained: bool | None = None
+    buffer: Bytes, typestr: str, shape: tuple[int, ...], dtype: Any = None, is_trained: bool | None = None
 ) -> Any:
-    """A tensor on a buffer of numpy's `numbers`, read as `dtype`; a parameter if `is_trained` is given."""
+    """View of a buffer of NumPy type `typestr`, as a tensor of `dtype`; a Parameter if `is_trained` is given."""
     import numpy as np
     import torch
 
     # NumPy takes half the time of torch.frombuffer, which also refuses empty buffers.
-    tensor = torch.from_numpy(np.ndarray(shape, numbers, buffer))
+    tensor = torch.from_numpy(np.ndarray(shape, typestr, buffer))
     if dtype is not None:
         tensor = tensor.view(dtype)
     return tensor if is_trained is None else torch.nn.Parameter(tensor, requires_grad=is_trained)

@@ -91,7 +91,7 @@ class DaemonLink:
         """Cancel a request, here and at the node daemon."""
         number = next((number for number, waiting in list(self._waiting.items()) if waiting is future), None)
         if number is not None and self._waiting.pop(number, None) is not None:
-            future.set_exception(WaitedTooLong("it was given up"))
+            future.set_exception(WaitedTooLong("the request was cancelled"))
             with contextlib.suppress(PeerLost):
                 self.tell("cancel", number)
 
@@ -133,7 +133,7 @@ class DaemonLink:
             self._maps.released.append(surplus.number)
 
     def unpack(self, packet: Packet, device: Any = None) -> Any:
-        """The value of a packet; its tensors lie in the shared memory it came in, and are this process's alone."""
+        """Value of a packet. Its tensors are views of shared memory, or copies if others receive the packet too."""
         if packet.segment is None:
             return message.unpack(packet.header, [bytearray(buffer) for buffer in packet.inline], device)
         views = self._maps.read(packet.segment, packet.places)
@@ -171,33 +171,34 @@ class DaemonLink:
                 self._take(frames)
             except Exception:  # other answers must still be read
                 logger.exception("an answer of %d frames was dropped", len(frames))
-        self._give_up(PeerLost("this process has left its job"))
+        self._fail_all(PeerLost("this process has left its job"))
 
     def _take(self, frames: Sequence[bytes]) -> None:
         head, body, *rest = frames
-        number, is_good, labels = pickle.loads(head)
+        number, is_ok, labels = pickle.loads(head)
         packets = from_frames(labels, rest)
         future = self._waiting.pop(number, None)
         try:
             value = pickle.loads(body)
         except Exception as error:
-            is_good, value = False, ValueError(f"the daemon's answer cannot be read: {type(error).__name__}: {error}")
-        if future is not None and is_good:
+            is_ok, value = False, ValueError(f"the daemon's answer cannot be read: {type(error).__name__}: {error}")
+        if future is not None and is_ok:
             future.set_result((value, packets))
             return
+        # Nobody takes what came with the answer.
         segments = [packet.segment for packet in packets] + [value if isinstance(value, SegmentRef) else None]
-        self._maps.released.extend(segment.number for segment in segments if segment is not None)  # no one waits for it
+        self._maps.released.extend(segment.number for segment in segments if segment is not None)
         if future is not None:
             future.set_exception(value)
 
     def _heartbeat(self) -> None:
         if self._waiting and not is_alive(self.daemon.pid):
-            self._give_up(PeerLost(f"the daemon of node {self.daemon.node} is gone"))
+            self._fail_all(PeerLost(f"the daemon of node {self.daemon.node} is gone"))
         elif self._maps.released:
             with self._sending:
                 self._report_released()
 
-    def _give_up(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         for number in list(self._waiting):
             future = self._waiting.pop(number, None)
             if future is not None and not future.done():

@@ -30,13 +30,13 @@ class OrderedLocks:
 
 
 class OrderedLock:
-    """A place in the queues of several keys. Leaving before its turn does not let later ones pass early."""
+    """A place in the queues of several keys. Ending before its turn does not let later ones pass early."""
 
     def __init__(self, last: dict[Hashable, asyncio.Future[None]], keys: set[Hashable]) -> None:
         self._last, self._keys = last, keys
         self._before = {last[key] for key in keys if key in last}
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._is_left = False
+        self._has_ended = False
         last.update(dict.fromkeys(keys, self._ended))
 
     async def wait_turn(self, timeout: float | None = None) -> bool:
@@ -53,8 +53,8 @@ class OrderedLock:
         return task
 
     def end(self) -> None:
-        if not self._is_left:
-            self._is_left = True
+        if not self._has_ended:
+            self._has_ended = True
             self._pass_on()
 
     def _pass_on(self) -> None:
@@ -147,14 +147,14 @@ class ItemQueue(Generic[T]):
             self._putters.append((item, future))
             self._serve()
             if not future.done():
-                future.add_done_callback(self._taken_back)
+                future.add_done_callback(self._putter_ended)
             return future
         self._items.append(item)
         self._serve()
         return None
 
     def get(self, target: float | None = None) -> asyncio.Future[list[T]]:
-        """One item, or a batch with a weight as close to the target as possible without exceeding it.
+        """Future of one item, or of a batch with a weight as close to the target as possible without exceeding it.
 
         An item heavier than the target comes alone: a batch is never empty.
         """
@@ -162,15 +162,15 @@ class ItemQueue(Generic[T]):
         self._getters.append(_Getter(target, future))
         self._serve()
         if not future.done():
-            future.add_done_callback(self._given_up)
+            future.add_done_callback(self._getter_ended)
         return future
 
-    def _given_up(self, future: asyncio.Future[list[T]]) -> None:
+    def _getter_ended(self, future: asyncio.Future[list[T]]) -> None:
         if future.cancelled():
             self._serve()  # its items go to later waiters
             self._getters = deque(getter for getter in self._getters if not getter.future.done())
 
-    def _taken_back(self, future: asyncio.Future[None]) -> None:
+    def _putter_ended(self, future: asyncio.Future[None]) -> None:
         if future.cancelled():
             self._putters = deque(putter for putter in self._putters if putter[1] is not future)
 
@@ -335,8 +335,8 @@ class NodeQueues:
 
     def open_channel(self, name: str, maxsize: int, serial: int = 0) -> None:
         """Create a channel, or replace a closed and empty one by one with a higher serial."""
-        there = self._channels.get(name)
-        if there is None or there.serial < serial:
+        existing = self._channels.get(name)
+        if existing is None or existing.serial < serial:
             self._channels[name] = _Channel(maxsize, serial)
 
     def close_channel(self, name: str) -> None:
@@ -368,14 +368,14 @@ class NodeQueues:
         if not queue.items.count():
             self._refuse_if_all_lost(queue.producers)
         future = queue.items.get(target)
-        if not future.done() and self._are_all_lost(queue.producers):  # what is left does not make up a batch
+        if not future.done() and self._are_all_lost(queue.producers):  # the remaining items do not fill a batch
             queue.items.fail_getters(self._lost[min(queue.producers)])
         if not future.done():
             self._getting[receiver].add(future)
-            future.add_done_callback(lambda future: self._got(receiver, future))
+            future.add_done_callback(lambda future: self._get_ended(receiver, future))
         return future
 
-    def _got(self, receiver: Address, future: asyncio.Future[Any]) -> None:
+    def _get_ended(self, receiver: Address, future: asyncio.Future[Any]) -> None:
         self._getting[receiver].discard(future)
         if not self._getting[receiver]:
             del self._getting[receiver]
@@ -432,11 +432,11 @@ class NodeQueues:
             if who in queue.consumers and self._are_all_lost(queue.consumers):
                 queue.items.fail_putters(error)
 
-    def find_again(self, who: Address) -> None:
+    def restarted(self, who: Address) -> None:
         """Handle the restart of a worker: its mailboxes start empty, so that old and new messages do not mix."""
         error = self._lost.pop(who, None)
         self._returning.discard(who)
-        self._drop_mailboxes(who, error or PeerLost(f"{who} has started again"))
+        self._drop_mailboxes(who, error or PeerLost(f"{who} has restarted"))
 
     def forget(self, who: Address) -> None:
         """Remove a worker that was stopped on purpose: channels forget it, and its mailboxes are dropped.

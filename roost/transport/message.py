@@ -1,8 +1,8 @@
-"""An object as a small header and raw buffers: tensors, arrays and long strings travel beside the pickle, not in it.
+"""Serialize an object to a small header and raw buffers: tensors, arrays and long strings stay out of the pickle.
 
-Nothing is copied that need not be. `pack` gives views of the memory of the object, so it must not be altered before the
-buffers have been written; `unpack` gives views of the buffers. Whoever reads them should place each on a multiple of
-64 bytes, as tensors like it. A header is a pickle, which can run any code: take one only from processes of the job.
+Copies are avoided. `pack` returns views of the object's memory, so do not change the object before the buffers are
+written. `unpack` returns views of the buffers; place each at a multiple of 64 bytes, for fast access to tensors. A
+header is a pickle, which can run any code: unpack only headers from processes of the job.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from itertools import pairwise
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from roost.transport.host_tensors import IN_HEADER, Bytes, DeviceRoute, host_tensor, is_plain, tensor_parts
+from roost.transport.host_tensors import MIN_BUFFER, Bytes, DeviceRoute, host_tensor, is_plain, tensor_parts
 
 if TYPE_CHECKING:
     from roost.transport.device_tensors import DeviceTensors
 
-# Pickle hands strings of 64 KiB and more to its file unbroken, and everything else in frames of less than twice that.
+# Pickle writes strings of 64 KiB and more to its file in one piece, and everything else in frames of less than 128 KiB.
 LONG_STRING = 128 * 1024
-_PICKLE, _SPLICED = 0x80, 0x01  # the first byte of a header: any pickle's, or that of a stream with strings left out
+_PICKLE, _SPLICED = 0x80, 0x01  # first byte of a header: of any pickle, or of one with its long strings cut out
 _COUNT, _CUT = struct.Struct("<BI"), struct.Struct("<QI")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An object ready to be sent: the buffers are flat views of its own memory, and keep that memory alive."""
+    """A serialized object. The buffers are flat views of the object's memory, and keep that memory alive."""
 
     header: bytes
     buffers: tuple[memoryview, ...]
@@ -42,20 +42,20 @@ class Packed:
 
 
 def pack(obj: Any, device_route: DeviceRoute = "stage") -> Packed:
-    """Take an object apart into a header and the buffers that go beside it.
+    """Serialize an object to a header and buffers.
 
-    Buffers of their own have: numpy arrays and torch tensors of a kilobyte and more, and strings (`bytes`, `bytearray`,
-    `str`) of more than 128 KiB, however deep they lie. What is not contiguous is copied first, and arrives contiguous.
+    NumPy arrays and torch tensors of 1 KiB and more, and strings (`bytes`, `bytearray`, `str`) of more than 128 KiB,
+    get a buffer each, at any depth. Those that are not contiguous are copied, and arrive contiguous.
 
-    A tensor stands for its values, dtype and shape. It arrives without gradient, graph or attributes, and apart from
-    tensors that were views of the same memory; the same tensor met twice arrives as one. A `Parameter` stays one, with
-    its `requires_grad`. Tensors of other layouts and classes (sparse, quantised, DTensor) are pickled as torch does it.
+    Values, dtype and shape of a tensor are sent, but not its gradient, graph or attributes. Views of the same memory
+    arrive as separate tensors; a tensor that occurs twice arrives as one. A `Parameter` stays one, with its
+    `requires_grad`. Tensors of other layouts and classes (sparse, quantized, DTensor) are pickled by torch.
 
-    Tensors on a device take `device_route`. `"stage"`: through host memory, to any process. `"ipc"`: nothing moves, and
-    the receiver sees the sender's memory; it must be another process that sees the same device, and each receiver needs
-    a message packed for it, which it unpacks once. The memory is given back when the last side has dropped the tensor.
+    `device_route` is the route of tensors on a device. `"stage"` copies them through host memory, to any process.
+    `"ipc"` copies nothing: the receiver, another process that sees the same device, opens the sender's memory. Pack a
+    message for each receiver, to be unpacked once. The memory is freed when both sides have dropped the tensor.
 
-    Lambdas, local classes and what `__main__` defines are sent by value, with cloudpickle.
+    Lambdas, local classes and definitions of `__main__` are sent by value, with cloudpickle.
 
     >>> import numpy as np
     >>> message = pack({"step": 3, "rewards": np.arange(1000.0)})
@@ -70,7 +70,7 @@ def pack(obj: Any, device_route: DeviceRoute = "stage") -> Packed:
     parts = _Parts()
     try:
         _Pickler(parts, devices).dump(obj)
-    # Each is what pickle raises for something it cannot send by name; if it meant anything else, it is raised again.
+    # Pickle raises these for objects it cannot send by name. An error with another cause is raised again below.
     except (pickle.PicklingError, AttributeError, TypeError):
         parts = _Parts()
         _by_value_pickler()(parts, devices).dump(obj)
@@ -79,11 +79,11 @@ def pack(obj: Any, device_route: DeviceRoute = "stage") -> Packed:
 
 
 def unpack(header: Bytes, buffers: Sequence[Bytes], device: Any = None) -> Any:
-    """Put an object together again; its arrays and tensors are views of the buffers.
+    """Deserialize an object; its arrays and tensors are views of the buffers.
 
-    They can be written to where the buffer can. Torch knows no tensor that cannot be written to: on a read-only buffer
-    it warns, once, and writing to that tensor is the caller's mistake to avoid. Tensors that came through host memory
-    from a device are copied to `device`, and stay on the CPU without one.
+    They are writable if the buffer is. Torch has no read-only tensors: for a read-only buffer it warns once, and the
+    caller must not write to the tensor. Tensors sent from a device through host memory are copied to `device`; without
+    one they stay on the CPU.
 
     >>> message = pack([1, "two", None])
     >>> unpack(message.header, message.buffers)
@@ -91,17 +91,17 @@ def unpack(header: Bytes, buffers: Sequence[Bytes], device: Any = None) -> Any:
     """
     if header[0] == _PICKLE and device is None:
         return pickle.loads(header, buffers=buffers)
-    stream, beside = _opened(header, buffers)
-    return _Unpickler(stream, beside, device).load()
+    stream, others = _opened(header, buffers)
+    return _Unpickler(stream, others, device).load()
 
 
 class _Parts:
-    """Collects a message, as the file that a pickler writes to and as the taker of its buffers."""
+    """Collects a message: the file that a pickler writes to, and its buffer callback."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
         self.stream: list[bytes] = []
-        self.cuts: list[tuple[int, int]] = []  # where in the stream a string is missing, and which buffer it is
+        self.cuts: list[tuple[int, int]] = []  # of each string cut out: its position in the stream and its buffer
         self.length = 0
 
     def write(self, chunk: bytes) -> int:
@@ -114,9 +114,9 @@ class _Parts:
         return len(chunk)
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer that goes beside the header; true if it is to go inside."""
+        """Buffer callback of the pickler: keep a large buffer, return True to pickle a small one in the header."""
         raw = buffer.raw()
-        if raw.nbytes < IN_HEADER:
+        if raw.nbytes < MIN_BUFFER:
             return True
         self.buffers.append(raw)
         return False
@@ -129,11 +129,11 @@ class _Parts:
 
 
 def _opened(header: Bytes, buffers: Sequence[Bytes]) -> tuple[io.BufferedIOBase, Sequence[Bytes]]:
-    """The stream of a header with its strings back in, and the other buffers."""
+    """The pickle of a header with its long strings inserted, and the other buffers."""
     if header[0] == _PICKLE:
         return io.BytesIO(header), buffers
     if header[0] != _SPLICED:
-        raise pickle.UnpicklingError(f"a message's header begins with 0x80 or 0x01, this one with {header[0]:#04x}")
+        raise pickle.UnpicklingError(f"the header of a message must begin with 0x80 or 0x01, not {header[0]:#04x}")
     count = _COUNT.unpack_from(header)[1]
     first = _COUNT.size + count * _CUT.size
     cuts = list(_CUT.iter_unpack(memoryview(header)[_COUNT.size : first]))
@@ -141,15 +141,15 @@ def _opened(header: Bytes, buffers: Sequence[Bytes]) -> tuple[io.BufferedIOBase,
     bounds = [0, *(position for position, _ in cuts), len(stream)]
     pieces = [stream[start:stop] for start, stop in pairwise(bounds)]
     strings = [memoryview(buffers[number]) for _, number in cuts]
-    # One piece more than strings: they take turns, and the stream ends with a piece of its own.
-    turns = [part for both in zip(pieces, strings, strict=False) for part in both] + pieces[-1:]
+    # There is one piece more than strings: they alternate, and the last piece ends the stream.
+    alternating = [part for both in zip(pieces, strings, strict=False) for part in both] + pieces[-1:]
     used = {number for _, number in cuts}
-    beside = [buffer for number, buffer in enumerate(buffers) if number not in used]
-    return io.BufferedReader(_Pieces(turns)), beside
+    others = [buffer for number, buffer in enumerate(buffers) if number not in used]
+    return io.BufferedReader(_Pieces(alternating)), others
 
 
 class _Pieces(io.RawIOBase):
-    """Reads pieces of memory one after the other, as if they were one."""
+    """Reads pieces of memory in order, as one stream."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = [piece for piece in reversed(pieces) if piece.nbytes]
@@ -169,7 +169,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Devices:
-    """The device tensors of one message, whichever pickler meets them; torch is asked only once there is one."""
+    """Serializes the device tensors of one message for both picklers; imports torch at the first one."""
 
     def __init__(self, route: DeviceRoute) -> None:
         self._route = route
@@ -215,9 +215,9 @@ class _Reductions:
 
     @staticmethod
     def _array(array: Any) -> Any:
-        is_time = array.dtype.kind in "mM"  # no buffer can be had of these, only of the numbers they are
+        is_time = array.dtype.kind in "mM"  # dates and times have no buffer interface; their integers do
         if array.dtype.hasobject or (array.flags.forc and not is_time):
-            return NotImplemented  # pickled item by item, or put beside the header by numpy itself
+            return NotImplemented  # pickled item by item, or made a buffer by NumPy itself
         flat = array if array.flags.c_contiguous else array.copy(order="C")
         return _array, (pickle.PickleBuffer(flat.view("i8") if is_time else flat), array.dtype, array.shape)
 
@@ -229,7 +229,7 @@ def _array(buffer: Bytes, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles by name what has one that another process can find."""
+    """Pickles classes and functions by name; raises for those that another process cannot import."""
 
     def __init__(self, parts: _Parts, devices: _Devices) -> None:
         super().__init__(parts, protocol=5, buffer_callback=parts.take)
@@ -239,7 +239,7 @@ class _Pickler(pickle.Pickler):
         reduce = self._by_class.get(type(obj))
         if reduce is not None:
             return reduce(obj)
-        # Another process has another __main__, where the name is missing, or is something else.
+        # Another process has another __main__, where the name is missing or has another meaning.
         if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__":
             raise pickle.PicklingError(f"{obj.__qualname__} is defined in __main__")
         return NotImplemented
@@ -247,7 +247,7 @@ class _Pickler(pickle.Pickler):
 
 @cache
 def _by_value_pickler() -> Any:
-    """The pickler for the rest; made when first needed, since few messages are worth importing Ray for."""
+    """Pickler class for objects that cannot be sent by name; created on first use, because it imports Ray."""
     from ray import cloudpickle
 
     by_value: Any = cloudpickle.CloudPickler
@@ -265,7 +265,7 @@ def _by_value_pickler() -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts what came through host memory on a device."""
+    """Unpickler that copies tensors staged in host memory to a device."""
 
     def __init__(self, stream: io.BufferedIOBase, buffers: Sequence[Bytes], device: Any) -> None:
         super().__init__(stream, buffers=buffers)

@@ -18,7 +18,7 @@ from roost.transport.context import Address
 from roost.transport.waits import has_result, within
 
 INLINE_LIMIT = 64 * 1024  # below this a copy through the socket is cheaper than a segment
-HAS_SEGMENTS = hasattr(os, "memfd_create")  # not on macOS, where everything goes through the socket
+HAS_SEGMENTS = hasattr(os, "memfd_create")  # false on macOS, where everything goes through the socket
 
 
 def is_inline(nbytes: int) -> bool:
@@ -314,7 +314,7 @@ class SegmentMaps:
 
 
 def rounded(nbytes: int) -> int:
-    """Segment size for this many bytes: eight sizes per power of two, to waste little.
+    """Segment size for this many bytes: there are eight sizes per power of two, so that little is wasted.
 
     >>> [rounded(n) >> 20 for n in (1, 3 << 20, (64 << 20) + 1)]
     [1, 3, 72]
@@ -373,15 +373,15 @@ class NodeMemory:
             try:
                 return self.pool.allocate(nbytes)
             except NoRoom as error:
-                late = f"no room in shared memory for {ROOM_LIMIT:g} s: {error}"
+                no_room = f"no room in shared memory for {ROOM_LIMIT:g} s: {error}"
                 if not self.pool.can_ever_hold(nbytes):
                     raise
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiters.append(waiter)
-                await within(waiter, ROOM_LIMIT, late)
+                await within(waiter, ROOM_LIMIT, no_room)
 
     def spare(self, who: Address, size: int) -> SegmentRef | None:
-        """Allocate a segment for the sender's next message, often of the same size, to save it a request."""
+        """Allocate a segment for the sender's next message, which is often of the same size, to save a request."""
         if not self.pool.has_plenty_for(size):
             return None
         try:

@@ -23,8 +23,8 @@ Serve = Callable[[Address, str, tuple[Any, ...], Sequence[Packet]], Awaitable[tu
 class SocketServer:
     """Reads requests and sends each answer when it is ready, in any order.
 
-    A process has two sockets: one it sends on, and one on which only its own reader receives; a request names the
-    latter. So its threads can send without waiting for each other's answers.
+    A process has two sockets: its threads send on one, and its reader thread receives on the other, which each request
+    names. So threads can send without waiting for each other's answers.
     """
 
     def __init__(self, path: Path, serve: Serve, tell: Callable[[Address, str, tuple[Any, ...]], None]) -> None:
@@ -79,7 +79,7 @@ class SocketServer:
         try:
             args: tuple[Any, ...] = pickle.loads(body)
         except Exception as error:
-            # What came with it is in nobody's hands now.
+            # Nobody holds the segments that came with it.
             self._tell(who, "release", ([packet.segment.number for packet in packets if packet.segment is not None],))
             why = f"{type(error).__name__}: {error}"
             raise ValueError(f"the daemon cannot read the request {op} of {who}: {why}") from None
@@ -92,7 +92,7 @@ class SocketServer:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that another process can read; one that cannot travel must not leave its caller without an answer."""
+    """The error, or a RuntimeError with its text if it cannot be pickled: the caller must get an answer."""
     try:
         pickle.loads(pickle.dumps(error, 5))
     except Exception:

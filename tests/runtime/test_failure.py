@@ -84,7 +84,7 @@ ERRORS = {
     "one failure": WorkerFailed([failure(0, 1, cause=pickle.dumps(ValueError("x")), call="actor.step#3")]),
     "several": WorkerFailed([failure(0, 7, True, log="a\nb"), failure(1, 9, devices=(1, 2), will_restart=True)]),
     "a lost peer": PeerLost("rollout:1 is gone: its process 7 ended"),
-    "a long wait": WaitedTooLong("channel c gave nothing for 3 s"),
+    "a long wait": WaitedTooLong("channel c stayed empty for 3 s"),
 }
 
 

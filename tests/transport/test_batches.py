@@ -180,10 +180,8 @@ BOTH = [Piece(0, 0, 2), Piece(1, 2, 4)]
         pytest.param(lambda: send_plan(-1, 1, 1, 0), "cannot have -1 rows", id="negative size"),
         pytest.param(lambda: send_plan(4, 0, 1, 0), "at least one sender, not 0", id="no senders"),
         pytest.param(lambda: send_plan(4, 1, 0, 0), "at least one receiver, not 0", id="no receivers"),
-        pytest.param(
-            lambda: send_plan(4, 2, 1, 2), "no sender 2: 2 of them have the ranks 0 to 1", id="no such sender"
-        ),
-        pytest.param(lambda: receive_plan(4, 2, 3, -1), "no receiver -1: 3 of them", id="no such receiver"),
+        pytest.param(lambda: send_plan(4, 2, 1, 2), "there is no sender 2; ranks are 0 to 1", id="no such sender"),
+        pytest.param(lambda: receive_plan(4, 2, 3, -1), "there is no receiver -1; ranks", id="no such receiver"),
         pytest.param(lambda: batch_size_of({"a": 1, "b": "x"}), "nothing in the batch has rows.*a, b", id="no rows"),
         pytest.param(lambda: batch_size_of(3), "nothing in the batch has rows: it is a int", id="a number"),
         pytest.param(
@@ -191,14 +189,14 @@ BOTH = [Piece(0, 0, 2), Piece(1, 2, 4)]
             "a has 2 rows, b.c has 3",
             id="lengths differ",
         ),
-        pytest.param(lambda: split({"a": [1, 2, 3]}, BOTH), "a has 3 rows, and the 2 pieces .* have 4", id="too short"),
+        pytest.param(lambda: split({"a": [1, 2, 3]}, BOTH), "a has 3 rows, but the 2 pieces .* have 4", id="too short"),
         pytest.param(lambda: split([1, 2, 3, 4, 5], BOTH), "the batch has 5 rows.*have 4", id="too long"),
         pytest.param(lambda: split([1, 2, 3, 4], BOTH[::-1]), "rows 2-4 for peer 1 do not follow row 0", id="order"),
         pytest.param(lambda: merge([]), "no parts", id="nothing to merge"),
-        pytest.param(lambda: merge([[1, 2]], BOTH), "1 parts came, and 2 were planned", id="part missing"),
+        pytest.param(lambda: merge([[1, 2]], BOTH), "received 1 parts, but 2 were planned", id="part missing"),
         pytest.param(
             lambda: merge([{"a": [1, 2]}, {"a": [3]}], BOTH),
-            "a from peer 1 has 1 rows, and 2 were planned",
+            "a from peer 1 has 1 rows, but 2 were planned",
             id="short part",
         ),
         pytest.param(

@@ -71,7 +71,7 @@ def test_a_full_channel_holds_up_who_puts(producer, consumer):
         await waiting
         with pytest.raises(Empty, match="channel c is empty"):
             await two.get(timeout=0)
-        with pytest.raises(WaitedTooLong, match=r"channel c gave nothing for 0\.01 s"):
+        with pytest.raises(WaitedTooLong, match=r"channel c stayed empty for 0\.01 s"):
             await two.get(timeout=0.01)
         assert await one.channel("sizes", "c") == {"k": 0}
         await one.put(payload(5), timeout=0)
@@ -206,7 +206,7 @@ def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_next(producer, 
         with pytest.raises(asyncio.CancelledError):
             await dying
         if returns:
-            nodes.find_again(two)
+            nodes.restarted(two)
             assert await two.get(target=2) == [payload(1), payload(2)]
         else:
             assert await one.get(target=2) == [payload(1), payload(2)]
@@ -225,7 +225,7 @@ def test_a_channel_goes_on_while_its_producer_starts_again(producer, consumer):
         nodes.lose(one, returns=True)
         after = start(two.get())
         await tick()
-        nodes.find_again(one)
+        nodes.restarted(one)
         await one.put(payload(2))
         await one.put(payload(3))
         assert [await before, await after] == [[payload(2)], [payload(3)]]
@@ -272,7 +272,7 @@ def test_a_small_item_does_not_overtake_a_big_one_between_nodes():
 def test_a_channel_on_a_node_that_is_not_there_is_refused(node):
     @two_nodes
     async def case(nodes):
-        with pytest.raises(ValueError, match=f"channel c cannot live on node {node}: this job has 0 to 2"):
+        with pytest.raises(ValueError, match=f"channel c cannot be on node {node}: this job has 0 to 2"):
             await nodes.workers["a", 0].channel("create", "c", node, 0)
         await nodes.workers["a", 0].channel("create", "c", 2, 0)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from roost.transport.device_tensors import DeviceNotVisible, DeviceTensors, opened_tensor
-from roost.transport.host_tensors import IN_HEADER
+from roost.transport.host_tensors import MIN_BUFFER
 from roost.transport.message import LONG_STRING, pack, unpack
 from tests.grid import grid
 
@@ -222,8 +222,8 @@ def test_an_array_on_a_buffer_that_cannot_be_written_to_cannot_either():
 
 
 def test_small_tensors_stay_in_the_header_and_can_be_written_to():
-    message = pack([torch.zeros(IN_HEADER // 4 - 1), torch.zeros(IN_HEADER // 4)])
-    assert [view.nbytes for view in message.buffers] == [IN_HEADER]
+    message = pack([torch.zeros(MIN_BUFFER // 4 - 1), torch.zeros(MIN_BUFFER // 4)])
+    assert [view.nbytes for view in message.buffers] == [MIN_BUFFER]
     small, _ = unpack(message.header, message.buffers)
     small.fill_(1)
     assert unpack(message.header, message.buffers)[0].sum() == 0
@@ -306,7 +306,7 @@ class Refuses:
     [
         pytest.param(lambda: pack(1, device_route="ftp"), ValueError, "'stage' or 'ipc', not 'ftp'", id="route"),
         pytest.param(lambda: pack([Refuses()]), TypeError, "this stays here", id="refuses to be pickled"),
-        pytest.param(lambda: unpack(b"\x07abc", []), pickle.UnpicklingError, "with 0x07", id="not a header"),
+        pytest.param(lambda: unpack(b"\x07abc", []), pickle.UnpicklingError, "not 0x07", id="not a header"),
         pytest.param(lambda: unpack(pack(ARRAY).header, []), pickle.UnpicklingError, "buffers", id="a buffer short"),
         pytest.param(
             lambda: DeviceTensors("ipc").reduce(torch.ones(3), None),
@@ -317,7 +317,7 @@ class Refuses:
         pytest.param(
             lambda: opened_tensor("00000000-1111-2222-3333-444444444444", ()),
             DeviceNotVisible,
-            "on the device 00000000-1111-2222-3333-444444444444, and this process sees",
+            "on device 00000000-1111-2222-3333-444444444444, and this process sees",
             id="a device not visible",
         ),
     ],

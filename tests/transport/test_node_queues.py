@@ -126,7 +126,7 @@ def test_who_comes_back_meets_no_old_messages(back):
         queues.mail(B, C, 3)
         queues.lose(back, "killed", True)
         assert queues.lost(back) is not None
-        queues.find_again(back)
+        queues.restarted(back)
         assert queues.lost(back) is None
         assert sorted(queues.dropped) == ([1] if back == A else [1, 2, 3])
         queues.mail(A, B, 4)
@@ -231,7 +231,7 @@ def test_channels_go_on_without_one_that_will_be_back():
         later = queues.out(C)  # not only who waited already may go on waiting
         assert not waiting.done()
         assert not later.done()
-        queues.find_again(A)
+        queues.restarted(A)
         queues.into(A, 2)
         queues.into(A, 3)
         assert (numbers(waiting), numbers(later)) == ([2], [3])

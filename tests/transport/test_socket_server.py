@@ -183,7 +183,7 @@ def test_a_driver_that_waits_learns_that_the_job_has_failed(daemon, link, what):
                 channel.get(async_op=True).wait()
             case "put":
                 channel.put(b"x" * (INLINE_LIMIT + 1))
-    until(lambda: not daemon.exchange._at_work)
+    until(lambda: not daemon.exchange._tasks)
     if what == "put":
         assert channel.get() == "first"
         until(lambda: daemon.exchange.pool.used == 0)

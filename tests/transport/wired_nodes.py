@@ -62,9 +62,9 @@ class Nodes:
             exchange.lose(worker.who, "killed by signal 9", returns)
         worker.is_dead = True
 
-    def find_again(self, worker):
+    def restarted(self, worker):
         for exchange in self.exchanges:
-            exchange.queues.find_again(worker.who)
+            exchange.queues.restarted(worker.who)
         worker.is_dead = False
 
     @property
@@ -149,11 +149,11 @@ def two_nodes(case):
             await tick()
             assert nodes.used == [0, 0, 0], "shared memory is still in use"
             for exchange in nodes.exchanges:
-                assert not exchange._at_work
+                assert not exchange._tasks
                 assert not exchange.memory._held
                 for service in (exchange._router, exchange._channels):
-                    assert not service._coming
-                    assert not service._leaving
+                    assert not service._arrivals
+                    assert not service._forwards
         finally:
             nodes.close()
 

@@ -71,5 +71,5 @@ def test_items_of_a_channel_on_another_node_keep_their_order(peers, sizes, reque
 @pytest.mark.parametrize("rank", [-1, 3])
 def test_a_channel_on_a_node_that_is_not_there_is_refused(peers, rank):
     cluster, _ = peers
-    with pytest.raises(ValueError, match=f"cannot live on node {rank}: this job has 0 to 2"):
+    with pytest.raises(ValueError, match=f"cannot be on node {rank}: this job has 0 to 2"):
         cluster.create_channel("nowhere", node_rank=rank)

@@ -262,7 +262,7 @@ def test_waits_on_a_channel_are_bounded(pair, channel):
     with pytest.raises(WorkerFailed, match=r"stayed full for 0.2 s"):
         left.execute_on(0).timed_put(channel, 0.2).wait()
     channel.get()
-    with pytest.raises(WaitedTooLong, match=r"gave nothing for 0.2 s"):
+    with pytest.raises(WaitedTooLong, match=r"stayed empty for 0.2 s"):
         channel.get(timeout=0.2)
 
 
