@@ -156,14 +156,15 @@ class NodeDaemon:
         await asyncio.Event().wait()
 
     async def _watch_node(self, node: int, daemon: Any, directory: Directory) -> None:
-        try:
-            await daemon.ask.remote("lives")
-        except ray.exceptions.ActorUnavailableError:
-            await asyncio.sleep(1)  # the network may recover; if the node is lost, Ray reports the actor's death
-            await self._watch_node(node, daemon, directory)
-        except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
-            if not self._is_ending:
-                await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
+        while True:
+            try:
+                await daemon.ask.remote("lives")
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(1)  # the network may recover; if the node is lost, Ray reports the actor's death
+            except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
+                if not self._is_ending:
+                    await self._lose_node(node, f"node {node} is lost: {first_line(error, 'no answer')}", directory)
+                return
 
     async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
         now = time.time_ns()
