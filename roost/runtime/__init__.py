@@ -1,1 +1,1 @@
-"""A plan on Ray: reservation, workers, groups, channels, transfer, locks, tracing, failure."""
+"""Run a plan on Ray: reservation, workers, groups, channels, transfers, locks, traces, failures."""

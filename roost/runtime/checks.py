@@ -92,7 +92,7 @@ def accelerators_used(components: Iterable[ComponentPlan]) -> dict[int, Ints]:
 
 
 def nodes_used(components: Iterable[ComponentPlan]) -> list[int]:
-    """Nodes on which a process runs or holds a device."""
+    """Sorted nodes on which a process runs or holds a device."""
     columns = [column for part in components for column in (part.table.nodes, part.table.device_nodes)]
     nodes: list[int] = np.unique(np.concatenate(columns)).tolist() if columns else []
     return nodes
@@ -163,12 +163,12 @@ def check_totals(
 
 def without(supply: Supply, held: Iterable[Held]) -> Supply:
     """Supply of a node with held resources subtracted from its totals."""
-    there = [each for each in held if each.node == supply.node]
+    on_node = [each for each in held if each.node == supply.node]
     return replace(
         supply,
-        total_accelerators=supply.total_accelerators - sum(each.accelerators for each in there),
-        total_cpus=supply.total_cpus - math.fsum(each.cpus for each in there),
-        total_memory_gb=supply.total_memory_gb - math.fsum(each.host_memory_gb for each in there),
+        total_accelerators=supply.total_accelerators - sum(each.accelerators for each in on_node),
+        total_cpus=supply.total_cpus - math.fsum(each.cpus for each in on_node),
+        total_memory_gb=supply.total_memory_gb - math.fsum(each.host_memory_gb for each in on_node),
     )
 
 
@@ -201,10 +201,10 @@ def check_own_process(
                 )
 
 
-def what_is_busy(demands: Iterable[Demand], supplies: Iterable[Supply]) -> str:
+def describe_shortage(demands: Iterable[Demand], supplies: Iterable[Supply]) -> str:
     """Describe the resources a plan waits for, by node; empty if all it needs is free.
 
-    >>> what_is_busy([Demand(1, 8, 0, 0)], [Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)])
+    >>> describe_shortage([Demand(1, 8, 0, 0)], [Supply(1, "10.0.0.2 (beta)", "GPU", 8, 2, 24, 24, 100, 100)])
     'node 1, 10.0.0.2 (beta): 8 accelerators needed, 2 of 8 free'
     """
     busy = []
@@ -226,8 +226,8 @@ class _Need(NamedTuple):
     why: str
     fix: str
 
-    def exceeds(self, there: float) -> bool:
-        return self.needed > there + SMALLEST
+    def exceeds(self, available: float) -> bool:
+        return self.needed > available + SMALLEST
 
     def amount(self, number: float) -> str:
         unit = self.unit[:-1] if number == 1 and self.unit.endswith("s") else self.unit
@@ -235,8 +235,8 @@ class _Need(NamedTuple):
 
     @property
     def shortage(self) -> str:
-        there = f"{_number(_rounded_down(self.free))} of {_number(_rounded_down(self.total))}"
-        return f"{self.amount(self.needed)} needed, {there} free"
+        free = f"{_number(_rounded_down(self.free))} of {_number(_rounded_down(self.total))} free"
+        return f"{self.amount(self.needed)} needed, {free}"
 
 
 def _paired(demands: Iterable[Demand], supplies: Iterable[Supply]) -> Iterator[tuple[Demand, Supply]]:
@@ -365,7 +365,7 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
     others = [node for node, host in hosts.items() if host and host != live.nodes[node].host]
     if others:
         differ = "differs" if len(others) == 1 else "differ"
-        pairs = [f"{hosts[node]} is now {_called(live.nodes[node], node)}" for node in others]
+        pairs = [f"{hosts[node]} is now {_name(live.nodes[node], node)}" for node in others]
         findings.warn(
             "RST-R013",
             Where(plan.file, path=("node", others[0])),
@@ -376,21 +376,20 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
     return {node: node for node in hosts}
 
 
-def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Where, findings: Findings) -> None:
+def _compare(planned: Node, live: Node, live_rank: int, used: Ints, where: Where, findings: Findings) -> None:
     """Report accelerators of a node that are missing or differ from the plan."""
-    name = _called(there, live_rank)
-    if used[-1] >= there.accelerators:
+    name = _name(live, live_rank)
+    if used[-1] >= live.accelerators:
         findings.error(
             "RST-R014",
             where,
-            f"{name} has {counted(there.accelerators, 'accelerator')}, "
-            f"the plan uses {spell_ranks(used.tolist())} there",
+            f"{name} has {counted(live.accelerators, 'accelerator')}, the plan uses {spell_ranks(used.tolist())} there",
             f"accelerators count from 0, so it would need at least {used[-1] + 1}",
             f"{PLAN_AGAIN}, or give the node that was planned for",
         )
-        if there.accelerators == 0:
+        if live.accelerators == 0:
             return
-    if there.accelerator_type == AcceleratorType.SIMULATED != planned.accelerator_type:
+    if live.accelerator_type == AcceleratorType.SIMULATED != planned.accelerator_type:
         findings.warn(
             "RST-R015",
             where,
@@ -399,43 +398,43 @@ def _compare(planned: Node, there: Node, live_rank: int, used: Ints, where: Wher
             "give the machines that were planned for, unless this is a trial",
         )
         return
-    if there.accelerator_type != planned.accelerator_type:
+    if live.accelerator_type != planned.accelerator_type:
         findings.error(
             "RST-R016",
             where,
-            f"{name} has accelerators of type {there.accelerator_type}, the plan is for {planned.accelerator_type}",
+            f"{name} has accelerators of type {live.accelerator_type}, the plan is for {planned.accelerator_type}",
             "processes are limited to their accelerators by variables that differ between types",
             PLAN_AGAIN,
         )
         return
-    if not _is_model(planned.accelerator_model, there.accelerator_model):
+    if not _is_model(planned.accelerator_model, live.accelerator_model):
         findings.warn(
             "RST-R017",
             where,
-            f"{name} has {there.accelerator_model}, the plan is for {planned.accelerator_model}",
+            f"{name} has {live.accelerator_model}, the plan is for {planned.accelerator_model}",
             fix=f"check that this machine is meant, or {PLAN_AGAIN}",
         )
-    if planned.memory_gb and there.memory_gb and there.memory_gb < planned.memory_gb * (1 - MEMORY_TOLERANCE):
+    if planned.memory_gb and live.memory_gb and live.memory_gb < planned.memory_gb * (1 - MEMORY_TOLERANCE):
         findings.warn(
             "RST-R018",
             where,
-            f"{name} has accelerators of {there.memory_gb:.1f} GB, the plan is for {planned.memory_gb:.1f} GB",
+            f"{name} has accelerators of {live.memory_gb:.1f} GB, the plan is for {planned.memory_gb:.1f} GB",
             "what was planned to be in memory together may not fit",
             f"{PLAN_AGAIN} to see whether it does",
         )
 
 
-def _is_model(planned: str, there: str) -> bool:
+def _is_model(planned: str, live: str) -> bool:
     """Return True if a model may be the planned one; users write H20 where the driver reports NVIDIA H20-3e.
 
     >>> _is_model("A800", "NVIDIA A800-SXM4-80GB"), _is_model("H20", "NVIDIA H200")
     (True, False)
     """
-    written, named = (set(re.findall(r"[a-z0-9]+", text.casefold())) for text in (planned, there))
-    return not (written and named) or written <= named
+    planned_words, live_words = (set(re.findall(r"[a-z0-9]+", text.casefold())) for text in (planned, live))
+    return not (planned_words and live_words) or planned_words <= live_words
 
 
-def _called(node: Node, rank: int) -> str:
+def _name(node: Node, rank: int) -> str:
     return node.host or f"live node {rank}"
 
 

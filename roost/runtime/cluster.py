@@ -58,7 +58,7 @@ from roost.transport.context import (
 from roost.transport.directory import GroupEntry
 
 FLUSH_LIMIT = 3.0  # seconds for workers to flush their spans
-BRIEFLY = 0.5  # the same, for workers about to be stopped
+LAST_FLUSH_LIMIT = 0.5  # the same, for workers about to be stopped
 
 
 def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
@@ -68,7 +68,7 @@ def flush(groups: Iterable[WorkerGroup], limit: float = FLUSH_LIMIT) -> None:
         ray.wait(flushed, num_returns=len(flushed), timeout=limit)
 
 
-def collected(daemons: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
+def worker_spans(daemons: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpans]:
     """Spans of all workers, from every node daemon."""
     workers = []
     for node, found in daemons.ask_all("spans"):
@@ -76,11 +76,11 @@ def collected(daemons: NodeDaemons, nodes: Sequence[LiveNode]) -> list[WorkerSpa
         offset = nodes[node].report.clock_offset_ns if node < len(nodes) else 0
         for who, devices, spans, dropped in found:
             held = tuple((node, device) for device in devices)
-            workers.append(WorkerSpans(who.group, who.rank, node, held, _earlier(spans, offset), dropped))
+            workers.append(WorkerSpans(who.group, who.rank, node, held, _shifted(spans, offset), dropped))
     return workers
 
 
-def _earlier(spans: Iterable[Span], offset: int) -> tuple[Span, ...]:
+def _shifted(spans: Iterable[Span], offset: int) -> tuple[Span, ...]:
     return tuple(span._replace(start_ns=span.start_ns - offset, end_ns=span.end_ns - offset) for span in spans)
 
 
@@ -111,7 +111,7 @@ class Cluster:
     Without an address it joins the Ray cluster that runs on this machine, or starts a local one. `cluster_cfg` is a
     config in RLinf's notation, or its `cluster` section: node groups, their software and the devices they declare.
     `former` are the Ray ids of nodes that the job ran on before, by rank: if there are too few nodes after
-    `node_timeout`, those of them that are left are taken, and plans for them keep their ranks.
+    `node_timeout`, the job continues on those of them that are left, with their ranks.
     Use it as a context manager, or call `shutdown()`.
 
         with Cluster(num_nodes=1) as cluster:
@@ -146,17 +146,17 @@ class Cluster:
         self._ports: dict[str, tuple[int, int]] = {}  # by group: node and port of its rendezvous
         self.log_dir = Path(log_dir or tempfile.mkdtemp(prefix="roost-logs-")).absolute()
         self._has_own_logs = log_dir is None
-        self._ends = contextlib.ExitStack()  # cleanup in reverse order of start, even if a step raises
+        self._cleanup = contextlib.ExitStack()  # runs in reverse order of start, even if a step raises
         try:
             self.connection = connect(address, say)
         except BaseException:
             self.shutdown()
             raise
-        self._ends.callback(self.connection.close)
+        self._cleanup.callback(self.connection.close)
         self._control = ControlWatch(self.connection.address, say)
-        self._ends.callback(self._control.stop)
+        self._cleanup.callback(self._control.stop)
         try:
-            self._ends.callback(self._end_processes)
+            self._cleanup.callback(self._end_processes)
             self._join(wanted, job, node_timeout, findings)
             self._collect_logs(show_logs)
         except BaseException as error:
@@ -174,7 +174,7 @@ class Cluster:
         left = [rank for rank, node in enumerate(self._former) if node in {report.node_id for report in reports}]
         if left and wanted is not None and len(reports) < wanted:
             self.lost = tuple(rank for rank in range(len(self._former)) if rank not in left)
-            self._ranks, job = tuple(left), None  # node groups are part of the plan that is continued
+            self._ranks, job = tuple(left), None  # the plan to continue already contains the node groups
         former = [self._former[rank] for rank in self._ranks]
         self.nodes = nodes.ordered(reports, self._daemons, wanted, findings, former)
         findings.raise_errors()
@@ -185,22 +185,22 @@ class Cluster:
             self._say(str(warning))
         self._links = NodeDaemons(self.nodes, self._daemons)
         self._failures = FailureWatch(self._links.lead, self._control.raise_if_lost)
-        self._ends.callback(self._failures.stop)
-        self._ends.callback(self._tell_of_failures)
+        self._cleanup.callback(self._failures.stop)
+        self._cleanup.callback(self._print_unsettled)
         self._starts = StartWatch(self._never_started)
-        self._ends.callback(self._starts.stop)
-        self._place = Current(
+        self._cleanup.callback(self._starts.stop)
+        self._context = Current(
             None, ProcessLink(DRIVER, self._links.driver), SpanRecorder(), self._failures.raise_if_failed
         )
-        self._ends.callback(self._place.connection.close)
-        enter_context(self._place)
-        self._ends.callback(leave_context, self._place)
+        self._cleanup.callback(self._context.connection.close)
+        enter_context(self._context)
+        self._cleanup.callback(leave_context, self._context)
         self._links.directory("add_group", GroupEntry(DRIVER.group, (self._links.driver.node,)))
 
     def _reports(self, wanted: int | None, node_timeout: float, mark: str) -> list[NodeReport]:
         """Start a daemon on every node and return the nodes' reports.
 
-        Ray takes a dead node for alive for some seconds. So after a loss, look again if a daemon did not start.
+        Ray lists a dead node as alive for some seconds, so after a loss this looks again if a daemon did not start.
         """
         reports: list[NodeReport] = []
         for _ in range(2 if self._former else 1):
@@ -232,7 +232,7 @@ class Cluster:
 
     @property
     def _live_ranks(self) -> tuple[int, ...]:
-        """The position in `nodes` of each node of the job's plan; nodes that are lost are not used."""
+        """Position in `nodes` of each node of the job's plan; `NOT_USED` for lost nodes."""
         return tuple(self._ranks.index(rank) if node else NOT_USED for rank, node in enumerate(self.node_ids))
 
     @property
@@ -267,16 +267,14 @@ class Cluster:
     def raise_if_lost(self) -> None:
         """Raise `ControlLost` or `WorkerFailed` if Ray's control service or the driver's node daemon is lost.
 
-        Also raise the error of `give_up`.
-
-        Waiting on workers raises too, but only if the wait is long enough to check.
+        Also raise the error given to `give_up`. Waits for workers raise all of these too, but short waits do not check.
         """
         self._failures.raise_if_lost()
         if self._given_up is not None:
             raise self._given_up
 
     def give_up(self, error: WorkerFailed) -> None:
-        """Let `raise_if_lost` raise this: a loss that the program was to handle, and cannot."""
+        """Make `raise_if_lost` raise this error: an expendable worker was lost, and the job cannot continue without."""
         self._given_up = error
 
     def get_node_ip(self, rank: int) -> str:
@@ -317,7 +315,9 @@ class Cluster:
         live = self.verify(request.plan)
         return self._start(
             [
-                Request(name, spec, self._known(request.plan[name]), request.options[name], launcher.packed(spec))
+                Request(
+                    name, spec, self._with_registry(request.plan[name]), request.options[name], launcher.packed(spec)
+                )
                 for name, spec in request.specs.items()
             ],
             live,
@@ -334,7 +334,7 @@ class Cluster:
         check_methods(spec.cls)
         component = component_of(where, name, options, self._inventory, self._registry)
         live = self._live_nodes(component)
-        request = Request(name, spec, self._known(component), options, launcher.packed(spec))
+        request = Request(name, spec, self._with_registry(component), options, launcher.packed(spec))
         return self._start([request], live)[name]
 
     def launch_one(
@@ -342,12 +342,12 @@ class Cluster:
     ) -> WorkerGroup:
         """Launch one more process of a component that was planned on this cluster, as a separate group.
 
-        Its failures end no wait of other groups. Waits at most `wait_s` seconds for devices that other jobs hold.
+        Its failures do not end waits for other groups. Waits at most `wait_s` seconds for devices that other jobs hold.
         """
         check_name(name, self._groups)
         self._failures.set_expendable(name, list(FailureKind))
-        alone = launcher.only(component, rank, component.table.inventory if self.lost else self._inventory)
-        request = Request(name, spec, self._known(alone), options, launcher.packed(spec))
+        alone = launcher.single_process(component, rank, component.table.inventory if self.lost else self._inventory)
+        request = Request(name, spec, self._with_registry(alone), options, launcher.packed(spec))
         return self._start([request], self._live_ranks, wait_s)[name]
 
     def end_worker(self, group: WorkerGroup, rank: int) -> None:
@@ -356,7 +356,7 @@ class Cluster:
         ray.kill(group.hosts[rank])
 
     def set_expendable(self, group: str, kinds: Collection[FailureKind]) -> None:
-        """Let failures of these kinds in a group end no wait but those for the group itself."""
+        """Let failures of these kinds in a group end only waits for the group itself."""
         self._failures.set_expendable(group, kinds)
 
     @property
@@ -372,7 +372,7 @@ class Cluster:
             return tuple(range(inventory.num_nodes))
         return self.verify(Plan(Notation.RLINF, None, PlacementMode.HYBRID, inventory, (component,)))
 
-    def _known(self, component: ComponentPlan) -> ComponentPlan:
+    def _with_registry(self, component: ComponentPlan) -> ComponentPlan:
         """The component with this cluster's hardware registry."""
         return replace(component, registry=self._registry)
 
@@ -396,9 +396,9 @@ class Cluster:
             for launch in launches.values():
                 launch.assign(devices)
             undo.pop_all()
-        return {request.name: self._enter(request, launches[request.name]) for request in requests}
+        return {request.name: self._register(request, launches[request.name]) for request in requests}
 
-    def _enter(self, request: Request, launch: Launching) -> WorkerGroup:
+    def _register(self, request: Request, launch: Launching) -> WorkerGroup:
         group = WorkerGroup(
             request.name, request.spec.cls, launch.hosts, self._failures, self._end_group, request.packed
         )
@@ -409,7 +409,7 @@ class Cluster:
         return group
 
     def _never_started(self, who: Address, why: str) -> None:
-        """Report a worker whose process did not start to the whole job, as its daemon reports one that died."""
+        """Report a worker whose process did not start to the whole job, as node daemons report dead workers."""
         if any(failure.address == who for failure in self._failures.all):
             return  # its daemon has reported it
         try:
@@ -423,7 +423,7 @@ class Cluster:
     def _end_group(self, group: WorkerGroup) -> None:
         addresses = [(group.name, rank) for rank in range(group.world_size)]
         self._starts.forget(group.name)
-        flush([group], BRIEFLY)
+        flush([group], LAST_FLUSH_LIMIT)
         self._links.tell_all("expect_end", addresses)
         for host in group.hosts:
             ray.kill(host)
@@ -438,7 +438,7 @@ class Cluster:
 
     def create_channel(self, name: str, maxsize: int = 0, node_rank: int = 0) -> Channel:
         """Create a channel shared by the job's workers and this process."""
-        return Channel.create(name, maxsize, node_rank, self._place)
+        return Channel.create(name, maxsize, node_rank, self._context)
 
     # Traces and logs ----------------------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ class Cluster:
         """
         flush(list(self._groups.values()))  # a thread may launch another
         names = {rank: node.report.name for rank, node in enumerate(self.nodes)}
-        workers = with_spans(collected(self._links, self.nodes), more or {}, self._links.driver.node)
+        workers = with_spans(worker_spans(self._links, self.nodes), more or {}, self._links.driver.node)
         return write_trace(Path(path), workers, names)
 
     @property
@@ -459,18 +459,18 @@ class Cluster:
         return [node for node, folder in enumerate(self._links.log_dirs) if folder != here]
 
     def _collect_logs(self, show: bool) -> None:
-        away = self.blind_nodes
+        blind_nodes = self.blind_nodes
 
         def fetch(sizes: Mapping[str, int]) -> dict[str, bytes]:
             return {
                 name: text
-                for _, found in self._links.ask_all("read_logs", dict(sizes), nodes=away)
+                for _, found in self._links.ask_all("read_logs", dict(sizes), nodes=blind_nodes)
                 for name, text in found.items()
             }
 
-        collector = LogCollector(self.log_dir, fetch if away else None, sys.stdout if show else None)
+        collector = LogCollector(self.log_dir, fetch if blind_nodes else None, sys.stdout if show else None)
         collector.start()
-        self._ends.callback(collector.stop)
+        self._cleanup.callback(collector.stop)
 
     # Ending -------------------------------------------------------------------------------------------------------
 
@@ -483,14 +483,14 @@ class Cluster:
     def shutdown(self) -> None:
         """Stop all workers, release all resources, and disconnect from Ray; a local Ray is stopped."""
         atexit.unregister(self.shutdown)
-        self._ends.close()
+        self._cleanup.close()
         if self._has_own_logs and not any(path.stat().st_size for path in self.log_dir.rglob("*.log")):
             shutil.rmtree(self.log_dir, ignore_errors=True)  # no log has any content
 
-    def _tell_of_failures(self) -> None:
+    def _print_unsettled(self) -> None:
         """Print failures that no wait has raised, so that they are not lost."""
         for failure in self._failures.unsettled:
-            self._say(f"nobody awaited this failure: {failure}")
+            self._say(f"a failure that no call raised: {failure}")
 
     def _end_processes(self) -> None:
         for group in list(self._groups.values()):  # a thread may launch another

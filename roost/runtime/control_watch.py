@@ -13,7 +13,7 @@ from typing import Any
 
 LOOK_EVERY = 1.0  # seconds
 CONNECT_LIMIT = 5.0
-SPEAK_AFTER = 10.0  # seconds without an answer
+REPORT_AFTER = 10.0  # seconds without an answer
 SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RAY_GIVES_UP_AFTER = 60.0  # seconds (Ray's default) after which Ray kills the driver
 REACT_LIMIT = 60.0  # seconds for the driver to notice
@@ -39,17 +39,17 @@ class Silence:
     def __init__(self, address: str, limit_s: float) -> None:
         self._address, self.limit_s = address, limit_s * SHARE
         self._since = math.inf  # start of the current silence
-        self._has_spoken = False
+        self._is_reported = False
 
     def saw(self, answered: bool, now: float) -> str | None:
         """Record a probe; return a message to print, if any."""
         if answered:
-            was_reported, self._since, self._has_spoken = self._has_spoken, math.inf, False
+            was_reported, self._since, self._is_reported = self._is_reported, math.inf, False
             return f"{self._service} answers again" if was_reported else None
         self._since = min(self._since, now)
-        if self._has_spoken or now - self._since < SPEAK_AFTER:
+        if self._is_reported or now - self._since < REPORT_AFTER:
             return None
-        self._has_spoken = True
+        self._is_reported = True
         return f"{self._service} does not answer; waiting up to {self.limit_s:.0f} s for it"
 
     def is_lost(self, now: float) -> bool:
@@ -80,7 +80,7 @@ class ControlWatch:
 
     @property
     def is_lost(self) -> bool:
-        """True if the control service is lost, so that Ray calls that need it cannot be made."""
+        """Return True if the control service is lost: calls to Ray that need it would hang."""
         return self._lost is not None
 
     def raise_if_lost(self) -> None:
@@ -92,18 +92,18 @@ class ControlWatch:
 
     def _follow(self) -> None:
         while self._lost is None and not self._stopped.wait(LOOK_EVERY):
-            self._lost = self._look_at_process() if self._process is not None else self._look_at_address()
+            self._lost = self._check_process() if self._process is not None else self._check_address()
         if self._lost is not None and not self._stopped.wait(REACT_LIMIT):
             self._say(f"{self._lost}; a call to Ray still waits for it, so Ray will end this process")
 
-    def _look_at_process(self) -> ControlLost | None:
+    def _check_process(self) -> ControlLost | None:
         code = self._process.poll()
         if code is None or self._stopped.is_set():
             return None
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         return ControlLost(f"Ray's control service (GCS) on this machine died: process {self._process.pid}, {how}")
 
-    def _look_at_address(self) -> ControlLost | None:
+    def _check_address(self) -> ControlLost | None:
         message = self._silence.saw(answers(self._address), time.monotonic())
         if message is not None:
             self._say(message)

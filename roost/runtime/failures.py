@@ -28,12 +28,12 @@ class FailureWatch:
     """
 
     def __init__(self, lead: Any, raise_if_lost: Callable[[], None]) -> None:
-        self._lead, self._raise_if_lost = lead, raise_if_lost
+        self._lead, self._raise_if_control_lost = lead, raise_if_lost
         self._failures: list[Failure] = []
         self._seen_at: dict[Failure, float] = {}
         self._settled: set[Failure] = set()
         self._settled_calls: deque[str] = deque(maxlen=100 * KEPT)
-        # By worker: until when its death counts as part of an error that was already raised.
+        # By worker: the time until which its death counts as part of an error that was already raised.
         self._reported_until: dict[Address, float] = {}
         self._closed: dict[str, int] = {}  # when a group was closed; its earlier failures are ignored
         self._expendable: dict[str, frozenset[FailureKind]] = {}  # by group: losses that the program handles
@@ -95,7 +95,7 @@ class FailureWatch:
             self._failures = [failure for failure in self._failures if failure.address.group != group]
 
     def set_expendable(self, group: str, kinds: Collection[FailureKind]) -> None:
-        """Let failures of these kinds in a group end no wait but those for the group itself."""
+        """Let failures of these kinds in a group end only waits for the group itself."""
         with self._changed:
             self._expendable[group] = frozenset(kinds)
 
@@ -104,14 +104,14 @@ class FailureWatch:
 
         The daemon keeps the job's directory, and without it no other failure is seen.
         """
-        self._raise_if_lost()
+        self._raise_if_control_lost()
         lost = self._daemon_lost
         if lost is not None and time.monotonic() - self._seen_at[lost] > GRACE:
             raise WorkerFailed([lost])
 
     def raise_if_failed(self, waiting_for: str = "") -> None:
         """Raise unsettled failures older than the grace period, which could block a wait forever."""
-        self._raise_if_lost()
+        self._raise_if_control_lost()
         now = time.monotonic()
         with self._changed:
             if not any(now - self._seen_at[failure] > GRACE for failure in self.unsettled):
@@ -185,7 +185,7 @@ class Starting:
 
     >>> starting = Starting()
     >>> starting.add({"a": Address("daemon", 0), "b": Address("daemon", 1)}, now=0.0)
-    >>> starting.come("a", now=299.0).rank, starting.overdue(now=400.0)
+    >>> starting.started("a", now=299.0).rank, starting.overdue(now=400.0)
     (0, [])
     >>> [who.rank for who in starting.overdue(now=600.0)]
     [1]
@@ -194,7 +194,7 @@ class Starting:
     def __init__(self, limit_s: float = START_LIMIT) -> None:
         self.limit_s = limit_s
         self._who: dict[Any, tuple[Address, float]] = {}
-        self._last_came_at = -math.inf
+        self._last_start_at = -math.inf
 
     @property
     def calls(self) -> list[Any]:
@@ -212,14 +212,14 @@ class Starting:
         """Stop waiting for a call and return its worker; None if the call is unknown."""
         return self._who.pop(call, (None, 0.0))[0]
 
-    def come(self, call: Any, now: float) -> Address | None:
+    def started(self, call: Any, now: float) -> Address | None:
         """Like `end`, for a worker that has started."""
-        self._last_came_at = max(self._last_came_at, now)
+        self._last_start_at = max(self._last_start_at, now)
         return self.end(call)
 
     def overdue(self, now: float) -> list[Address]:
         """Remove and return workers for which no start has been seen within the limit."""
-        late = [call for call, (_, since) in self._who.items() if now - max(since, self._last_came_at) > self.limit_s]
+        late = [call for call, (_, since) in self._who.items() if now - max(since, self._last_start_at) > self.limit_s]
         return [self._who.pop(call)[0] for call in late]
 
 
@@ -261,15 +261,15 @@ class StartWatch:
                 refs = self._starting.calls
             try:
                 done, _ = ray.wait(refs, num_returns=len(refs), timeout=LOOK_EVERY)
-                self._look(done)
+                self._check(done)
             except ray.exceptions.RayError:  # Ray is down, and so are the workers
                 return
 
-    def _look(self, done: Sequence[Any]) -> None:
+    def _check(self, done: Sequence[Any]) -> None:
         for ref in done:
-            why = _why_not(ref)
+            why = _start_failure(ref)
             with self._changed:
-                who = self._starting.end(ref) if why else self._starting.come(ref, time.monotonic())
+                who = self._starting.end(ref) if why else self._starting.started(ref, time.monotonic())
             if who is not None and why:
                 self._lost(who, why)
         with self._changed:
@@ -280,7 +280,7 @@ class StartWatch:
             )
 
 
-def _why_not(ref: Any) -> str:
+def _start_failure(ref: Any) -> str:
     """Reason that a worker did not start; empty if it did, or if it has reported the failure itself."""
     try:
         ray.get(ref)

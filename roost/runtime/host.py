@@ -112,7 +112,7 @@ class Host:
                 yield
         # Anything a worker raises, SystemExit included, must reach the caller and not end the process.
         except BaseException as error:
-            raise self._with_log(self._failure(method, error), begin) from None
+            raise self._reported(self._failure(method, error), begin) from None
         finally:
             self._send_spans()
 
@@ -125,23 +125,23 @@ class Host:
             time.time_ns(),
             method="its constructor" if method == CONSTRUCTOR else method,
             traceback=_own_traceback(error),
-            call=self._call(method),
+            call=self._call_id(method),
             cause=_packed(error),
             is_consequence=isinstance(error, PeerLost),
         )
 
-    def _with_log(self, failure: Failure, log_begin: int) -> CallFailed:
-        """Report a failure to the node daemon, which completes it; it may be slow to answer."""
+    def _reported(self, failure: Failure, log_begin: int) -> CallFailed:
+        """Report a failure to the node daemon, which adds the node and the log; return the error to raise."""
         sys.stdout.flush()
         sys.stderr.flush()
-        known = failure
-        # Through Ray, because a worker may fail before its link is open.
+        complete = failure
+        # Through Ray, because a worker may fail before its link is open. The daemon may be slow to answer.
         with contextlib.suppress(ray.exceptions.RayError):
-            known = ray.get(self._setup.daemon.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
+            complete = ray.get(self._setup.daemon.handle.ask.remote("failed", failure, log_begin), timeout=TELL_LIMIT)
         print(failure.traceback, flush=True)  # after the daemon has read the end of the log
-        return CallFailed(known)
+        return CallFailed(complete)
 
-    def _call(self, method: str) -> str:
+    def _call_id(self, method: str) -> str:
         """Id shared by ranks that fail together: the call's, or the launch's."""
         if method == CONSTRUCTOR:
             return f"launch at {self._setup.env['MASTER_ADDR']}:{self._setup.env['MASTER_PORT']}"
@@ -192,7 +192,7 @@ class AsyncHost(Host):
         except BaseException as error:
             # Built here, where Ray knows the current call; reported in a thread, so that other calls continue.
             failure = self._failure(method, error)
-            raise await asyncio.to_thread(self._with_log, failure, begin) from None
+            raise await asyncio.to_thread(self._reported, failure, begin) from None
         finally:
             self._send_spans()
 
@@ -231,7 +231,7 @@ def is_asynchronous(cls: type) -> bool:
 
 
 def _enrolled(address: tuple[str, int], daemon: DaemonContact) -> bytes:
-    """Pickled setup of this process from its daemon; waits until the job's accelerators are allocated."""
+    """Pickled setup of this process, from its daemon. Waits until the job's accelerators are allocated."""
     try:
         reply: bytes = ray.get(daemon.handle.ask.remote("enroll", address, os.getpid()), timeout=ENROLL_LIMIT)
     except ray.exceptions.GetTimeoutError:
@@ -257,7 +257,7 @@ def _own_traceback(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """Context without garbage collection, for imports: their objects stay, and collection takes a tenth of the time."""
+    """Context without garbage collection, for imports: collection would free nothing and take a tenth of the time."""
     gc.disable()
     try:
         yield
@@ -304,8 +304,8 @@ def _patch_torch(torch: Any, devices: SimulatedDevices) -> None:
 class _PatchOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that loads torch normally and patches it afterwards."""
 
-    def __init__(self, teach: Callable[[Any], None]) -> None:
-        self._patch_torch = teach
+    def __init__(self, patch_torch: Callable[[Any], None]) -> None:
+        self._patch_torch = patch_torch
         self._loader: Any = None
 
     def find_spec(

@@ -110,8 +110,8 @@ def check_env(name: str, env: Mapping[str, str], registry: HardwareRegistry) -> 
         raise ValueError(f"{name}: the plan sets {', '.join(wrong)} for every process; remove {them} from env")
 
 
-def only(component: ComponentPlan, rank: int, inventory: Inventory) -> ComponentPlan:
-    """A component of one process of another, on the same devices."""
+def single_process(component: ComponentPlan, rank: int, inventory: Inventory) -> ComponentPlan:
+    """A component with one process of the given one, on the same devices."""
     table = component.table
     held = slice(table.offsets[rank], table.offsets[rank + 1])
     devices = table.device_ranks[held]
@@ -230,7 +230,7 @@ def process_setups(
     held: Mapping[tuple[int, int], int],
     master: tuple[str, int],
 ) -> list[ProcessSetup]:
-    """Setup of each process in rank order, with live node numbers."""
+    """Setup of each process in rank order. `held` maps planned to allocated accelerators."""
     setups = []
     for address, node, planned in processes:
         report = live.reports[node]
@@ -265,7 +265,7 @@ def process_setups(
 
 
 def simulated_devices(report: NodeReport, count: int) -> SimulatedDevices | None:
-    """Simulated devices that a process sees, as no driver reports them; None for real accelerators."""
+    """Simulated devices that a process sees; None for real accelerators."""
     is_simulated = report.accelerator_type == AcceleratorType.SIMULATED
     return SimulatedDevices(count, report.memory_gb) if is_simulated else None
 

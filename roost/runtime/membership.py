@@ -28,8 +28,8 @@ def order_nodes(
 
     Ranks set on every node are used. If none is set, the driver's node is first and the others follow by address, so
     that a restarted cluster has the same ranks regardless of the order in which nodes joined. Ranks that a scheduler
-    set only order the nodes: Ray may run on a part of its nodes, or on those of several of its jobs. Nodes
-    with the same range of ranks (8-15) share it in the order of their addresses.
+    set are used for their order only: Ray may run on some of the scheduler's nodes, or on those of several of its jobs.
+    Nodes with the same range of ranks (8-15) share it in the order of their addresses.
 
     >>> nodes = [NodeReport(node_id=host, address=f"10.0.0.{last}", hostname=host, is_driver=host == "c")
     ...          for host, last in (("a", 10), ("b", 2), ("c", 7))]
@@ -41,7 +41,7 @@ def order_nodes(
     wanted = 1 if num_nodes is None else num_nodes  # a cluster without nodes is no cluster
     if len(by_address) < wanted:
         findings.error("RST-R001", CLUSTER, missing_nodes(wanted, by_address), fix=how_to_join(by_address))
-    _find_contradictions(by_address, findings)
+    _report_contradictions(by_address, findings)
     is_chosen = any(_written(report) and _variable(report) in CHOSEN for report in by_address)
     ordered = _by_rank(by_address, num_nodes, findings) if is_chosen else _by_scheduler(by_address, findings)
     if findings.num_errors > errors:
@@ -78,7 +78,7 @@ def _rank(report: NodeReport) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
-def _find_contradictions(reports: Sequence[NodeReport], findings: Findings) -> None:
+def _report_contradictions(reports: Sequence[NodeReport], findings: Findings) -> None:
     for report in reports:
         if report.rank_problem:
             findings.error(
@@ -109,7 +109,7 @@ def _by_scheduler(reports: list[NodeReport], findings: Findings) -> list[NodeRep
 
 
 def _with_single_ranks(reports: list[NodeReport]) -> list[NodeReport]:
-    """Give nodes with a range of ranks, such as 8-15, the next free rank of it: pods of one group are all alike."""
+    """Give nodes with a range of ranks, such as 8-15, its next free rank: pods of a group share one environment."""
     taken = {_rank(report) for report in reports}
     given = []
     for report in reports:
@@ -130,7 +130,7 @@ def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Finding
             ranked[rank].append(report)
     free = (rank for rank in range(total) if rank not in ranked)
     errors = findings.num_errors
-    _find_nodes_without_rank(reports, free, findings)
+    _report_nodes_without_rank(reports, free, findings)
     for report in reports:
         if _written(report) and _rank(report) is None:
             findings.error(
@@ -150,11 +150,11 @@ def _by_rank(reports: list[NodeReport], num_nodes: int | None, findings: Finding
                 _export(zip(nodes[1:], free, strict=False)),
             )
     if findings.num_errors == errors and len(reports) >= (num_nodes or 1):
-        _find_gaps({rank: nodes[0] for rank, nodes in ranked.items()}, num_nodes or total, findings)
+        _report_gaps({rank: nodes[0] for rank, nodes in ranked.items()}, num_nodes or total, findings)
     return [node for _, nodes in sorted(ranked.items()) for node in nodes]
 
 
-def _find_nodes_without_rank(reports: Sequence[NodeReport], free: Iterator[int], findings: Findings) -> None:
+def _report_nodes_without_rank(reports: Sequence[NodeReport], free: Iterator[int], findings: Findings) -> None:
     without = [report for report in reports if not _written(report)]
     if without:
         findings.error(
@@ -166,7 +166,7 @@ def _find_nodes_without_rank(reports: Sequence[NodeReport], free: Iterator[int],
         )
 
 
-def _find_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) -> None:
+def _report_gaps(ranked: dict[int, NodeReport], count: int, findings: Findings) -> None:
     missing = [rank for rank in range(count) if rank not in ranked]
     if missing:
         beyond = [ranked[rank] for rank in sorted(ranked) if rank >= count]
@@ -220,8 +220,8 @@ def missing_nodes(num_nodes: int, joined: Sequence[NodeReport | str]) -> str:
     >>> missing_nodes(4, ["10.0.0.1", "10.0.0.2"])
     'expected 4 nodes, 2 joined: 10.0.0.1, 10.0.0.2'
     """
-    there = f"{len(joined)} joined: {_names(joined)}" if joined else "none joined"
-    text = f"expected {counted(num_nodes, 'node')}, {there}"
+    present = f"{len(joined)} joined: {_names(joined)}" if joined else "none joined"
+    text = f"expected {counted(num_nodes, 'node')}, {present}"
     ranks = {_rank(node) if isinstance(node, NodeReport) else None for node in joined}
     absent = [rank for rank in range(num_nodes) if rank not in ranks]
     if ranks and None not in ranks and absent:
@@ -262,7 +262,7 @@ def check_versions(reports: Sequence[NodeReport], findings: Findings) -> None:
                 "RST-R008",
                 CLUSTER,
                 what,
-                "workers on these nodes could not talk to the driver",
+                "workers on these nodes could not communicate with the driver",
                 fix.format(version_of(leading)),
             )
     for what in _other_versions("Roost", reports, leading, lambda report: report.roost_version):
@@ -270,7 +270,7 @@ def check_versions(reports: Sequence[NodeReport], findings: Findings) -> None:
             "RST-R008",
             CLUSTER,
             what,
-            "they may understand a plan differently",
+            "these nodes may read a plan differently",
             f"install roost=={leading.roost_version} there",
         )
 
@@ -332,7 +332,7 @@ def _remedy(report: NodeReport) -> tuple[str, str]:
         why = "Ray does not detect simulated accelerators; it has to be started with them"
         return why, f"start Ray there with {COUNT_VARIABLE}={count} and {start}"
     if count == 0:
-        why = "Ray was started with accelerators that are not there, or that the node's driver does not show"
+        why = "Ray was started with accelerators that the node does not have, or that its driver does not show"
         fix = f"start Ray there without {without}, or set {COUNT_VARIABLE}={report.ray_accelerators} to simulate them"
         return why, fix
     return "every accelerator has a rank, and Ray reserves them by number", f"start Ray there with {start}"

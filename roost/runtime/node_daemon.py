@@ -71,7 +71,7 @@ class NodeDaemon:
         self._scratch = ScratchFolder("daemon", scratch)
         self._folder = self._scratch.path
         # If this node sees the driver's folder (same machine or shared disk), workers write their logs there.
-        self._sees_driver_dir = _holds(Path(driver_dir) / probe.MARK, driver_mark)
+        self._sees_driver_dir = _contains(Path(driver_dir) / probe.MARK, driver_mark)
         self._log_dir = Path(driver_dir) if self._sees_driver_dir else self._folder / "logs"
 
     # Joining a job ------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class NodeDaemon:
                 if node != lead:
                     asyncio.get_running_loop().create_task(self._watch_node(node, daemon, directory))
         self._exchange = Exchange(rank, self._ask_node, self._look_up, self._last_failure, len(daemons))
-        self._server = SocketServer(self._folder / "daemon", self._exchange.serve, self._hear)
+        self._server = SocketServer(self._folder / "daemon", self._exchange.serve, self._receive_one_way)
         return DaemonContact(rank, socket.gethostname(), os.getpid(), str(self._server.path))
 
     @property
@@ -151,14 +151,14 @@ class NodeDaemon:
         """Add a worker's note to the job's directory."""
         await self._look_up("add_note", text)
 
-    async def lives(self) -> None:
-        """Never returns: the pending call fails when this node is lost."""
+    async def wait_forever(self) -> None:
+        """Never return: the pending call fails when this node is lost."""
         await asyncio.Event().wait()
 
     async def _watch_node(self, node: int, daemon: Any, directory: Directory) -> None:
         while True:
             try:
-                await daemon.ask.remote("lives")
+                await daemon.ask.remote("wait_forever")
             except ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(1)  # the network may recover; if the node is lost, Ray reports the actor's death
             except (*PROCESS_LOST, ray.exceptions.RayTaskError) as error:
@@ -168,19 +168,19 @@ class NodeDaemon:
 
     async def _lose_node(self, node: int, why: str, directory: Directory) -> None:
         now = time.time_ns()
-        carried = [
+        workers = [
             Address(group.name, rank)
             for group in directory.groups()
             for rank, on in enumerate(group.nodes)
             if on == node
         ]
         others = [daemon for rank, daemon in enumerate(self._daemons) if rank not in (node, self._rank)]
-        for who in carried:
+        for who in workers:
             self._hub.lose(who, why, False)
             for daemon in others:
                 daemon.ask.remote("lose", tuple(who), why, False)
-        summary = f"{why}; it carried {', '.join(map(str, carried)) or 'no worker'}"
-        who = carried[0] if carried else Address(f"node {node}", 0)
+        summary = f"{why}; it ran {', '.join(map(str, workers)) or 'no worker'}"
+        who = workers[0] if workers else Address(f"node {node}", 0)
         await directory.add_failure(Failure(who, FailureKind.NODE_LOST, summary, now, node))
 
     # Workers ------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class NodeDaemon:
         if before is not None:
             self._ended(before)  # the new process enrolled before the old one's exit was noticed
         if entry.address in self._deaths:
-            await self._everywhere("restarted", tuple(entry.address))
+            await self._call_all("restarted", tuple(entry.address))
         self._workers[entry.address] = entry
         self._watch.watch(entry.pid, lambda pid: self._ended(entry))
         return assignment.packed
@@ -246,15 +246,16 @@ class NodeDaemon:
             log_path=entry.log_path,
             will_restart=deaths <= entry.max_restarts,
         )
-        asyncio.get_running_loop().create_task(self._spread(failure))
+        asyncio.get_running_loop().create_task(self._report_death(failure))
 
-    async def _spread(self, failure: Failure) -> None:
+    async def _report_death(self, failure: Failure) -> None:
         """Report a worker's death to the whole job."""
         self._failures[failure.address] = failure
-        await self._everywhere("lose", tuple(failure.address), failure.summary, failure.will_restart)
+        await self._call_all("lose", tuple(failure.address), failure.summary, failure.will_restart)
         await self._look_up("add_failure", failure)
 
-    async def _everywhere(self, method: str, *args: Any) -> None:
+    async def _call_all(self, method: str, *args: Any) -> None:
+        """Call a method of all daemons; wait only for this one."""
         for rank, daemon in enumerate(self._daemons):
             if rank != self._rank:
                 daemon.ask.remote(method, *args)
@@ -282,7 +283,7 @@ class NodeDaemon:
         except (*PROCESS_LOST, TimeoutError):
             return f"node {node} does not answer"
 
-    def _hear(self, who: Address, op: str, args: tuple[Any, ...]) -> None:
+    def _receive_one_way(self, who: Address, op: str, args: tuple[Any, ...]) -> None:
         """Handle a one-way message of a process."""
         match op:
             case "release":
@@ -296,7 +297,7 @@ class NodeDaemon:
     async def failed(self, failure: Failure, log_begin: int) -> Failure:
         """Complete a worker's failure report with node, devices and its log since the call began, and record it."""
         entry = self._workers.get(failure.address)
-        known = replace(
+        complete = replace(
             failure,
             node=self._rank,
             host=socket.gethostname(),
@@ -304,9 +305,9 @@ class NodeDaemon:
             log=last_lines(Path(entry.log_path), LOG_LINES, log_begin) if entry else "",
             log_path=entry.log_path if entry else "",
         )
-        self._failures[failure.address] = known
-        await self._look_up("add_failure", known)
-        return known
+        self._failures[failure.address] = complete
+        await self._look_up("add_failure", complete)
+        return complete
 
     # Collected by the driver --------------------------------------------------------------------------------------
 
@@ -347,7 +348,7 @@ async def _in_object_store(wire: list[WirePacket], num_nodes: int) -> Any:
     return ray.put(pieces) if num_nodes > 1 and nbytes > INLINE_LIMIT else pieces
 
 
-def _holds(path: Path, text: str) -> bool:
+def _contains(path: Path, text: str) -> bool:
     try:
         return path.read_text(encoding="utf-8") == text
     except OSError:

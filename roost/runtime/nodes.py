@@ -36,7 +36,7 @@ from roost.runtime.ray_errors import cause_of, raised_line
 from roost.transport.context import DaemonContact, ProcessSetup
 
 LOOK_EVERY = 0.2  # seconds
-SPEAK_AFTER = 2.0
+REPORT_AFTER = 2.0
 DAEMON_LIMIT = 120.0  # seconds for a daemon to start and probe its node
 DAEMON_CALLS = 1_000_000  # concurrent requests of a daemon; most of them wait
 
@@ -51,16 +51,16 @@ class LiveNode(NamedTuple):
 def wait_for_nodes(count: int | None, limit: float, say: Callable[[str], None]) -> Mapping[str, Mapping[str, float]]:
     """Return the alive nodes once there are `count`, or after `limit` seconds; the caller checks for missing ones."""
     start = time.monotonic()
-    has_spoken = False
+    is_reported = False
     while True:
         nodes = node_resources()
         waited = time.monotonic() - start
         if count is None or len(nodes) >= count or waited > limit:
             return nodes
-        if waited > SPEAK_AFTER and not has_spoken:
+        if waited > REPORT_AFTER and not is_reported:
             addresses = ", ".join(node["NodeManagerAddress"] for node in alive_nodes())
             say(f"waiting up to {limit:g} s for {count} nodes; {len(nodes)} joined: {addresses}")
-            has_spoken = True
+            is_reported = True
         time.sleep(LOOK_EVERY)
 
 
@@ -101,9 +101,9 @@ def _clock_offset(daemon: Any, tries: int = 3) -> int:
     seen = []
     for _ in range(tries):
         before = time.time_ns()
-        there: int = ray.get(daemon.ask.remote("clock"), timeout=DAEMON_LIMIT)
+        remote: int = ray.get(daemon.ask.remote("clock"), timeout=DAEMON_LIMIT)
         after = time.time_ns()
-        seen.append((after - before, there - (before + after) // 2))
+        seen.append((after - before, remote - (before + after) // 2))
     return min(seen)[1]
 
 
@@ -114,7 +114,7 @@ def ordered(
     findings: Findings,
     former: Sequence[str] = (),
 ) -> tuple[LiveNode, ...]:
-    """The job's nodes in rank order, or only the `former` ones in their order; problems go to `findings`."""
+    """The job's nodes in rank order, or only the `former` ones in the given order; problems go to `findings`."""
     by_id = {report.node_id: report for report in reports}
     order = tuple(by_id[node] for node in former) if former else order_nodes(reports, findings, num_nodes)
     if order is None:

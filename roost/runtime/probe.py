@@ -20,8 +20,8 @@ from roost.cluster.inventory import NO_ACCELERATOR
 from roost.runtime.membership import NodeReport
 from roost.transport.shared_memory import memory_limit
 
-MARK = ".roost"  # file in the driver's folder that tells other nodes that they share it
-SIOCGIFADDR = 0x8915  # "get interface address", as Linux numbers it
+MARK = ".roost"  # file in the driver's folder by which other nodes recognise that they share it
+SIOCGIFADDR = 0x8915  # Linux's ioctl number for "get interface address"
 INTERPRETER_LIMIT = 60  # seconds for an interpreter to import Ray
 CHECK = "import json, sys, ray, roost; print(json.dumps([sys.version_info[:2], ray.__version__, roost.__version__]))"
 
@@ -81,10 +81,10 @@ def interface_of(address: str) -> str:
         return ""
     import fcntl
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # it has no IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:

@@ -1,7 +1,7 @@
-"""Addresses of Ray clusters: the file that `ray start` leaves on this machine, and whether anything answers.
+"""Addresses of Ray clusters: read the file that `ray start` writes on this machine, and check that Ray answers.
 
 Ray keeps the file in a folder that every user of the machine can write to. A user who plants an address there would
-receive the job's code, data and environment, so it is read only if this user can trust it.
+receive the job's code, data and environment, so the file is read only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def trusted_text(file: Path) -> str:
 
 def check_listener(host: str, port: int) -> None:
     """Raise PermissionError if the process that listens on a port of this machine is another user's."""
-    if not _is_here(host):
+    if not _is_this_machine(host):
         return
     for owner in listening_users(port):
         _check_owner(f"the process that listens on port {port}", owner)
@@ -97,7 +97,7 @@ def _name(user: int) -> str:
         return f"user {user}"
 
 
-def _is_here(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     """Return True if a host is this machine, that is, one of its addresses can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -120,7 +120,7 @@ def _answers(host: str, port: str) -> bool:
 
 
 def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """Wait until a server answers. Return an error message if none does or it is not Ray, else an empty string.
+    """Wait until a server answers. Return why not if none does, or if it is not Ray; else an empty string.
 
     >>> wait_for_answer("10.0.0.1")
     'it has no valid port (1 to 65535); write HOST:PORT, such as 10.0.0.1:6379'
@@ -137,7 +137,7 @@ def wait_for_answer(address: str, limit_s: float = ANSWER_LIMIT_S) -> str:
 
 
 def _hosts_to_try(host: str) -> list[str]:
-    """Hosts to try: Ray goes to the node's own address where loopback is named."""
+    """Hosts to try: for loopback also the node's own address, which Ray uses in its place."""
     if host not in ("localhost", "127.0.0.1"):
         return [host]
     from ray.util import get_node_ip_address
@@ -146,21 +146,21 @@ def _hosts_to_try(host: str) -> list[str]:
 
 
 def _unanswered(hosts: list[str], port: int, limit_s: float) -> str:
-    """Why there is no Ray at a port of these hosts; empty if there may be one."""
+    """Reason that no Ray answers at a port of these hosts; empty if one may."""
     other, refusal = "", ""
     for address in _resolved(hosts):
         try:
             with socket.create_connection((address, port), timeout=limit_s) as made:
                 if _may_be_ray(made):
                     return ""
-                other = "what listens there is not Ray (its port is 6379 by default)"
+                other = "the program that listens there is not Ray (its port is 6379 by default)"
         except OSError as error:
             refusal = refusal or str(error.strerror or error)
     return other or refusal
 
 
 def _resolved(hosts: list[str]) -> list[str]:
-    """All addresses of hosts: localhost may be ::1 and 127.0.0.1, of which Ray listens at one."""
+    """All addresses of hosts: localhost may be ::1 and 127.0.0.1, and Ray listens on one of them."""
     found: dict[str, None] = {}
     for host in hosts:
         try:

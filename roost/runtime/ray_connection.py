@@ -73,7 +73,7 @@ def connect(address: str | None, say: Callable[[str], None] = print) -> Connecti
     """
     import ray
 
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # Roost reports failures that are not waited for
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # Roost reports failures that no wait has raised
     _leave_dead_ray()
     if ray.is_initialized():
         return _join_open(address)
@@ -98,15 +98,15 @@ def _leave_dead_ray() -> None:
 def _join_open(address: str | None) -> Connection:
     import ray
 
-    there = str(ray.get_runtime_context().gcs_address)
-    if address not in (None, AUTO, there):
+    current = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, AUTO, current):
         raise ValueError(
-            f"this process is connected to Ray at {there} already, and cannot be to {address} as well; leave the "
-            "address out to use that one, or shut it down first"
+            f"this process is connected to Ray at {current} and cannot also connect to {address}; omit the address to "
+            "use the current connection, or shut it down first"
         )
-    shared = next((connection for connection in _open if connection.address == there), None)
+    shared = next((connection for connection in _open if connection.address == current), None)
     if shared is None:
-        return Connection(there)  # the user's own connection, left open
+        return Connection(current)  # the user's own connection, left open
     shared.users += 1
     return shared
 
@@ -142,9 +142,9 @@ def _attach(address: str, say: Callable[[str], None]) -> Connection:
 
 def _no_answer(address: str, reason: str) -> ConnectionError:
     return ConnectionError(
-        f"no Ray cluster answers at {address}: {reason}. Start one with `ray start --head`, or leave the address out "
-        "to run on this machine alone. If one runs there, it may ask for a token: put it into ~/.ray/auth_token and "
-        "export RAY_AUTH_MODE=token"
+        f"no Ray cluster answers at {address}: {reason}. Start one with `ray start --head`, or omit the address to run "
+        "on this machine alone. If one runs there, it may require a token: put it into ~/.ray/auth_token and export "
+        "RAY_AUTH_MODE=token"
     )
 
 
@@ -194,7 +194,7 @@ def _start_local_once() -> Connection:
     make_token_private()
     with (
         Reaper.started(private_folder()) as reaper,
-        OnLoopback(),
+        on_loopback(),
         simulating(simulated),
         in_own_sessions(),
         without_services(),
@@ -235,9 +235,9 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
 
 
 KIND = "ray"
-LONGEST_SOCKET = 107  # bytes of a Unix socket's path, less its final zero
-BELOW = len("/roost-ray-12345678/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-SHORT = Path("/tmp")
+MAX_SOCKET_PATH = 107  # bytes, without the final zero
+SOCKET_SUFFIX_LENGTH = len("/roost-ray-12345678/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+SHORT_FOLDER = Path("/tmp")
 # Read by Ray on first import. If off, a single node listens on loopback only.
 CLUSTER_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 MASK = "CUDA_VISIBLE_DEVICES"  # Ray refuses to count more GPUs than it lists
@@ -253,7 +253,8 @@ def folder_for_sessions(environ: Mapping[str, str]) -> Path:
     ('/scratch/me', '/tmp')
     """
     chosen = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
-    return Path(chosen) if len(os.fsencode(chosen)) + BELOW <= LONGEST_SOCKET else SHORT
+    fits = len(os.fsencode(chosen)) + SOCKET_SUFFIX_LENGTH <= MAX_SOCKET_PATH
+    return Path(chosen) if fits else SHORT_FOLDER
 
 
 def private_folder() -> ScratchFolder:
@@ -303,34 +304,32 @@ def simulating(count: int) -> Iterator[None]:
         os.environ[MASK] = before
 
 
-class OnLoopback:
-    """Context in which a Ray that is started listens on loopback only, without a network."""
-
-    _constants: Any
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(CLUSTER_SWITCH)
-        os.environ[CLUSTER_SWITCH] = "0"
-        self._constants = sys.modules.get("ray._private.ray_constants")
-        if self._constants is not None:
-            self._was = self._constants.ENABLE_RAY_CLUSTER
-            self._constants.ENABLE_RAY_CLUSTER = False
-
-    def __exit__(self, *_: object) -> None:
-        if self._constants is not None:
-            self._constants.ENABLE_RAY_CLUSTER = self._was
-        if self._before is None:
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Context in which a Ray that is started listens on loopback only."""
+    before = os.environ.get(CLUSTER_SWITCH)
+    os.environ[CLUSTER_SWITCH] = "0"
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    was_enabled = constants is not None and constants.ENABLE_RAY_CLUSTER
+    if constants is not None:
+        constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        if constants is not None:
+            constants.ENABLE_RAY_CLUSTER = was_enabled
+        if before is None:
             os.environ.pop(CLUSTER_SWITCH, None)
         else:
-            os.environ[CLUSTER_SWITCH] = self._before
+            os.environ[CLUSTER_SWITCH] = before
 
 
 @contextlib.contextmanager
 def in_own_sessions() -> Iterator[None]:
     """Context in which Ray's processes are started in their own sessions.
 
-    `timeout`, a shell and Slurm signal the whole process group, but only the driver should get the signal and stop the
-    rest in order. Ray has no setting for it.
+    `timeout`, a shell and Slurm signal the whole process group, but only the driver should get the signal, and stop
+    the other processes in order. Ray has no setting for this.
     """
     from ray._private import services
 
@@ -345,10 +344,9 @@ def in_own_sessions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_services() -> Iterator[None]:
-    """Context in which Ray starts no autoscaler, log monitor or API server, three processes of a second each.
+    """Context in which Ray starts no autoscaler, log monitor or API server: each takes a second to start.
 
-    One machine has nothing to scale, Roost follows the logs itself, and the dashboard is off. Ray has no setting for
-    it.
+    Roost does not scale clusters, follows logs itself, and turns the dashboard off. Ray has no setting for this.
     """
     from ray._private.node import Node
 
@@ -379,7 +377,7 @@ LOOK_EVERY_S = 0.1
 def patient_start() -> Iterator[None]:
     """Context that gives started nodes more time to register than Ray's fixed 30 s.
 
-    Raises RayExited as soon as one of the processes that Ray started has exited, for which Ray would wait in vain.
+    Raises RayExited as soon as a process that Ray started has exited; Ray itself would wait until its limit.
     """
     from ray._private import services
 
@@ -414,9 +412,8 @@ def patient_start() -> Iterator[None]:
 
 def _exited(process: subprocess.Popen[bytes]) -> str:
     name = Path(str(process.args[0] if isinstance(process.args, list) else process.args)).name
-    return (
-        f"Ray did not start: its process {name} exited with code {process.returncode}; `ray start --head` may tell why"
-    )
+    exit_text = f"its process {name} exited with code {process.returncode}"
+    return f"Ray did not start: {exit_text}; run `ray start --head` to see why"
 
 
 class Reaper:
@@ -432,7 +429,7 @@ class Reaper:
             stdin=their_end,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # signals to the driver's process group are not for it
+            start_new_session=True,  # signals to the driver's process group must not reach it
         )
         os.close(their_end)
 

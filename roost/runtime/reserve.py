@@ -26,7 +26,7 @@ from roost.runtime.checks import (
     check_own_process,
     check_totals,
     demands_of,
-    what_is_busy,
+    describe_shortage,
     without,
 )
 from roost.runtime.keeper import Keeper
@@ -37,7 +37,7 @@ from roost.runtime.worker import LaunchOptions
 from roost.transport.context import WaitedTooLong
 
 LOOK_EVERY = 0.02  # seconds
-SPEAK_AFTER = 1.0  # seconds of waiting
+REPORT_AFTER = 1.0  # seconds of waiting
 KEEPER_LIMIT = 120.0  # seconds for a keeper to start on a node with free resources
 PRESENCE = 0.0001  # of a node's own resource: a bundle cannot be empty
 
@@ -95,7 +95,7 @@ def reserve(
     limit: float,
     say: Say,
 ) -> Reservation:
-    """Reserve everything at once. Waits for resources that other jobs hold, and reports which those are."""
+    """Reserve all needs at once. Waits for resources that other jobs hold, and reports which are missing."""
     holders = {need.node: list(_hold_back(need, nodes[need.node])) for need in needs}
     try:
         group = _placement_group(needs, nodes)
@@ -106,7 +106,7 @@ def reserve(
             remove_placement_group(group)
             raise
     finally:
-        _let_go(needs, nodes, holders)
+        _stop_holders(needs, nodes, holders)
 
 
 def _placement_group(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> PlacementGroup:
@@ -134,7 +134,7 @@ def _wait(
     say: Say,
 ) -> None:
     start = time.monotonic()
-    has_spoken = False
+    is_reported = False
     while True:
         table = placement_group_table(group)
         if table["state"] == "CREATED":
@@ -142,16 +142,16 @@ def _wait(
         waited = time.monotonic() - start
         state = table["stats"]["scheduling_state"]
         # A node may leave between the check and the reservation; its bundle is then infeasible.
-        if state == "INFEASIBLE" and waited > SPEAK_AFTER:
+        if state == "INFEASIBLE" and waited > REPORT_AFTER:
             findings = Findings()
             check_totals(demands, supplies(), findings)
             findings.raise_errors()
         if waited > limit:
-            raise WaitedTooLong(f"the cluster had no room within {limit:g} s: {what_is_busy(demands, supplies())}")
-        if waited > SPEAK_AFTER and not has_spoken:
-            say(f"waiting up to {limit:g} s for the cluster: {what_is_busy(demands, supplies())}")
-            has_spoken = True
-        time.sleep(LOOK_EVERY if waited < SPEAK_AFTER else 10 * LOOK_EVERY)
+            raise WaitedTooLong(f"the cluster had no room within {limit:g} s: {describe_shortage(demands, supplies())}")
+        if waited > REPORT_AFTER and not is_reported:
+            say(f"waiting up to {limit:g} s for the cluster: {describe_shortage(demands, supplies())}")
+            is_reported = True
+        time.sleep(LOOK_EVERY if waited < REPORT_AFTER else 10 * LOOK_EVERY)
 
 
 def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[NodeReport]) -> Reservation:
@@ -166,31 +166,31 @@ def _keep(group: PlacementGroup, needs: Sequence[NodeNeed], nodes: Sequence[Node
     return reservation
 
 
-def stand_ins(devices: Mapping[tuple[int, int], int]) -> Iterator[str]:
+def substitutions(devices: Mapping[tuple[int, int], int]) -> Iterator[str]:
     """Messages for nodes where other accelerators were allocated than planned.
 
-    >>> list(stand_ins({(0, 1): 1, (2, 0): 4, (2, 1): 1}))
-    ['node 2: accelerators 1,4 stand for 0-1, of which another job holds some']
+    >>> list(substitutions({(0, 1): 1, (2, 0): 4, (2, 1): 1}))
+    ['node 2: accelerators 1,4 are used in place of 0-1, some of which another job holds']
     """
     for node in sorted({node for node, _ in devices}):
         planned = sorted(device for on, device in devices if on == node)
         given = sorted(device for (on, _), device in devices.items() if on == node)
         if given != planned:
             yield (
-                f"node {node}: accelerators {spell_ranks(given)} stand for {spell_ranks(planned)}, "
-                "of which another job holds some"
+                f"node {node}: accelerators {spell_ranks(given)} are used in place of {spell_ranks(planned)}, "
+                "some of which another job holds"
             )
 
 
 def matched(planned: Iterable[int], given: Iterable[int]) -> dict[int, int]:
-    """Map each planned accelerator to itself if it was given, otherwise to the next spare one.
+    """Map each planned accelerator to itself if it was allocated, otherwise to the next spare one.
 
     >>> matched([0, 1, 2], [2, 5, 6])
     {0: 5, 1: 6, 2: 2}
     """
-    wanted, there = sorted(planned), set(given)
-    spare = iter(sorted(there - set(wanted)))
-    return {device: device if device in there else next(spare) for device in wanted}
+    wanted, allocated = sorted(planned), set(given)
+    spare = iter(sorted(allocated - set(wanted)))
+    return {device: device if device in allocated else next(spare) for device in wanted}
 
 
 def _keeper(node: NodeReport, count: int, strategy: Any) -> Any:
@@ -200,10 +200,10 @@ def _keeper(node: NodeReport, count: int, strategy: Any) -> Any:
 
 
 def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
-    """Hold the accelerators below the wanted ones while reserving, so that Ray does not allocate them.
+    """Start actors that hold the accelerators below the wanted ones, so that Ray allocates the wanted ones.
 
     Ray allocates the lowest free indices. For a plan on accelerators 4 to 7 of an idle node, temporary holders occupy
-    0 to 3. If some are busy already this cannot work, and any free ones are used.
+    0 to 3. If another job holds some of the node's accelerators, there are no holders, and any free ones are used.
     """
     others = [device for device in range(len(node.physical_ids)) if device not in need.held]
     runs = list(_runs(need.accelerators, others))
@@ -227,7 +227,7 @@ def _hold_back(need: NodeNeed, node: NodeReport) -> Iterator[Any]:
     _wait_until_free(node, len(others) - sum(len(run) for is_wanted, run in runs if not is_wanted))
 
 
-def _let_go(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], holders: Mapping[int, Sequence[Any]]) -> None:
+def _stop_holders(needs: Sequence[NodeNeed], nodes: Sequence[NodeReport], holders: Mapping[int, Sequence[Any]]) -> None:
     """Stop the holders and wait until Ray has freed their accelerators, which the next reservation checks."""
     for holder in (holder for each in holders.values() for holder in each):
         ray.kill(holder)
@@ -245,8 +245,8 @@ def _runs(accelerators: Sequence[int], others: Sequence[int]) -> Iterator[tuple[
     [(False, [0]), (True, [1, 2]), (False, [3, 4]), (True, [5])]
     """
     wanted = set(accelerators).intersection(others)
-    there = [device for device in others if device <= max(wanted, default=-1)]
-    for is_wanted, run in groupby(there, key=wanted.__contains__):
+    up_to_last = [device for device in others if device <= max(wanted, default=-1)]
+    for is_wanted, run in groupby(up_to_last, key=wanted.__contains__):
         yield is_wanted, list(run)
 
 
@@ -282,13 +282,13 @@ class Holdings:
     @property
     def devices(self) -> dict[tuple[int, int], int]:
         """Map each planned accelerator of the job, a pair of node and index, to the allocated one."""
-        return {planned: there for holding in self._held for planned, there in self._devices_of(holding).items()}
+        return {planned: device for holding in self._held for planned, device in self._devices_of(holding).items()}
 
     def _devices_of(self, holding: _Holding) -> Mapping[tuple[int, int], int]:
         """Devices of a holding; the first call waits for the keepers."""
         if holding.devices is None:
             holding.devices = holding.reservation.devices()
-            for text in stand_ins(holding.devices):
+            for text in substitutions(holding.devices):
                 self._say(text)
         return holding.devices
 
@@ -331,12 +331,13 @@ class Holdings:
         planned: Collection[tuple[int, int]],
         held: Mapping[tuple[int, int], int],
     ) -> tuple[list[NodeNeed], list[Demand]]:
+        """Needs and demands by live node, less the accelerators that the job holds."""
         needs, wanted = [], []
         for demand in demands:
             node = live_nodes[demand.node]
             new = tuple(sorted(device for on, device in planned if on == node and (on, device) not in held))
             if new or demand.cpus or demand.host_memory_gb:
-                ours = frozenset(there for (on, _), there in held.items() if on == node)
+                ours = frozenset(device for (on, _), device in held.items() if on == node)
                 needs.append(NodeNeed(node, new, demand.cpus, demand.host_memory_gb, ours))
                 wanted.append(replace(demand, node=node, accelerators=len(new)))
         return needs, wanted
@@ -360,7 +361,7 @@ class Holdings:
         ]
 
     def _supplies(self, nodes: Sequence[LiveNode]) -> list[Supply]:
-        """Supplies less the job's own holdings, for which it would wait forever."""
+        """Supplies less the job's own holdings, which are not freed while it waits."""
         ours = self.held_on(nodes)
         return [without(supply, ours) for supply in live.supplies(nodes)]
 

@@ -26,8 +26,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 class GroupResult:
     """Results of one method on several workers. Call `wait()`, or `await` it in an event loop.
 
-    A worker's failure is raised as `WorkerFailed`, root cause first. A wait also ends when the job has failed
-    elsewhere.
+    A worker's failure is raised as `WorkerFailed`, root cause first. A failure elsewhere in the job also ends a wait.
     """
 
     def __init__(

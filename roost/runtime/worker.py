@@ -160,7 +160,7 @@ class Worker:
         return pending if async_op else self._waited("broadcast", pending.wait)
 
     def send_to(self, group_name: str, batch: Any, batch_size: int | None = None, tag: str = "") -> None:
-        """Send this worker's share of a batch to a group, each member its rows; they call `recv_from`.
+        """Send this worker's share of a batch to the workers of a group, which call `recv_from` to get their rows.
 
         The batch is split over this group's workers in rank order. `batch_size` is the total number of rows; by
         default every sender has as many rows as this one.
@@ -267,7 +267,6 @@ class Worker:
             self.log_info(text)
 
     def _log(self, level: int, text: str) -> None:
-
         print(f"{time.strftime('%H:%M:%S')} {logging.getLevelName(level):7} {text}", flush=True)
 
     @property
@@ -438,7 +437,7 @@ def check_methods(cls: type[Worker]) -> None:
     own = {*dir(WorkerGroup), "name", "hosts", "worker_class"}
     hidden = next((method for method in public_methods(cls) if method in own), None)
     if hidden is not None:
-        raise ValueError(f"{cls.__name__}.{hidden} would hide what a group itself calls {hidden}; rename it")
+        raise ValueError(f"{cls.__name__}.{hidden} would hide the group's own {hidden}; rename the method")
 
 
 def check_name(name: str, used_names: Collection[str]) -> None:

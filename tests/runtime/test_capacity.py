@@ -14,8 +14,8 @@ from roost.runtime.checks import (
     check_own_process,
     check_totals,
     demands_of,
+    describe_shortage,
     nodes_used,
-    what_is_busy,
 )
 
 
@@ -200,11 +200,11 @@ def test_what_this_process_holds_itself(demand, held, expected):
         ),
     ],
 )
-def test_what_is_busy(demands, supplies, expected):
-    assert what_is_busy(demands, supplies) == expected
+def test_describe_shortage(demands, supplies, expected):
+    assert describe_shortage(demands, supplies) == expected
 
 
 def test_a_large_busy_cluster_is_one_sentence():
     demands = [Demand(node, 8, 0, 0) for node in range(100)]
-    sentence = what_is_busy(demands, [supply(node, accelerators=(8, 0)) for node in range(100)])
+    sentence = describe_shortage(demands, [supply(node, accelerators=(8, 0)) for node in range(100)])
     assert sentence.endswith("; and 92 more nodes")

@@ -29,7 +29,7 @@ def test_time_runs_from_when_the_last_one_came(came, now, late):
     watched = starting()
     for rank, at in came.items():
         assert watched.overdue(at) == []
-        assert watched.come(f"agent {rank}", at) == Address("agent", rank)
+        assert watched.started(f"agent {rank}", at) == Address("agent", rank)
     assert [who.rank for who in watched.overdue(now)] == late
     assert watched.overdue(now) == [], "each is reported once"
 
@@ -53,7 +53,7 @@ def test_a_group_that_was_closed_is_not_waited_for():
     watched.add({"other": Address("reward", 0)}, 0.0)
     watched.forget("agent")
     assert watched.calls == ["other"]
-    assert watched.come("agent 0", 1.0) is None
+    assert watched.started("agent 0", 1.0) is None
 
 
 @given(st.lists(st.floats(0, LIMIT), min_size=1, max_size=200))
@@ -62,5 +62,5 @@ def test_any_number_is_waited_for_as_long_as_each_comes_within_the_limit_of_the_
     for rank, wait in enumerate(waits):
         now += wait
         assert watched.overdue(now - 1e-6) == []
-        watched.come(f"agent {rank}", now)
+        watched.started(f"agent {rank}", now)
     assert watched.calls == []

@@ -1,1 +1,1 @@
-"""`roost up`: Ray on every node of an allocation, a command on the first of them, and the end of both."""
+"""`roost up`: start Ray on every node of an allocation, run a command on the first, and stop everything after it."""

@@ -1,4 +1,4 @@
-"""`roost up` on a node: the head waits for the others and runs the command, the others follow the head."""
+"""`roost up` on a node: the head waits for the other nodes and runs the command; the others join its Ray."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from roost.config.findings import counted
 from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.probe import interface_of
 from roost.runtime.ray_connection import make_token_private
-from roost.runtime.up.local import Command, LocalRay, RayFailed, job_environ, ray_order
-from roost.runtime.up.rendezvous import LONGEST, TRIES, Caller, OtherJob, Peer, Refused, answer, call, ports_of
+from roost.runtime.up.local import Command, LocalRay, RayFailed, job_environ, ray_options
+from roost.runtime.up.rendezvous import MAX_MESSAGE, TRIES, Caller, OtherJob, Peer, Refused, answer, call, ports_of
 
 Say = Callable[[str], None]
 
-NAME_AFTER = 15.0  # seconds until nodes that have not come are named
-NAME_EVERY = 60.0
+REPORT_AFTER = 15.0  # seconds until missing nodes are reported
+REPORT_EVERY = 60.0
 CALL_AGAIN = 0.5
-TOKEN_LIMIT = 30.0  # seconds for a token file to show on a shared disk
+TOKEN_LIMIT = 30.0  # seconds for a token file to appear on a shared disk
 LOST_GRACE = 10.0  # seconds for the command to end after a node was lost
 GOODBYE_LIMIT = 60.0  # seconds for the others to end
-SAME_SIGNAL_S = 30.0  # a scheduler signals every node: the same signal within this time is one
-SAME_INTERRUPT_S = 2.0  # shorter: a person presses Ctrl-C again to end the command at once
-# Each signal, and what the command gets. A closed ssh connection sends SIGHUP, which would end the command unsaved.
+SAME_SIGNAL_S = 30.0  # a scheduler signals every node: repeats of a signal within this time are ignored
+SAME_INTERRUPT_S = 2.0  # the same for SIGINT; shorter, as users press Ctrl-C again to end the command at once
+# The signal that the command gets for each. A closed ssh connection sends SIGHUP, which would end it without a save.
 SIGNALS = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
@@ -46,7 +46,7 @@ class UpOptions:
     """Options of `roost up`."""
 
     command: tuple[str, ...]
-    timeout: float  # seconds for all nodes to come
+    timeout: float  # seconds for all nodes to join
     grace: float  # seconds for the command to end after a SIGTERM
     port: int | None = None  # first port at which nodes look for the head
     ports: tuple[int, int] | None = None  # first and last port of the rendezvous of nodes and of Ray; None: any
@@ -70,12 +70,12 @@ class Ending:
 
 def run_up(allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> int:
     """Run this node's part of the job to its end; return the exit code, which is the same on all nodes."""
-    part = Head if allocation.rank == 0 else Follower
-    return asyncio.run(part(allocation, options, environ, say).run())
+    launcher = Head if allocation.rank == 0 else Follower
+    return asyncio.run(launcher(allocation, options, environ, say).run())
 
 
 def read_token(environ: Mapping[str, str]) -> str:
-    """The token that this job's nodes share, from where Ray reads it; empty if there is none."""
+    """The Ray token that this job's nodes share; empty if there is none."""
     if environ.get("RAY_AUTH_TOKEN"):
         return environ["RAY_AUTH_TOKEN"].strip()
     file = Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE)
@@ -91,12 +91,12 @@ SHARE_TOKEN = (
 )
 
 
-class Part:
-    """One node of the job: its Ray, its signals, and the reason for its end."""
+class NodeLauncher:
+    """Launcher of one node: starts its Ray, handles its signals, and ends with the job."""
 
     def __init__(self, allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> None:
         self._allocation, self._options = allocation, options
-        self._tell = say
+        self._print = say
         self._environ = job_environ(environ, allocation)
         self._job = allocation.job or allocation.head or ""
         self._ray = LocalRay()
@@ -110,7 +110,7 @@ class Part:
         for number, passed_on in SIGNALS.items():
             loop.add_signal_handler(number, self.signalled, passed_on)
         try:
-            self._do(self._work())
+            self._spawn(self._work())
             ending = await self._ending
             await self._end(ending)
         finally:
@@ -122,7 +122,7 @@ class Part:
         return ending.code
 
     def end(self, code: int, cause: str = "") -> None:
-        """End the job; the first cause counts and is printed at once, before what follows from it."""
+        """End the job; the first cause counts, and is printed at once, before errors that follow from it."""
         if not self._ending.done():
             if cause:
                 self._say(cause)
@@ -130,7 +130,7 @@ class Part:
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone after a SIGHUP
-            self._tell(text)
+            self._print(text)
 
     def signalled(self, number: signal.Signals) -> None:
         raise NotImplementedError
@@ -144,15 +144,15 @@ class Part:
     async def _leave(self) -> None:
         raise NotImplementedError
 
-    def _do(self, work: Awaitable[None]) -> None:
-        """Do something beside the rest; an error ends the job."""
+    def _spawn(self, work: Awaitable[None]) -> None:
+        """Run work concurrently; an error ends the job."""
 
         async def guarded() -> None:
             try:
                 await work
             except (OSError, ValueError, RayFailed) as error:
                 self._failed(str(error))
-            except Exception as error:  # the job would wait for this for ever
+            except Exception as error:  # otherwise the job would wait forever
                 self._failed(f"{type(error).__name__}: {error}")
 
         self._tasks.add(asyncio.create_task(guarded()))
@@ -161,13 +161,13 @@ class Part:
         self.end(1, cause)
 
     async def _start_ray(self, address: str | None, head: str | None) -> None:
-        """Start Ray on this node, and fail when it ends."""
+        """Start Ray on this node; its exit ends the job."""
         ports = self._options.ray_ports()
-        order = partial(ray_order, self._allocation, address, head, self._environ, self._say, ports=ports)
-        await self._ray.start(order, self._environ, self._say)
+        make_options = partial(ray_options, self._allocation, address, head, self._environ, self._say, ports=ports)
+        await self._ray.start(make_options, self._environ, self._say)
         network = f" at {address} ({interface_of(address)})" if address is not None else ""
         self._say(f"Ray runs on {self._allocation.name(self._allocation.rank)}{network}")
-        self._do(self._watch_ray())
+        self._spawn(self._watch_ray())
 
     async def _watch_ray(self) -> None:
         self._failed(await self._ray.ended())
@@ -181,8 +181,8 @@ class Part:
         return time.monotonic() - self._started
 
 
-class Head(Part):
-    """Rank 0: other nodes call it, and it runs the command."""
+class Head(NodeLauncher):
+    """Rank 0: the other nodes connect to it, and it runs the command."""
 
     def __init__(self, allocation: Allocation, options: UpOptions, environ: Mapping[str, str], say: Say) -> None:
         super().__init__(allocation, options, environ, say)
@@ -192,18 +192,18 @@ class Head(Part):
         self._address: str | None = None
         self._first_called, self._all_joined = asyncio.Event(), asyncio.Event()
         self._command = Command(options.command)
-        self._forwarded: dict[signal.Signals, float] = {}  # time of the last, by signal
+        self._forwarded: dict[signal.Signals, float] = {}  # time of the last one, by signal
 
     async def _work(self) -> None:
         nodes = self._allocation.nodes
         if nodes > 1:
             await self._listen()
-            self._do(self._name_missing())
+            self._spawn(self._report_missing())
             await self._first_called.wait()
         await self._start_ray(self._address, None)
         self._joined.add(0)
         for peer in self._peers.values():
-            peer.tell(ray=self._ray.address)
+            peer.send(ray=self._ray.address)
         if nodes > 1:
             await self._all_joined.wait()
         words = " ".join(self._options.command)
@@ -217,40 +217,38 @@ class Head(Part):
             self._token = read_token(self._environ)
         for port in self._options.rendezvous_ports(self._job):
             try:
-                self._server = await asyncio.start_server(self._called, port=port, limit=LONGEST)
+                self._server = await asyncio.start_server(self._accept, port=port, limit=MAX_MESSAGE)
             except OSError:
                 continue
             self._say(f"waiting for {counted(self._allocation.nodes - 1, 'node')} to connect on port {port}")
             return
         taken = self._options.rendezvous_ports(self._job)
-        raise OSError(f"ports {taken[0]} to {taken[-1]} are taken: choose others with --port")
+        raise OSError(f"ports {taken[0]} to {taken[-1]} are in use; choose others with --port")
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
-        caller = None
-        with contextlib.suppress(TimeoutError):
-            caller = await answer(peer, self._job, self._token)
+        caller = await answer(peer, self._job, self._token)
         if caller is None:
             await peer.close()
             return
         refused = self._refused(caller)
         if refused:
-            peer.tell(refused=refused)
+            peer.send(refused=refused)
             await peer.close()
             return
-        peer.tell(welcome=True)
+        peer.send(welcome=True)
         self._peers[caller.rank], self._callers[caller.rank] = peer, caller
         if not self._first_called.is_set():
-            # Where nodes find this one; its own host name may lead to loopback.
+            # Other nodes reach this one at this address; its host name may resolve to loopback.
             self._address = peer.local_address
             self._first_called.set()
         if self._ray.address:
-            peer.tell(ray=self._ray.address)
+            peer.send(ray=self._ray.address)
         async for message in peer.messages():
-            self._told(caller, message)
+            self._handle(caller, message)
         del self._peers[caller.rank]
         if not self._ending.done():
-            self.end(1, f"{self._named(caller)} is gone: its `roost up` was killed, or the machine does not answer")
+            self.end(1, f"{self._describe(caller)} is gone: its `roost up` was killed, or the machine does not answer")
         await peer.close()
 
     def _refused(self, caller: Caller) -> str:
@@ -260,35 +258,35 @@ class Head(Part):
         if not 0 < caller.rank < caller.nodes:
             return f"rank {caller.rank} is not one of the other nodes'"
         if caller.rank in self._peers:
-            return f"rank {caller.rank} is taken by {self._named(self._callers[caller.rank])}"
+            return f"rank {caller.rank} is taken by {self._describe(self._callers[caller.rank])}"
         return ""
 
-    def _told(self, caller: Caller, message: dict[str, Any]) -> None:
+    def _handle(self, caller: Caller, message: dict[str, Any]) -> None:
         if "joined" in message:
             self._joined.add(caller.rank)
             if len(self._joined) == self._allocation.nodes:
                 self._all_joined.set()
         if "failed" in message:
-            self.end(1, f"{self._named(caller)}: {message['failed']}")
+            self.end(1, f"{self._describe(caller)}: {message['failed']}")
         if "signal" in message:
-            self._forward(signal.Signals(message["signal"]), f"on {self._named(caller)}", is_own=False)
+            self._forward(signal.Signals(message["signal"]), f"on {self._describe(caller)}", is_own=False)
 
-    def _named(self, caller: Caller) -> str:
+    def _describe(self, caller: Caller) -> str:
         return f"node {caller.rank} ({caller.host})"
 
-    async def _name_missing(self) -> None:
-        """Name the nodes that have not come, again and again, until all have or time is over."""
-        name_at = NAME_AFTER
+    async def _report_missing(self) -> None:
+        """Report missing nodes periodically until all have joined; end the job after the timeout."""
+        report_at = REPORT_AFTER
         while not self._all_joined.is_set():
             await asyncio.sleep(min(0.5, self._options.timeout / 10))
-            if self._all_joined.is_set() or self._waited < min(name_at, self._options.timeout):
+            if self._all_joined.is_set() or self._waited < min(report_at, self._options.timeout):
                 continue
             missing = self._missing()
             if self._waited >= self._options.timeout:
                 self.end(1, f"{missing} after {self._options.timeout:g} s; is `roost up` running there?")
                 return
             self._say(f"{missing} after {self._waited:.0f} s; waiting up to {self._options.timeout:g} s")
-            name_at += NAME_EVERY
+            report_at += REPORT_EVERY
 
     def _missing(self) -> str:
         ranks = range(self._allocation.nodes)
@@ -304,10 +302,10 @@ class Head(Part):
         self._forward(number, "here", is_own=True)
 
     def _forward(self, number: signal.Signals, where: str, is_own: bool) -> None:
-        """Pass a signal on to the command, once: a second SIGTERM would end the save that the first one asked for.
+        """Pass a signal on to the command once: a second SIGTERM would abort the save that the first one requested.
 
-        The head's own is passed on again after a while, as a user may send it to end the command; those of the other
-        nodes are not.
+        The head's own signal is passed on again after a while, because a user may send it to end the command; signals
+        of the other nodes are not.
         """
         now = time.monotonic()
         same_s = SAME_INTERRUPT_S if number == signal.SIGINT else SAME_SIGNAL_S
@@ -321,7 +319,7 @@ class Head(Part):
             self._say(f"{number.name} {where}: passing it on to the command")
             self._command.send(number)
             if number != signal.SIGUSR1:
-                self._do(self._end_command())
+                self._spawn(self._end_command())
 
     async def _end_command(self) -> None:
         await asyncio.sleep(self._options.grace)
@@ -332,7 +330,7 @@ class Head(Part):
 
     async def _end(self, ending: Ending) -> None:
         for peer in self._peers.values():
-            peer.tell(end=ending.code, cause=ending.cause)
+            peer.send(end=ending.code, cause=ending.cause)
         if self._command.is_running:
             self._command.stop(LOST_GRACE)
             while self._command.is_running:
@@ -345,8 +343,8 @@ class Head(Part):
             await asyncio.sleep(0.1)
 
 
-class Follower(Part):
-    """Any other rank: it calls the head, starts Ray, and blocks until the job ends."""
+class Follower(NodeLauncher):
+    """Any other rank: connects to the head, starts Ray, and waits until the job ends."""
 
     _peer: Peer | None = None
 
@@ -356,15 +354,15 @@ class Follower(Part):
             raise AllocationError("no variable has the address of rank 0: export ROOST_HEAD_ADDRESS=HOST on every node")
         self._peer = await self._call(head)
         async for message in self._peer.messages():
-            self._told(message)
+            self._handle(message)
         self.end(1, f"the head at {head} is gone: its `roost up` was killed, or the machine does not answer")
 
     async def _call(self, head: str) -> Peer:
-        """Call the head until it answers."""
+        """Connect to the head; retry until it answers."""
         ports = self._options.rendezvous_ports(self._job)
         rank, hosts = self._allocation.rank, self._allocation.hosts
         caller = Caller(rank, self._allocation.nodes, hosts[rank] if hosts else socket.gethostname())
-        name_at, problem = NAME_AFTER, ""
+        report_at, problem = REPORT_AFTER, ""
         while self._waited < self._options.timeout:
             for port in ports:
                 try:
@@ -375,9 +373,9 @@ class Follower(Part):
                     raise
                 except OSError as error:
                     problem = str(error)
-            if self._waited >= name_at:
+            if self._waited >= report_at:
                 self._say(f"the head at {head} has not answered for {self._waited:.0f} s: {problem}")
-                name_at += NAME_EVERY
+                report_at += REPORT_EVERY
             await asyncio.sleep(CALL_AGAIN)
         raise ConnectionError(f"the head at {head} did not answer within {self._options.timeout:g} s: {problem}")
 
@@ -395,28 +393,28 @@ class Follower(Part):
             await asyncio.sleep(CALL_AGAIN)
         return token
 
-    def _told(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "ray" in message:
-            self._do(self._join(str(message["ray"])))
+            self._spawn(self._join(str(message["ray"])))
         if "end" in message:
             self.end(int(message["end"]), str(message["cause"]))
 
     async def _join(self, ray_address: str) -> None:
         if self._peer is not None:
             await self._start_ray(self._peer.local_address, ray_address)
-            self._peer.tell(joined=True)
+            self._peer.send(joined=True)
 
     def _failed(self, cause: str) -> None:
         if self._peer is not None and not self._ending.done():
-            self._peer.tell(failed=cause)
+            self._peer.send(failed=cause)
         self.end(1, cause)
 
     def signalled(self, number: signal.Signals) -> None:
-        """Pass a signal on to the head, whose command saves what there is; this node ends with the job."""
+        """Pass a signal on to the head, whose command saves its state; this node ends with the job."""
         if self._peer is None:
             self._ended_at_start(number)
         else:
-            self._peer.tell(signal=int(number))
+            self._peer.send(signal=int(number))
 
     async def _end(self, ending: Ending) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Processes of `roost up` on its own node: Ray with the allocation's CPUs and accelerators, and the command."""
+"""Processes of `roost up` on one node: Ray with the allocation's CPUs and accelerators, and the command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roost.procs import reaper
 from roost.procs.child import last_lines, start_supervised
 from roost.procs.server_keeper import Link
 from roost.runtime.ray_connection import STARTS, Reaper, private_folder
-from roost.runtime.up.ray_node import RayOrder
+from roost.runtime.up.ray_node import RayOptions
 
 Say = Callable[[str], None]
 
@@ -65,11 +65,11 @@ def node_labels(allocation: Allocation, host: str) -> dict[str, str]:
 
 
 def _label(text: str) -> str:
-    """Text that Ray takes as a label: letters, digits and dots, at most 63."""
+    """The text as a valid Ray label: letters, digits, dots, dashes and underscores, at most 63."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.")
 
 
-def ray_order(
+def ray_options(
     allocation: Allocation,
     address: str | None,
     head: str | None,
@@ -77,13 +77,13 @@ def ray_order(
     say: Say,
     folder: Path,
     ports: tuple[int, int] | None = None,
-) -> RayOrder:
+) -> RayOptions:
     """Start options of Ray on this node; raise ValueError if its accelerators cannot be counted."""
     found = installed_registry(environ).detect(environ)
     count = found[1].count if found is not None else 0
     if allocation.gpus is not None and allocation.gpus.text != str(count):
         say(f"{allocation.gpus}, but this node shows {count}: Ray is started with {count}")
-    return RayOrder(
+    return RayOptions(
         address=address,
         folder=str(folder / "s"),
         cpus=usable_cpus(allocation.cpus),
@@ -111,48 +111,48 @@ class LocalRay:
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: Reaper | None = None
 
-    async def start(self, make_order: Callable[[Path], RayOrder], environ: Mapping[str, str], say: Say) -> None:
-        """Start Ray, again if a busy machine kept it from starting. RayFailed if it does not."""
+    async def start(self, make_options: Callable[[Path], RayOptions], environ: Mapping[str, str], say: Say) -> None:
+        """Start Ray; retry if the machine was too busy. Raise RayFailed if it does not start."""
         with Reaper.started(private_folder()) as self._reaper:
-            order = make_order(self._reaper.folder.path)
+            options = make_options(self._reaper.folder.path)
             marked = {**environ, reaper.MARK: os.environ[reaper.MARK]}
             for tries_left in reversed(range(STARTS)):
-                told = await self._start_once(order, marked)
-                if "started" in told:
-                    self.address = told["started"]
+                message = await self._start_once(options, marked)
+                if "started" in message:
+                    self.address = message["started"]
                     return
-                if not (told.get("may_retry") and tries_left):
-                    raise RayFailed(f"Ray did not start on this node: {told['failed']}")
-                say(f"{told['failed']}; starting Ray again")
+                if not (message.get("may_retry") and tries_left):
+                    raise RayFailed(f"Ray did not start on this node: {message['failed']}")
+                say(f"{message['failed']}; starting Ray again")
 
-    async def _start_once(self, order: RayOrder, environ: Mapping[str, str]) -> dict[str, Any]:
-        log = Path(order.folder).with_name("ray_node.log")
+    async def _start_once(self, options: RayOptions, environ: Mapping[str, str]) -> dict[str, Any]:
+        log = Path(options.folder).with_name("ray_node.log")
         with log.open("ab") as printed:
             self._process = await asyncio.create_subprocess_exec(
-                *order.command(),
+                *options.command(),
                 env=dict(environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=printed,
                 start_new_session=True,  # signals to this process group are not for Ray
             )
-        told = await self._hear()
-        return told or {"failed": f"its process exited; the end of its output:\n{last_lines(log, LINES_SHOWN)}"}
+        message = await self._receive()
+        return message or {"failed": f"its process exited; the end of its output:\n{last_lines(log, LINES_SHOWN)}"}
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         """The next message of the process; empty if it exited."""
         while self._process is not None and self._process.stdout is not None:
             line = await self._process.stdout.readline()
             if not line:
                 break
-            with contextlib.suppress(ValueError):  # what Ray prints
+            with contextlib.suppress(ValueError):  # Ray prints other lines
                 return dict(json.loads(line))
         return {}
 
     async def ended(self) -> str:
         """Wait until Ray exits on its own; return the cause."""
-        told = await self._hear()
-        return str(told.get("ended", "Ray's parent process was ended"))
+        message = await self._receive()
+        return str(message.get("ended", "Ray's parent process was ended"))
 
     async def stop(self) -> None:
         """End Ray and all its processes, and remove its folder."""
@@ -166,7 +166,7 @@ class LocalRay:
 
 
 class Command:
-    """The user's command, whose processes end with this one."""
+    """The user's command. Its processes end with this one."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -175,7 +175,7 @@ class Command:
         self.has_ended = False
 
     async def run(self, environ: Mapping[str, str]) -> int:
-        """Run it to its end and return its exit code, as a shell reports it. OSError if it cannot be started."""
+        """Run the command to its end; return its exit code as a shell reports it. Raise OSError if it cannot start."""
         link, self._pid = await asyncio.to_thread(start_supervised, "command", self._words, environ, None)
         self._link = link
         return await asyncio.to_thread(self._wait, link)
@@ -202,6 +202,6 @@ class Command:
                 os.kill(self._pid, number)
 
     def stop(self, grace: float) -> None:
-        """End it by SIGTERM, and what is left after the grace period by SIGKILL."""
+        """Send SIGTERM, and SIGKILL to processes that are left after the grace period."""
         if self._link is not None and self.is_running:
             self._link.tell(stop=grace)

@@ -1,6 +1,6 @@
 """Ray of one node, in a child process that ends with its parent.
 
-`python -m roost.runtime.up.ray_node ORDER` prints a line of JSON when Ray runs, and another if one of Ray's processes
+`python -m roost.runtime.up.ray_node OPTIONS` prints a line of JSON when Ray runs, and another if one of Ray's processes
 exits. It ends Ray and exits when its standard input closes.
 """
 
@@ -22,8 +22,8 @@ RAYLET = "raylet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayOrder:
-    """Start options of Ray on a node. Without `ports` the system chooses as each process binds its own."""
+class RayOptions:
+    """Start options of Ray on a node. Without `ports` each process binds a port that the system chooses."""
 
     address: str | None  # of this node; None: Ray's choice
     folder: str
@@ -40,14 +40,14 @@ class RayOrder:
 
 
 def port_params(first: int, last: int, is_head: bool) -> dict[str, Any]:
-    """Ports of Ray's services and workers: those of a range that are free now."""
+    """Ports of Ray's services and workers: the free ports of a range."""
     free = iter([port for port in range(first, last + 1) if _is_free(port)])
     services = ("node_manager_port", "object_manager_port", *(("gcs_server_port",) if is_head else ()))
     chosen: dict[str, Any] = dict(zip(services, free, strict=False))
     workers = ",".join(map(str, free))
     if not workers:
         raise OSError(
-            f"fewer than {len(services) + 1} of the ports {first} to {last} are free: choose others with --ports"
+            f"fewer than {len(services) + 1} of the ports {first} to {last} are free; choose others with --ports"
         )
     return chosen | {"worker_port_list": workers}
 
@@ -61,33 +61,33 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def start(order: RayOrder) -> Any:
+def start(options: RayOptions) -> Any:
     """Start Ray's processes; they are killed by the kernel if this process ends."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     from roost.runtime.ray_connection import SYSTEM_CONFIG, patient_start, simulating, without_services
 
-    of_gpus, is_head = order.resource == "GPU", order.head is None
+    are_gpus, is_head = options.resource == "GPU", options.head is None
     ports: dict[str, Any] = {"min_worker_port": 0, "max_worker_port": 0}
-    if order.ports is not None:
-        ports = port_params(*order.ports, is_head)
-    settings: Any = dict(SYSTEM_CONFIG) if order.head is None else None
+    if options.ports is not None:
+        ports = port_params(*options.ports, is_head)
+    settings: Any = dict(SYSTEM_CONFIG) if is_head else None
     params = RayParams(
-        node_ip_address=order.address,
-        node_name=order.labels.get("roost.host"),
-        gcs_address=order.head,
-        num_cpus=order.cpus,
-        num_gpus=order.accelerators if of_gpus else 0,
-        resources={} if of_gpus or not order.accelerators else {order.resource: order.accelerators},
-        labels=dict(order.labels),
+        node_ip_address=options.address,
+        node_name=options.labels.get("roost.host"),
+        gcs_address=options.head,
+        num_cpus=options.cpus,
+        num_gpus=options.accelerators if are_gpus else 0,
+        resources={} if are_gpus or not options.accelerators else {options.resource: options.accelerators},
+        labels=dict(options.labels),
         dashboard_agent_listen_port=0,
-        include_dashboard=False if order.head is None else None,
-        temp_dir=order.folder,
+        include_dashboard=False if is_head else None,
+        temp_dir=options.folder,
         _system_config=settings,
         **ports,
     )
-    with simulating(order.accelerators if order.is_simulated else 0), without_services(), patient_start():
+    with simulating(options.accelerators if options.is_simulated else 0), without_services(), patient_start():
         return Node(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True, connect_only=False)
 
 
@@ -102,36 +102,36 @@ def describe_exit(name: str, code: int) -> str:
 
 
 def first_cause(ended: Iterable[tuple[str, subprocess.Popen[bytes]]]) -> str | None:
-    """The exit of a process of Ray that explains the others: a raylet ends when the control service does."""
+    """The exit of a Ray process that caused the others: a raylet exits when the control service does."""
     found = sorted(ended, key=lambda one: one[0] == RAYLET)
     return describe_exit(found[0][0], found[0][1].returncode) if found else None
 
 
-def tell(**message: Any) -> None:
+def send(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
-def main(order: RayOrder) -> None:
+def main(options: RayOptions) -> None:
     from roost.runtime.ray_connection import RayExited
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the launcher, which closes the input
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun sends it to every process; those of Ray inherit this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it and closes the input
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun sends it to every process; Ray's processes inherit this
     try:
-        node = start(order)
+        node = start(options)
     except Exception as error:
-        tell(failed=f"{type(error).__name__}: {error}", may_retry=isinstance(error, RayExited))
+        send(failed=f"{type(error).__name__}: {error}", may_retry=isinstance(error, RayExited))
         raise SystemExit(1) from error
-    tell(started=node.gcs_address)
+    send(started=node.gcs_address)
     while True:
         ready, _, _ = select.select([0], [], [], LOOK_EVERY)
         if ready and not os.read(0, 1):
             break
         cause = first_cause(node.dead_processes())
         if cause is not None:
-            tell(ended=cause)
+            send(ended=cause)
             break
     node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 if __name__ == "__main__":
-    main(RayOrder(**json.loads(sys.argv[1])))
+    main(RayOptions(**json.loads(sys.argv[1])))

@@ -180,5 +180,5 @@ def test_a_lost_node_is_reported_with_what_it_carried(doomed_nodes):
             time.sleep(0.2)
         (report,) = [failure for failure in cluster.failures if failure.kind == "node lost"]
     assert {str(failure.address) for failure in error.failures} <= {"far:1", "far:2"}
-    assert "it carried far:1, far:2" in report.summary
+    assert "it ran far:1, far:2" in report.summary
     assert report.node == 1

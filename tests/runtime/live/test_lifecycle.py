@@ -181,5 +181,5 @@ def test_a_config_may_describe_machines_only(local_ray):
 
 
 def test_another_address_than_the_one_in_use_is_refused(local_ray):
-    with pytest.raises(ValueError, match=r"is connected to Ray at .* already, and cannot be to 192.0.2.1:6379"):
+    with pytest.raises(ValueError, match=r"is connected to Ray at .* and cannot also connect to 192.0.2.1:6379"):
         Cluster(num_nodes=1, address="192.0.2.1:6379")

@@ -135,7 +135,9 @@ def test_two_jobs_never_share_a_device(one, two, reported):
     with held(one, both) as first, held(two, both) as second:
         assert first.sees().wait() == ["0,1", "2,3"]
         assert second.sees().wait() == ["4,5", "6,7"]
-    assert any("accelerators 4-7 stand for 0-3, of which another job holds some" in text for text in reported)
+    assert any(
+        "accelerators 4-7 are used in place of 0-3, some of which another job holds" in text for text in reported
+    )
 
 
 def test_what_another_cluster_of_this_process_holds_is_not_waited_for(two, reported):
