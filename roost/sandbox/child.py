@@ -46,9 +46,9 @@ def start_interpreter(
     )
 
 
-_ANSWERS_WITHIN_S = 30.0  # it has next to nothing to do
-# Of each thread its own: the kernel ends what a thread started when the thread ends, so sandboxes go with their owner.
-_OF_THREAD = threading.local()
+_ANSWERS_WITHIN_S = 30.0  # a template does little else
+# One template per thread: when a thread ends, the kernel kills the processes that it started, so sandboxes end too.
+_THREAD_LOCAL = threading.local()
 
 
 class TemplateLost(Exception):
@@ -66,7 +66,7 @@ class Template:
             process = start_interpreter(program, arguments, subprocess.DEVNULL, subprocess.DEVNULL, its_end)
         self._control.settimeout(_ANSWERS_WITHIN_S)
         self.pid, self.owner = process.pid, os.getpid()
-        self._end = weakref.finalize(self, _ended, process, self._control, self.owner)
+        self._end = weakref.finalize(self, _stop_template, process, self._control, self.owner)
 
     def fork(self, stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked:
         """Fork a new sandbox."""
@@ -77,7 +77,7 @@ class Template:
         pid = int(reply)
         try:
             return Forked(self, pid, os.pidfd_open(pid))
-        except OSError:  # there are too many open files
+        except OSError:  # too many open files
             os.kill(pid, signal.SIGKILL)
             while self.status_of(pid) is None:
                 time.sleep(0.001)
@@ -96,7 +96,7 @@ class Template:
             socket.send_fds(self._control, [request], descriptors)
             reply = self._control.recv(LONGEST)
             if not reply:
-                raise ConnectionResetError("it ended")
+                raise ConnectionResetError("the template exited")
         except BaseException as error:  # a late answer must not be read as the answer to the next request
             self._end()
             if isinstance(error, OSError):
@@ -126,7 +126,7 @@ class Forked:
 
     def poll(self) -> int | None:
         """Exit status; None while it runs."""
-        if self.returncode is None and _is_over(self._handle, 0):
+        if self.returncode is None and _has_exited(self._handle, 0):
             self.returncode = self._template.status_of(self.pid)
             if self.returncode is not None:
                 os.close(self._handle)
@@ -134,25 +134,25 @@ class Forked:
 
     def wait(self) -> None:
         while self.poll() is None:
-            _is_over(self._handle, 1_000)
+            _has_exited(self._handle, 1_000)
 
 
 def forked(stdin: IO[bytes] | int, output: IO[bytes], connection: socket.socket) -> Forked | None:
     """Fork this thread's template, starting it if needed; None if the platform cannot fork."""
-    if not _can_be_held():
+    if not _has_pidfds():
         return None
-    template: Template | None = getattr(_OF_THREAD, "template", None)
-    if template is not None and template.owner == os.getpid():  # a fork of this process has its own
+    template: Template | None = getattr(_THREAD_LOCAL, "template", None)
+    if template is not None and template.owner == os.getpid():  # a fork of this process needs its own template
         with contextlib.suppress(TemplateLost):
             return template.fork(stdin, output, connection)
-    _OF_THREAD.template = template = Template()
+    _THREAD_LOCAL.template = template = Template()
     with contextlib.suppress(TemplateLost):
         return template.fork(stdin, output, connection)
     return None
 
 
-def _can_be_held() -> bool:
-    """Return True if pidfds are available, which refer to processes that are not children."""
+def _has_pidfds() -> bool:
+    """Return True if pidfds are available: forks of the template are not children of this process."""
     if sys.platform != "linux":
         return False
     try:
@@ -162,14 +162,14 @@ def _can_be_held() -> bool:
     return True
 
 
-def _is_over(handle: int, timeout_ms: int) -> bool:
-    waiting = select.poll()
-    waiting.register(handle, select.POLLIN)
-    return bool(waiting.poll(timeout_ms))
+def _has_exited(handle: int, timeout_ms: int) -> bool:
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return bool(poller.poll(timeout_ms))
 
 
-def _ended(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
-    """End a template with all its sandboxes."""
+def _stop_template(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+    """Stop a template with all its sandboxes."""
     control.close()
     if os.getpid() == owner:
         process.kill()
@@ -230,7 +230,7 @@ class Child:
 
     @property
     def parent(self) -> int:
-        """PID of the process that it ends with."""
+        """PID of the process whose end ends this one."""
         return self._process.parent if isinstance(self._process, Forked) else os.getpid()
 
     async def send(self, message: Any) -> None:
@@ -240,11 +240,11 @@ class Child:
             await self._writer.drain()
 
     async def receive(self) -> Any:
-        """Return the next message, which is only known to be JSON of bounded size."""
+        """Return the next message: JSON of bounded size, not validated further."""
         try:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > LARGEST:
-                raise Malformed(f"a message of {length} bytes, where {LARGEST} are the most")
+                raise Malformed(f"a message of {length} bytes is too large; the limit is {LARGEST}")
             return json.loads(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ProcessLost from error
@@ -268,7 +268,7 @@ class Child:
         self._process.kill()
 
     async def death(self) -> int | None:
-        """Exit status of a process that seems to be dying; None if it lives on."""
+        """Exit status of a process that seems to be dying; None if it does not exit."""
         patience = _DIES_WITHIN_S
         while self._process.poll() is None and patience > 0:
             await asyncio.sleep(0.005)

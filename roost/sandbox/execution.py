@@ -34,7 +34,7 @@ class Fault(StrEnum):
 class Execution:
     """Output of code, including tracebacks, and how it ended."""
 
-    output: str  # as an agent is shown it
+    output: str  # as shown to an agent
     error: Fault | None
     seconds: float
 
@@ -54,7 +54,7 @@ class Printed:
         self._start = ""
         self._end = ""
         self._characters = 0
-        self.size = 0  # in bytes, of everything
+        self.size = 0  # bytes of the whole output
 
     def add(self, data: bytes) -> None:
         """Add a chunk of output, cut anywhere."""

@@ -36,8 +36,8 @@ class Limits:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; a sandbox needs more than 0")
 
 
-_MOST_ENTRIES = 20_000  # more count as too large
-_HIDDEN = (errno.EACCES, errno.ENAMETOOLONG)  # no honest code needs unlistable or very deep folders
+_MAX_ENTRIES = 20_000  # a folder with more counts as too large
+_HIDDEN = (errno.EACCES, errno.ENAMETOOLONG)  # of folders that cannot be listed or are too deep
 
 
 def is_larger(folder: Path, most_bytes: int, others: Iterable[int] = ()) -> bool:
@@ -50,9 +50,9 @@ def is_larger(folder: Path, most_bytes: int, others: Iterable[int] = ()) -> bool
     """
     size = 0
     try:
-        for entries, one in enumerate(chain(others, _sizes(folder)), start=1):
-            size += one
-            if size > most_bytes or entries > _MOST_ENTRIES:
+        for entries, entry_size in enumerate(chain(others, _sizes(folder)), start=1):
+            size += entry_size
+            if size > most_bytes or entries > _MAX_ENTRIES:
                 return True
     except _Hidden:
         return True

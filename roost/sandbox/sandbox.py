@@ -1,4 +1,4 @@
-"""A sandboxed process for model-generated code, and the isolation it needs."""
+"""Sandbox: a process for model-generated code, with checks of its isolation and limits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Isolation:
             raise TooWeak(
                 f"a sandbox on this machine would not keep code from {', '.join(self.gaps)}: it needs Linux 5.13 with "
                 f"Landlock (found version {self.landlock}) and seccomp (found: {'yes' if self.seccomp else 'no'}) on "
-                "x86_64 or aarch64; where the code is trusted, pass allows_weak=True"
+                "x86_64 or aarch64; if you trust the code, pass allows_weak=True"
             )
 
 
@@ -75,12 +75,12 @@ def readable() -> list[str]:
 _DELETED = b" (deleted)"
 
 
-def nameless_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
+def deleted_files(pid: int, folder: Path, largest: int) -> Iterator[int]:
     """Disk bytes of deleted files that a process still holds, per descriptor and mapping; each file counts once.
 
     The size of a file that is mapped but not open needs privileges; without them the largest file size is assumed.
 
-    >>> list(nameless_files(0, Path("/nowhere"), largest=1))
+    >>> list(deleted_files(0, Path("/nowhere"), largest=1))
     []
     """
     seen: set[int] = set()
@@ -111,12 +111,13 @@ def _deleted_maps(pid: int, folder: Path) -> Iterator[tuple[Path, int]]:
         lines = Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")
     except OSError:
         return  # the process ended meanwhile
-    within = os.fsencode(folder) + b"/"
+    prefix = os.fsencode(folder) + b"/"
     for line in lines:
         match line.split(maxsplit=5):
-            case [area, _, _, _, inode, path] if path.startswith(within) and path.endswith(_DELETED):
+            case [area, _, _, _, inode, path] if path.startswith(prefix) and path.endswith(_DELETED):
                 first, end = (int(address, 16) for address in area.split(b"-"))
-                yield Path(f"/proc/{pid}/map_files/{first:x}-{end:x}"), int(inode)  # there without leading zeros
+                # The names in map_files have no leading zeros.
+                yield Path(f"/proc/{pid}/map_files/{first:x}-{end:x}"), int(inode)
 
 
 def _mapped_bytes(area: Path, largest: int) -> int:
@@ -135,19 +136,19 @@ def _listed(folder: Path) -> list[Path]:
         return []  # the process ended meanwhile, or is not accessible
 
 
-Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, api and arguments; what it raises, the code sees
+Call = Callable[[str, str, dict[str, Any]], Awaitable[Any]]  # app, API and arguments; the code gets its exceptions
 
-_STARTS_WITHIN_S = 60.0  # on a machine that has much else to do
-_LOOK_EVERY_S = 0.2  # at the size of the folder
+_STARTS_WITHIN_S = 60.0  # on a busy machine
+_CHECK_EVERY_S = 0.2  # checks of the folder's size
 _MB = 1 << 20
-_WORDS = frozenset({"raised", "memory", "exited"})  # what a process can say of itself
+_REPORTED_FAULTS = frozenset({"raised", "memory", "exited"})  # faults that a process can report itself
 
 
 class Sandbox:
     """A process for the code of one episode. Definitions stay for the next piece of code, as in a notebook.
 
-    Code that ran too long, or died, takes its process with it: its output says so, and the next execution starts with
-    a new process in the same folder. Between executions the process is stopped, with all its threads.
+    If code runs too long or crashes, its process is gone: the output says so, and the next execution starts a new
+    process in the same folder. Between executions the process is stopped, with all its threads.
 
     >>> async def example():
     ...     async with await Sandbox.start() as sandbox:
@@ -175,12 +176,12 @@ class Sandbox:
         allows_weak: bool = False,
         stdin: str | None = None,
     ) -> Sandbox:
-        """Start a sandbox. A given `folder` is used and kept; a folder of the sandbox itself is removed on close.
+        """Start a sandbox. A given `folder` is used and kept; otherwise a temporary one is removed on close.
 
-        With `stdin` it reads that, and code is over when its threads are, as with a program that is run once.
+        With `stdin`, the code is run like a program: it reads this input, and ends when its threads have ended.
         """
-        place = tempfile.mkdtemp(prefix="roost-sandbox-") if folder is None else folder
-        sandbox = cls(limits or Limits(), call, Path(place).resolve(), allows_weak, folder is None)
+        path = tempfile.mkdtemp(prefix="roost-sandbox-") if folder is None else folder
+        sandbox = cls(limits or Limits(), call, Path(path).resolve(), allows_weak, folder is None)
         try:
             await sandbox._launch(stdin)
         except BaseException:
@@ -200,7 +201,7 @@ class Sandbox:
         return None if self._child is None else self._child.pid
 
     async def execute(self, code: str) -> Execution:
-        """Run a piece of code; always returns, whatever the code does. Executions are sequential."""
+        """Run a piece of code; returns whatever the code does. Concurrent calls run one after the other."""
         async with self._turn:
             self._check_open()
             child = self._child or await self._launch(None)
@@ -224,7 +225,7 @@ class Sandbox:
         finally:
             if self._owns_folder:
                 self._owns_folder = False
-                await _to_the_end(asyncio.get_running_loop().run_in_executor(None, remove, self._folder))
+                await _uncancelled(asyncio.get_running_loop().run_in_executor(None, remove, self._folder))
 
     async def __aenter__(self) -> Sandbox:
         return self
@@ -307,7 +308,7 @@ class Sandbox:
     async def _converse(self, child: Child, code: str) -> Fault | None:
         """Run the code and answer its API calls until the process reports the end.
 
-        The receipt is new for every execution, so that leftovers of an earlier one cannot answer for this one.
+        Each execution has a new receipt, so that threads left by an earlier one cannot report the end of this one.
         """
         receipt = secrets.token_hex(16)
         await child.send({"code": code, "receipt": receipt})
@@ -317,7 +318,7 @@ class Sandbox:
                     await child.send(await _answer(self._call, app, api, arguments))
                 case {"receipt": number, "outcome": None} if number == receipt:
                     return None
-                case {"receipt": number, "outcome": str(word)} if number == receipt and word in _WORDS:
+                case {"receipt": number, "outcome": str(word)} if number == receipt and word in _REPORTED_FAULTS:
                     return Fault(word)
                 case _:
                     raise Malformed("a message has an unknown kind or no receipt")
@@ -326,9 +327,9 @@ class Sandbox:
         """Kill a process that fills the disk."""
         limits, folder = self._limits, self._folder
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            nameless = nameless_files(child.pid, folder, limits.file_mb * _MB)
-            if await asyncio.to_thread(is_larger, folder, limits.folder_mb * _MB, nameless):
+            await asyncio.sleep(_CHECK_EVERY_S)
+            deleted = deleted_files(child.pid, folder, limits.file_mb * _MB)
+            if await asyncio.to_thread(is_larger, folder, limits.folder_mb * _MB, deleted):
                 child.kill(Fault.DISK)
 
 
@@ -352,7 +353,7 @@ async def _answer(call: Call, app: str, api: str, arguments: dict[str, Any]) -> 
         return {"error": str(error)}
 
 
-async def _to_the_end(work: asyncio.Future[None]) -> None:
+async def _uncancelled(work: asyncio.Future[None]) -> None:
     """Wait for work that must complete; a cancellation is raised afterwards."""
     cancelled = None
     while not work.done():
@@ -366,10 +367,10 @@ async def _to_the_end(work: asyncio.Future[None]) -> None:
 
 
 def _input(stdin: str | None) -> IO[bytes]:
-    """Return a file with the input: unlike a pipe, it needs no writer that waits for its reader."""
+    """Return a file with the input; a pipe would need a writer that waits for the reader."""
     if stdin is None:
         return Path(os.devnull).open("rb")
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (whoever asked for it closes it)
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by the caller)
     file.write(stdin.encode(errors="replace"))
     file.seek(0)
     return file

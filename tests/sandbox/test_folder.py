@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roost.sandbox import limits as folder
-from roost.sandbox.sandbox import nameless_files
+from roost.sandbox.sandbox import deleted_files
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from roost.sandbox.sandbox import nameless_files
     ],
 )
 def test_sizes(files, most_bytes, larger, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(folder, "_MAX_ENTRIES", 10)
     for name, size in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
@@ -88,7 +88,7 @@ def test_what_is_mapped_is_large_where_nobody_says_how_large(unprivileged):
     size, largest = ctypes.c_size_t(4096), 1 << 40
 
     def counted():
-        return sum(nameless_files(os.getpid(), Path.cwd(), largest)) // largest
+        return sum(deleted_files(os.getpid(), Path.cwd(), largest)) // largest
 
     with Path("a b\n").open("wb+") as file:
         file.write(bytes(4096))

@@ -238,7 +238,7 @@ def test_a_template_that_does_not_answer_is_replaced():
         async with await Sandbox.start() as sandbox:
             stopped = template_of(sandbox)
         stopped.send_signal(signal.SIGSTOP)
-        template._OF_THREAD.template._control.settimeout(0.1)  # nobody has to wait for it here
+        template._THREAD_LOCAL.template._control.settimeout(0.1)  # nobody has to wait for it here
         return stopped, (await run_once("print(1)", limits=PATIENT)).output
 
     stopped, output = ran(in_new_thread(work))

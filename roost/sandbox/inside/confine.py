@@ -1,4 +1,4 @@
-"""Drop everything that code in a sandbox does not need, before any of that code is received."""
+"""Confine the sandboxed process before it receives any code: drop all rights that the code does not need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roost.sandbox.inside.kernel import PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR
 
 _NEW_USER_NAMESPACE = 0x10000000
 _NOBODY = 65534
-_LAST_CAPABILITY = 63  # no kernel has more
+_LAST_CAPABILITY = 63  # upper bound of all kernels
 
 
 def confine(request: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def confine(request: dict[str, Any]) -> dict[str, Any]:
     _limit("RLIMIT_CORE", 0)
     _limit("RLIMIT_FSIZE", request["file_bytes"])
     _limit("RLIMIT_NOFILE", request["open_files"])
-    _limit("RLIMIT_CPU", request["cpu_s"], spare=1)  # the first is a signal that names the reason, the second the end
+    _limit("RLIMIT_CPU", request["cpu_s"], spare=1)  # SIGXCPU, which shows the reason, comes before SIGKILL
     _limit("RLIMIT_MEMLOCK", 0)
     in_force = {"landlock": 0, "seccomp": False, "namespace": False}
     if sys.platform == "linux":
@@ -36,12 +36,12 @@ def _confine_on_linux(request: dict[str, Any]) -> dict[str, Any]:
     if os.geteuid() == 0:
         _drop_root(kernel)
     namespace = _enter_namespace(kernel)
-    if namespace:  # elsewhere the limit would count all processes of the user, the trainer's too
+    if namespace:  # without one the limit would count all processes of the user, also the trainer's
         _limit("RLIMIT_NPROC", request["processes"])
     kernel.drop_capabilities()
-    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user would undo it
+    kernel.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which would reset it
     if os.getppid() != request["parent"]:
-        os._exit(1)  # it died before it was watched
+        os._exit(1)  # the parent died before this process was set to die with it
     kernel.prctl(PR_SET_NO_NEW_PRIVS, 1)
     version = landlock.restrict(
         kernel, request["readable"], request["folder"], ["/dev/null", "/dev/zero", "/dev/urandom"]
@@ -50,12 +50,12 @@ def _confine_on_linux(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_root(kernel: Kernel) -> None:
-    """Root is exempt from the limit of processes; another real user is not. Files are still read as their owner."""
+    """Change root's real user, because root is exempt from the process limit; files are still read as root."""
     try:
         os.setgroups([])
         os.setresuid(_NOBODY, 0, 0)
     except OSError:
-        return  # a root of a namespace, which cannot become anybody else
+        return  # root of a user namespace, which cannot change its user
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             kernel.prctl(PR_CAPBSET_DROP, capability)
@@ -92,5 +92,5 @@ def _limit(name: str, most: int, spare: int = 0) -> None:
     try:
         resource.setrlimit(kind, (min(most, allowed), allowed))
     except (OSError, ValueError):
-        if sys.platform == "linux":  # macOS has limits that it does not let anybody set
+        if sys.platform == "linux":  # macOS has limits that cannot be set
             raise

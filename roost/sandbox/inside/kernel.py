@@ -1,4 +1,4 @@
-"""System calls that Python has no functions for."""
+"""System calls that Python's `os` module lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 1, 22, 38, 24
 _SECCOMP_MODE_FILTER = 2
-_CAPABILITY_VERSION = 0x20080522  # the third, of two words
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, with two words per set
 
 
 class Kernel:

@@ -10,21 +10,21 @@ from typing import NamedTuple
 from roost.sandbox.inside.kernel import Kernel
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
-_ASK_VERSION = 1
-_BENEATH_A_PATH = 1
+_QUERY_VERSION = 1
+_RULE_PATH_BENEATH = 1
 
 # Rights, in the kernel's order.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
 _MAKE_CHAR, _MAKE_DIR, _MAKE_REG, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = (1 << bit for bit in range(6, 13))
 _REFER, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in range(13, 16))
 
-_LOOKING = _READ_FILE | _READ_DIR
-_OWNING = _LOOKING | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM | _REFER | _TRUNCATE
-_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # what can be granted for a single file
+_READ = _READ_FILE | _READ_DIR
+_OWN = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM | _REFER | _TRUNCATE
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV  # rights that a single file can have
 
 
-class Handled(NamedTuple):  # a data class takes 10 ms to import
-    """Everything that a version of Landlock can forbid; what is handled is forbidden but for the rules."""
+class Handled(NamedTuple):  # importing dataclasses takes 10 ms
+    """Rights that a version of Landlock can forbid. Handled rights are forbidden unless a rule grants them."""
 
     files: int
     ports: int
@@ -49,7 +49,7 @@ def handled_by(version: int) -> Handled:
 def version_of(kernel: Kernel) -> int:
     """Landlock version of the kernel; 0 if there is none."""
     try:
-        return kernel.call(_CREATE_RULESET, None, 0, _ASK_VERSION)
+        return kernel.call(_CREATE_RULESET, None, 0, _QUERY_VERSION)
     except OSError:
         return 0
 
@@ -63,7 +63,7 @@ def restrict(kernel: Kernel, readable: Iterable[str], owned: str, devices: Itera
     description = handled.packed(version)
     rules = kernel.call(_CREATE_RULESET, description, len(description), 0)
     try:
-        grants = [*((path, _LOOKING) for path in readable), (owned, _OWNING)]
+        grants = [*((path, _READ) for path in readable), (owned, _OWN)]
         grants += [(path, _READ_FILE | _WRITE_FILE) for path in devices]
         for path, rights in grants:
             _grant(kernel, rules, path, rights & handled.files)
@@ -75,12 +75,12 @@ def restrict(kernel: Kernel, readable: Iterable[str], owned: str, devices: Itera
 
 def _grant(kernel: Kernel, rules: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
-        return  # not every system has every folder of libraries, or shows it to everybody
+        return  # some library folders do not exist on this system, or are not accessible
     try:
         if not os.path.isdir(path):  # noqa: PTH112 (pathlib takes long to import)
-            rights &= _OF_FILES
-        kernel.call(_ADD_RULE, rules, _BENEATH_A_PATH, struct.pack("=Qi", rights, place), 0)
+            rights &= _FILE_RIGHTS
+        kernel.call(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -16,11 +16,11 @@ from roost.sandbox.inside.notebook import Notebook
 class ApiError(Exception):
     """An API call failed."""
 
-    __module__ = "builtins"  # so that a traceback names it without its home
+    __module__ = "builtins"  # so that tracebacks show the bare name
 
 
 class Apis:
-    """`apis.<app>.<api>(**arguments)` is executed by the other side."""
+    """`apis.<app>.<api>(**arguments)` calls an API of the process outside."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._lock = channel, threading.Lock()
@@ -60,10 +60,10 @@ def main(descriptor: int) -> NoReturn:
     channel = Channel(descriptor)
     request = channel.receive()
     sys.dont_write_bytecode = True
-    sys.path[:] = ["", *sys.path[1:], *request["libraries"]]  # the first is where this file was found
+    sys.path[:] = ["", *sys.path[1:], *request["libraries"]]  # the first entry was Roost's own folder
     sys.argv[:] = [""]
     os.environ["HOME"] = os.environ["TMPDIR"] = request["folder"]
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file, as this process began
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper at process start
     in_force = confine(request)
     notebook = Notebook({"apis": Apis(channel), "ApiError": ApiError} if request["has_apis"] else {})
     channel.send({"in_force": in_force})

@@ -54,7 +54,7 @@ class Notebook:
 def _show(error: BaseException) -> None:
     """Print the traceback without the frames of this package."""
     _flush()
-    traceback.clear_frames(error.__traceback__)  # what they hold may be what filled the memory
+    traceback.clear_frames(error.__traceback__)  # their variables may fill the memory
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     pending, seen = [shown], set[int]()
     while pending:
@@ -76,7 +76,7 @@ def _flush() -> None:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError, AttributeError):
-            continue  # the code closed it, or put something else in its place
+            continue  # the code closed or replaced it
 
 
 def _join_threads() -> None:

@@ -1,4 +1,4 @@
-"""The filter of system calls: those that a sandboxed interpreter may make, as a program that the kernel runs."""
+"""Seccomp filter of a sandbox: the system calls that its interpreter may make, as a BPF program."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ clone 56 220             prctl 157 167           prlimit64 302 261         kill 
 tgkill 234 131           socketpair 53 199       sendto 44 206
 """
 
-# Answered as done and not done: Landlock does not guard modes, owners and times, and copying a file sets them.
+# Report success without doing anything: copying a file sets its mode, owner and times, which Landlock does not guard.
 _IGNORED = """
 chmod 90 -               fchmod 91 52            fchmodat 268 53           fchmodat2 452 452
 chown 92 -               lchown 94 -             fchown 93 55              fchownat 260 54
 utime 132 -              utimes 235 -            futimesat 261 -           utimensat 280 88
 """
 
-# Answered as a file system does that has no extended attributes, and cannot set aside room for files: that is done at
-# once, for more than a file may have. The C library writes zeros instead.
+# Refused with ENOTSUP, as by a file system without extended attributes and preallocation. fallocate could exceed the
+# limit of a file's size at once; the C library then writes zeros instead.
 _UNSUPPORTED = """
 setxattr 188 5           lsetxattr 189 6         fsetxattr 190 7           getxattr 191 8
 lgetxattr 192 9          fgetxattr 193 10        listxattr 194 11          llistxattr 195 12
@@ -104,32 +104,32 @@ def calls_of(machine: str) -> Calls:
     )
 
 
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel's audit numbers them
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's AUDIT_ARCH numbers
 
 KILL = 0x80000000
 ALLOW = 0x7FFF0000
-ERROR = 0x00050000  # with the error's number added; 0 is a call that succeeds without being made
+ERROR = 0x00050000  # plus the errno; with errno 0 the call returns success without being executed
 EPERM, ENOSYS, ENOTTY, ENOTSUP = 1, 38, 25, 95
 
-# From here on every machine has the same numbers. Libraries try these calls and do without where there are none.
+# From this number on, calls have the same numbers on all machines. Libraries fall back if such a call is missing.
 FIRST_NEW_CALL = 424
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where they lie in what the filter is shown
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 
 _THREAD = 0x10000  # CLONE_THREAD
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, -CGROUP, -UTS, -IPC, -USER, -PID, -NET and -TIME
-_TRUNCATE, _ACCESS_MODE = 0o1000, 0o3  # of the four modes, 0 reads and 3 does neither
-_OWNERS_AND_SIGNALS = (8, 10, 15, 1024)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE: signals to others
-_TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, sizes, FIONREAD, FIONBIO, FIOCLEX
-_NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
+_TRUNCATE, _ACCESS_MODE = 0o1000, 0o3  # of the four access modes, 0 reads and 3 neither reads nor writes
+_REFUSED_FCNTLS = (8, 10, 15, 1024)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE: they send signals to others
+_ALLOWED_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, sizes, FIONREAD, FIONBIO, FIOCLEX
+_ALLOWED_PRCTLS = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 _UNIX, _STREAM, _KIND_OF_SOCKET = 1, 1, 0xF
 
 Instruction = tuple[int, int, int, int]
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """The filter for the process `pid`: what is listed is allowed, all else refused.
+    """The filter for process `pid`: listed calls are allowed, all others refused.
 
     >>> len(filter_program("x86_64", 7)) % 8
     0
@@ -153,10 +153,10 @@ def _checks(pid: int) -> dict[str, list[Instruction]]:
     return {
         "open": _check_open(argument=1),
         "openat": _check_open(argument=2),
-        "fcntl": [*_load_argument(1), *_answer(_OWNERS_AND_SIGNALS, ERROR | EPERM), allowed],
-        "ioctl": [*_load_argument(1), *_answer(_TERMINAL_QUESTIONS, ALLOW), _return(ERROR | ENOTTY)],
+        "fcntl": [*_load_argument(1), *_answer(_REFUSED_FCNTLS, ERROR | EPERM), allowed],
+        "ioctl": [*_load_argument(1), *_answer(_ALLOWED_IOCTLS, ALLOW), _return(ERROR | ENOTTY)],
         "clone": [*_load_argument(0), (_AND, 0, 0, _THREAD | _NEW_NAMESPACES), *_answer([_THREAD], ALLOW), refused],
-        "prctl": [*_load_argument(0), *_answer(_NAMES, ALLOW), refused],
+        "prctl": [*_load_argument(0), *_answer(_ALLOWED_PRCTLS, ALLOW), refused],
         "prlimit64": [*_load_argument(0), *_answer([0, pid], ALLOW), refused],
         "kill": only_self,
         "tgkill": only_self,
@@ -179,9 +179,9 @@ def _checks(pid: int) -> dict[str, list[Instruction]]:
 
 
 def _check_open(argument: int) -> list[Instruction]:
-    """Opening a file can empty it without writing to it; before its third version Landlock lets that pass."""
-    empties = [*_load_argument(argument), (_AND, 0, 0, _TRUNCATE | _ACCESS_MODE)]
-    return [*empties, *_answer([_TRUNCATE, _TRUNCATE | _ACCESS_MODE], ERROR | EPERM), _return(ALLOW)]
+    """Refuse to truncate a file that is not opened for writing: Landlock before version 3 allows it."""
+    masked = [*_load_argument(argument), (_AND, 0, 0, _TRUNCATE | _ACCESS_MODE)]
+    return [*masked, *_answer([_TRUNCATE, _TRUNCATE | _ACCESS_MODE], ERROR | EPERM), _return(ALLOW)]
 
 
 def _load(offset: int) -> list[Instruction]:
@@ -189,7 +189,7 @@ def _load(offset: int) -> list[Instruction]:
 
 
 def _load_argument(index: int) -> list[Instruction]:
-    """Its lower half, which is all of an int; both kinds of machines are little-endian."""
+    """Load the lower half of an argument, which holds a whole int; both machine types are little-endian."""
     return _load(_ARGUMENTS + 8 * index)
 
 

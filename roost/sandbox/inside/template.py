@@ -1,7 +1,7 @@
-"""The template of sandboxes: a process that has imported what most code uses, and is forked for each of them.
+"""The template of sandboxes: a process that has imported common modules, and is forked for each sandbox.
 
-It knows nothing about them: it only passes on descriptors. So the memory that they all begin with holds modules,
-and nothing of anybody.
+It only passes on descriptors and knows nothing else about its sandboxes. So the memory that they inherit holds modules,
+and no data of other sandboxes or of the trainer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from roost.sandbox.inside.kernel import PR_SET_PDEATHSIG, Kernel
 from roost.sandbox.inside.main import main
 
 FORK, STATUS, NONE = b"fork", b"status ", "-"
-LONGEST = 64  # of requests and answers, in bytes
+LONGEST = 64  # bytes of a request or answer
 DESCRIPTORS = 3  # of a sandbox: its input, its output, its connection
-_CONNECTION = 3  # where a sandbox has it, after input, output and errors
+_CONNECTION = 3  # descriptor of the connection in a sandbox, after stdin, stdout and stderr
 _HIGHEST_DESCRIPTOR = 1 << 20
 _IMPORTED = (
     "bisect",
@@ -58,11 +58,11 @@ def serve(descriptor: int, owner: int) -> None:
     """Fork on request, and report exit statuses, until the owner is gone."""
     Kernel().prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
-        return  # it died before it was watched
+        return  # the owner died before this process was set to die with it
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # looking at these objects in every fork would copy their pages
+    gc.freeze()  # collections in the forks would copy the pages of these objects
     control = socket.socket(fileno=descriptor)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, LONGEST, DESCRIPTORS)
@@ -74,14 +74,14 @@ def serve(descriptor: int, owner: int) -> None:
 
 
 def _forked(control: socket.socket, descriptors: list[int]) -> str:
-    """Fork a sandbox and return its PID; NONE if the machine has no room, which must not end the others."""
+    """Fork a sandbox and return its PID; NONE if the machine cannot fork, which must not end the other sandboxes."""
     try:
         pid = os.fork()
     except OSError:
         pid = -1
     if pid == 0:
-        control.detach()  # its number becomes another's
-        _be_a_sandbox(*descriptors)
+        control.detach()  # its descriptor is reused below
+        _run_sandbox(*descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     return str(pid) if pid > 0 else NONE
@@ -93,8 +93,8 @@ def _status(pid: int) -> str:
     return str(os.waitstatus_to_exitcode(status)) if ended else NONE
 
 
-def _be_a_sandbox(given: int, output: int, connection: int) -> NoReturn:
-    leave = os._exit
+def _run_sandbox(given: int, output: int, connection: int) -> NoReturn:
+    leave = os._exit  # kept here, because the code can replace `os._exit`
     try:
         os.setsid()
         for descriptor, number in ((given, 0), (output, 1), (output, 2), (connection, _CONNECTION)):
@@ -104,12 +104,12 @@ def _be_a_sandbox(given: int, output: int, connection: int) -> NoReturn:
         main(_CONNECTION)
     except BaseException:
         traceback.print_exc()
-    finally:  # never back to where the template waits
+    finally:  # never return into the template's loop
         leave(1)
 
 
 def _open_streams() -> None:
-    """Open the standard streams, as an interpreter does at start: those of the template have other files."""
+    """Open the standard streams as an interpreter does at start; the template's streams refer to other files."""
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape", None)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape", "\n")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", "\n")  # type: ignore[misc]
