@@ -1,6 +1,6 @@
-"""Difficulty of the app world: shares solved by an agent with the solutions, and by one that calls at random.
+"""Baselines of the app world: tasks solved by an agent that runs the solutions, and by one that calls APIs at random.
 
-Both act through a server and its sandboxes, as a policy does. No model is needed.
+Both act through a server and its sandboxes, like a policy. No model is needed.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ AGENTS: dict[str, Callable[..., Any]] = {"oracle": OracleAgent, "random": Random
 
 
 def main(tasks: int = 60, seed: int = 0, at_a_time: int = 8, max_turns: int = 40) -> None:
-    """EpisodeRequest so many tasks of each difficulty with both agents."""
+    """Run both agents on this many tasks of each difficulty."""
     asyncio.run(compare(tasks, seed, at_a_time, max_turns))
 
 
@@ -51,9 +51,9 @@ async def solved_by(
     tasks: Sequence[Task],
     agent: Callable[..., Any],
     max_turns: int,
-    tell: Callable[[], None],
+    on_done: Callable[[], None],
 ) -> list[bool]:
-    """Whether each of the tasks was solved; an environment is opened when one of its worlds is free."""
+    """For each task, whether the agent solved it; tasks wait until a world is free."""
 
     async def solves(task: Task) -> bool:
         environment = await environments.open()
@@ -63,18 +63,18 @@ async def solved_by(
             return await environment.score() == 1.0
         finally:
             await environment.close()
-            tell()
+            on_done()
 
     return await asyncio.gather(*map(solves, tasks))
 
 
 def by_scenario(tasks: Sequence[Task], solved: Sequence[bool]) -> list[bool]:
-    """Whether all variants of each scenario were solved."""
-    together: dict[str, bool] = {}
+    """For each scenario, whether all of its variants were solved."""
+    scenarios: dict[str, bool] = {}
     for task, is_solved in zip(tasks, solved, strict=True):
         scenario = str(task.data["scenario_id"])
-        together[scenario] = together.get(scenario, True) and is_solved
-    return list(together.values())
+        scenarios[scenario] = scenarios.get(scenario, True) and is_solved
+    return list(scenarios.values())
 
 
 if __name__ == "__main__":

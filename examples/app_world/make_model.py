@@ -1,4 +1,4 @@
-"""Write the model that the app world's example begins with; it knows what code looks like, and little else."""
+"""Write the initial model of the app-world example: a tiny one, pretrained on demonstrations that are mostly wrong."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Write the model that the examples here train: a small transformer that knows nothing.
+"""Write the initial model of these examples: a small transformer with random weights.
 
 python examples/arithmetic/make_model.py [FOLDER]
 """

@@ -1,4 +1,4 @@
-"""arm.yaml on one machine: a Ray with a node for each of the job's four machines, and simulated accelerators.
+"""Run arm.yaml on one machine: a Ray cluster with a node for each of the job's machines, and simulated accelerators.
 
 python examples/control/make_model.py arm
 python examples/control/try_on_one_machine.py
@@ -24,11 +24,11 @@ SMALL = ("runner.max_steps=3", "data.rollout_batch_size=8", "train.eval_tasks=2"
 
 @contextmanager
 def simulated_machines(accelerators: Sequence[int]) -> Iterator[str]:
-    """A Ray of its own with a node for each number, which is how many accelerators it has; gives its address."""
+    """Start a Ray cluster with a node for each number of accelerators; yield its address."""
     cluster = Cluster()
     try:
         for rank, count in enumerate(accelerators):
-            # A node is started as a child of this process, and inherits what it is from the environment.
+            # A node is a child of this process and reads its rank and accelerators from the environment.
             os.environ.update(ROOST_NODE_RANK=str(rank), ROOST_FAKE_ACCELERATORS=str(count))
             cluster.add_node(num_cpus=2, num_gpus=count, include_dashboard=False)
         for variable in ("ROOST_NODE_RANK", "ROOST_FAKE_ACCELERATORS"):
@@ -44,7 +44,7 @@ def main(
     name: str = "arm-on-one-machine",
     runs: str = "runs",
 ) -> None:
-    """Train a few small steps, each process on the node where the plan puts it."""
+    """Train a few small steps, with each process on its planned node."""
     machines = inventory_from_file(HERE / "machines.yaml")
     with simulated_machines([int(count) for count in machines.accelerator_counts]) as address:
         train_command(HERE / "arm.yaml", [*SMALL, *(overrides or ())], name, runs, address=address)

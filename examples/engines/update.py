@@ -1,4 +1,4 @@
-"""Two engines on this machine: they generate, get new weights while they work, sleep, and one is killed and comes back.
+"""Two engines on this machine: generate, update weights during generation, sleep, and restart after one is killed.
 
 python examples/engines/update.py
 """
@@ -35,7 +35,7 @@ SAMPLING = Sampling(max_tokens=200, temperature=0.8, seed=1, ignore_eos=True)
 
 
 class Learner:
-    """Stands for a learner: a model in this process whose weights change."""
+    """A stand-in for a learner: a model in this process whose weights change randomly."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

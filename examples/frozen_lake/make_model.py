@@ -1,4 +1,4 @@
-"""Write the model that the example trains: a small transformer that knows nothing, with one token per cell and action.
+"""Write the initial model of the example: a small transformer with random weights and one token per cell and action.
 
 python examples/frozen_lake/make_model.py [FOLDER]
 """

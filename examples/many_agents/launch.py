@@ -1,4 +1,4 @@
-"""512 agent processes on four simulated nodes of this machine, or as many as its memory holds; each plays episodes.
+"""512 agent processes on four simulated nodes of this machine, or as many as fit into memory; each runs two episodes.
 
 python examples/many_agents/launch.py
 python examples/many_agents/launch.py --processes 64
@@ -23,7 +23,7 @@ import psutil
 import yaml
 from proportions import fitting, scaled
 
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported: it listens on loopback only
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported; makes it listen on loopback only
 
 import roost
 from roost import Cluster
@@ -38,16 +38,16 @@ from roost.runtime.worker import WorkerGroup
 JOB = Path(__file__).with_name("job.yaml")
 NODES = 4
 MOST = 512
-SPARED = 4 * 2**30  # bytes of memory that are left to everybody else
+SPARED = 4 * 2**30  # bytes of memory left to other programs
 EPISODE_LIMIT_S = 600.0
-OBJECT_STORE = 100 * 2**20  # bytes on each node; nothing here is put into it
+OBJECT_STORE = 100 * 2**20  # bytes on each node; this script does not use it
 
 
-# What is played ---------------------------------------------------------------------------------------------------
+# The task ---------------------------------------------------------------------------------------------------------
 
 
 class Echo:
-    """The policy is to say again what it is shown; the answer tells which process of which node asked it to."""
+    """The policy must repeat the prompt. The answer that is shown has the process and node of the episode."""
 
     def size(self, split: Split) -> int:
         return MOST
@@ -69,7 +69,7 @@ def make_echo(task: Mapping[str, Any], model: str) -> Echo:
 
 
 def open_policy(number: int, episode: int, attempt: int) -> Sampler:
-    """Turns that the driver answers by itself; those of a job are drawn on its engines."""
+    """Sampler that returns the prompt, without an engine."""
 
     async def sample(token_ids: Sequence[int], turn: int, max_tokens: int | None) -> Completion:
         count = len(token_ids)
@@ -78,23 +78,23 @@ def open_policy(number: int, episode: int, attempt: int) -> Sampler:
     return sample
 
 
-# Where it is played -----------------------------------------------------------------------------------------------
+# The cluster ------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def simulated_nodes() -> Iterator[str]:
-    """The address of a Ray of four nodes, all of which are this machine."""
+    """Start a Ray cluster of four nodes on this machine; yield its address."""
     import ray
     from ray.cluster_utils import Cluster as RayCluster
 
     cpus = max(1, (os.cpu_count() or 1) // NODES)  # a node starts as many processes at a time
-    # In a folder of its own, or others who look for a Ray on this machine would find this one.
+    # In a separate folder, so that other programs that look for a Ray on this machine do not find this one.
     with tempfile.TemporaryDirectory(prefix="roost-", ignore_cleanup_errors=True) as folder:
         os.environ.update(RAY_TMPDIR=folder, ROOST_FAKE_ACCELERATORS="0")
         ray_cluster = RayCluster()
         try:
             for node in range(NODES):
-                os.environ["ROOST_NODE_RANK"] = str(node)  # a node is a child of this process, and inherits it
+                os.environ["ROOST_NODE_RANK"] = str(node)  # inherited by the node, a child of this process
                 ray_cluster.add_node(num_cpus=cpus, object_store_memory=OBJECT_STORE, include_dashboard=False)
             yield ray_cluster.address
         finally:
@@ -103,24 +103,24 @@ def simulated_nodes() -> Iterator[str]:
 
 
 def planned(processes: int, cluster: Cluster) -> Plan:
-    """The job with so many processes."""
+    """Plan of the job with this number of processes."""
     job = yaml.safe_load(JOB.read_text(encoding="utf-8"))
     agent = job["cluster"]["component_placement"]["agent"]
     agent["placement"] = scaled(agent["placement"], processes)
     return roost.plan(job, inventory=cluster)
 
 
-# Launching and playing --------------------------------------------------------------------------------------------
+# Launch and episodes ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Worker of an episode, its reward, and the memory of the process by then."""
+    """The process of an episode, its reward, and the resources of the process after it."""
 
     pid: int
-    node: int  # on which Ray says that it runs
+    node: int  # as Ray reports it
     reward: float
-    memory: int  # bytes: its own, and its part of what it shares with others
+    memory: int  # bytes (PSS)
     cpu_s: float
     threads: int
     files: int
@@ -128,24 +128,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A group that was launched, and has played in every process; answers are in rank order."""
+    """Result of a launch with episodes in every process; answers are in rank order."""
 
     planned_nodes: tuple[int, ...]
     answers: tuple[Answer, ...]
     launch_s: float
-    first_s: float  # until every process has prepared and answered once: it loads what it needs, and connects
-    again_s: float  # until every process has answered once more
+    first_s: float  # of imports, connections and the first answers of all processes
+    again_s: float  # of the second answers of all processes
 
     @property
     def is_as_planned(self) -> bool:
-        """Whether every process has answered, and from the node that the plan says."""
+        """Return True if every process answered from its planned node."""
         answered = [answer for answer in self.answers if answer.reward == 1.0]
         pids = {answer.pid for answer in answered}
         return len(pids) == len(self.planned_nodes) and self.planned_nodes == tuple(each.node for each in answered)
 
 
-def launched_and_played(cluster: Cluster, plan: Plan) -> Outcome:
-    """Launch the plan's agents, let each play, and end them."""
+def launch_and_measure(cluster: Cluster, plan: Plan) -> Outcome:
+    """Launch the plan's agents, run their episodes, and stop them."""
     agents = AgentWorker.create_group(make_echo, {}, "", EPISODE_LIMIT_S)
     node_ids = [node.report.node_id for node in cluster.nodes]
     began = time.perf_counter()
@@ -162,7 +162,7 @@ def launched_and_played(cluster: Cluster, plan: Plan) -> Outcome:
 
 
 async def run_episodes(group: WorkerGroup) -> tuple[Sequence[Episode], float, float]:
-    """An episode of every process in rank order, and the seconds that the first one of each and another one took."""
+    """The second episodes in rank order, and the seconds that the first and the second ones took."""
     gateway = Gateway()
     gateway.serve("group", open_policy)
     async with gateway.serving() as contact:
@@ -176,7 +176,7 @@ async def run_episodes(group: WorkerGroup) -> tuple[Sequence[Episode], float, fl
 
 
 async def one_each(agents: AgentGroup, count: int) -> Sequence[Episode]:
-    """Begun together, each goes to the process that plays the fewest: one to each, in rank order."""
+    """Run one episode in each process, in rank order: each goes to the process with the fewest running episodes."""
     scenario, runner = Echo(), agents.runner("group")
     requests = [EpisodeRequest(scenario.task(Split.TRAIN, rank), rank, 0) for rank in range(count)]
     return await asyncio.gather(*map(runner.run_episode, requests))
@@ -197,20 +197,20 @@ def answer_of(episode: Episode, node_ids: Sequence[str]) -> Answer:
 
 
 def run(processes: int | None) -> Outcome:
-    """Try four, to know what one costs; then launch as many as are wanted, or fit."""
+    """Measure four processes; then launch the requested number, or as many as fit."""
     with simulated_nodes() as address, Cluster(num_nodes=NODES, address=address) as cluster:
-        trial = launched_and_played(cluster, planned(NODES, cluster))
+        trial = launch_and_measure(cluster, planned(NODES, cluster))
         each = max(answer.memory for answer in trial.answers)
         free = psutil.virtual_memory().available
         room = fitting(free, SPARED, each, MOST)
         print(f"one process takes {each / 1e6:.0f} MB, {free / 1e9:.1f} GB are free: {room} of {MOST} fit", flush=True)
         count = room if processes is None else processes
         if not NODES <= count <= room:
-            raise SystemExit(f"{count} processes cannot be launched here; ask for {NODES} to {room}")
-        return launched_and_played(cluster, planned(count, cluster))
+            raise SystemExit(f"{count} processes cannot be launched here; set --processes to {NODES} to {room}")
+        return launch_and_measure(cluster, planned(count, cluster))
 
 
-# What a person sees -----------------------------------------------------------------------------------------------
+# Output -----------------------------------------------------------------------------------------------------------
 
 
 def table(outcome: Outcome) -> str:
@@ -236,15 +236,15 @@ def table(outcome: Outcome) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, help=f"in all (default: as many as fit, at most {MOST})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file as well")
+    parser.add_argument("--processes", type=int, help=f"number of processes (default: as many as fit, at most {MOST})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to a file")
     options = parser.parse_args()
     outcome = run(options.processes)
     print(table(outcome))
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     if not outcome.is_as_planned:
-        raise SystemExit("not every process answered from the node that the plan says")
+        raise SystemExit("not every process answered from its planned node")
 
 
 if __name__ == "__main__":

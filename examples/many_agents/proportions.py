@@ -1,8 +1,8 @@
-"""Number of processes that fit in memory, and a smaller placement with the same proportions."""
+"""Number of processes that fit into memory, and a smaller placement with the same proportions."""
 
 
 def fitting(free: int, spared: int, each: int, most: int) -> int:
-    """Number of processes of `each` bytes that fit into the free memory, less what is spared for everybody else.
+    """Number of processes of `each` bytes that fit into the free memory less `spared` bytes.
 
     >>> fitting(free=20_000, spared=4_000, each=70, most=512)
     228
@@ -11,7 +11,7 @@ def fitting(free: int, spared: int, each: int, most: int) -> int:
 
 
 def scaled(placement: str, processes: int) -> str:
-    """A placement `nodes:first-last,...` with so many processes in all.
+    """The placement `nodes:first-last,...` scaled to this total number of processes.
 
     >>> scaled("0-1:0-200,2-3:201-511", 16)
     '0-1:0-5,2-3:6-15'

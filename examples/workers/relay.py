@@ -1,4 +1,4 @@
-"""Two groups of workers on simulated accelerators: a producer hands arrays to consumers, on a Ray of its own.
+"""Two groups of workers on simulated accelerators: a producer sends arrays to consumers through a channel.
 
 ROOST_FAKE_ACCELERATORS=4 python examples/workers/relay.py
 """
@@ -31,7 +31,7 @@ class Consumer(Worker):
             except ChannelClosed:
                 return f"{self.worker_address} on accelerator {', '.join(self.accelerators)} counted {total:,.0f}"
             total += float(item["batch"].sum())
-            time.sleep(0.02)  # somebody else's turn
+            time.sleep(0.02)  # let the other consumer take the next item
 
 
 if __name__ == "__main__":
