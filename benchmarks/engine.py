@@ -1,4 +1,4 @@
-"""Speed of the built-in engine beside transformers, on the same model, prompts and cores."""
+"""Speed of the built-in engine compared with transformers, on the same model, prompts and cores."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class Verdict:
 
 def main(
     requests: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each way takes its turn in each.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each runs all ways once.")] = 3,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width, a multiple of 64.")] = 512,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 8,
     batch: Annotated[list[int] | None, typer.Option(help="A batch size of generate; several may be given.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the lengths and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths and prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
 ) -> None:
-    """Measure all ways on the CPU, and print them beside the targets."""
+    """Measure all ways on the CPU; print results and targets."""
     from transformers import AutoModelForCausalLM
 
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
@@ -138,7 +138,7 @@ def description(parameters: int, tasks: Sequence[Task]) -> str:
 
 
 def measure(ways: Mapping[str, Way], rounds: int, progress: Console) -> dict[str, list[Run]]:
-    """All ways in turn, round by round, so that a busy moment of the machine does not fall on one of them."""
+    """Run all ways in turn, in rounds, so that other load on the machine affects all of them."""
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for turn in range(rounds):
         for name, way in ways.items():

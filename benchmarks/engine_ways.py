@@ -1,4 +1,4 @@
-"""The ways to generate that are compared: the built-in engine, and all that transformers has."""
+"""The compared ways to generate: the built-in engine, and those of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Task:
-    """One request: its prompt, and how many tokens are made."""
+    """One request: its prompt and the number of tokens to generate."""
 
     prompt: tuple[int, ...]
     answer: int
@@ -51,7 +51,7 @@ def by_engine(engine: TorchEngine, tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def generate_ways(module: Any, tasks: Sequence[Task], sizes: Sequence[int]) -> dict[str, Way]:
-    """transformers' `generate`, which works on a batch until its last answer is done."""
+    """transformers' `generate`, which runs a batch until its longest answer is done."""
 
     def batches(size: int) -> Way:
         return lambda: by_generate(module, tasks, size)
@@ -61,7 +61,7 @@ def generate_ways(module: Any, tasks: Sequence[Task], sizes: Sequence[int]) -> d
 
 @torch.inference_mode()
 def by_generate(module: Any, tasks: Sequence[Task], size: int) -> list[list[int]]:
-    """Padded on the left, prompts of similar length together; how long an answer gets is not known beforehand."""
+    """Left-padded batches of prompts of similar length; the lengths of answers are not known in advance."""
     order = sorted(range(len(tasks)), key=lambda place: len(tasks[place].prompt))
     answers: list[list[int]] = [[] for _ in tasks]
     for first in range(0, len(order), size):

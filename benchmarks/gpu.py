@@ -1,4 +1,4 @@
-"""Speed and memory of the learner, the engines and whole steps on one GPU, beside the hardware's, vLLM's and TRL's."""
+"""Speed and memory of the learner, the engines and whole steps on one GPU, compared with the hardware, vLLM and TRL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(
     model: Annotated[Path | None, typer.Option(help="Folder of the model; written if it does not exist.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on the first CUDA device, each section in a process of its own.
+    """Measure on the first CUDA device, each section in a separate process.
 
     Results of other sections that the JSON file has from the same commit, versions and device are kept and judged, too.
     """

@@ -79,7 +79,7 @@ async def _serving(kind: EngineKind, model: Path) -> dict[str, float]:
                 await _rate(engine, count, WARM_UP_TOKENS)
                 results[str(count)] = await _rate(engine, count, SERVED_TOKENS)
                 print(kind, count, round(results[str(count)]), file=sys.stderr, flush=True)
-            # The requests of a step, in the way a step sends them: one for each group.
+            # The requests of a training step: one for each group.
             results["groups"] = await _rate(engine, PROMPTS, STEP_TOKENS, GROUP)
             return results
         finally:
@@ -153,7 +153,7 @@ def job(kind: EngineKind, model: Path, data: Path, keeps: bool = False) -> dict[
         "train": {
             "engine": kind.value,
             "compute_dtype": "bfloat16",
-            "activation_checkpointing": False,  # there is room
+            "activation_checkpointing": False,  # the memory suffices
             "micro_batch_tokens": 16_384,
             "prompts_per_step": PROMPTS,
             "num_generations": GROUP,
@@ -210,7 +210,7 @@ def update(model: Path) -> dict[str, Any]:
             for kind in kinds:
                 try:
                     rates: dict[str, Any] = asyncio.run(update_rates(kind, module, folder))
-                except Exception as error:  # the others are still worth their time
+                except Exception as error:  # the other measurements are still useful
                     rates = {"failed": f"{type(error).__name__}: {error}"}
                 found[f"{name} GB, {kind.value}"] = {"copy": copied, "write": written, **rates}
                 print(name, kind, found[f"{name} GB, {kind.value}"], file=sys.stderr, flush=True)

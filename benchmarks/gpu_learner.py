@@ -89,7 +89,7 @@ def random_samples(count: int, length: int, vocabulary: int) -> list[Sample]:
 
 
 def flops_per_token(model: Any, length: int) -> float:
-    """Operations of a forward and a backward pass, without any that are done twice; attention is causal."""
+    """Floating-point operations of a forward and a backward pass without recomputation; attention is causal."""
     config = model.config
     weights = sum(weight.numel() for weight in model.parameters()) - model.get_input_embeddings().weight.numel()
     return 6.0 * weights + 6.0 * config.num_hidden_layers * config.hidden_size * length

@@ -26,7 +26,7 @@ from roost.placement.memory.residency import Decision
 GIB = 1 << 30
 EVERY_S = 0.02
 RUN_LIMIT_S = 300.0
-FRACTION = 0.4  # of the device, for the engine: so much that both fit
+FRACTION = 0.4  # of the device, for the engine, so that the learner fits beside it
 STEPS, PROMPTS, GROUP, PROMPT, NEW_TOKENS = 2, 16, 8, 128, 128
 MICRO_BATCH = 4096  # tokens; what plans assume where the config says nothing of sequences
 # Phases of a plan, by their names in a trace.
@@ -92,7 +92,7 @@ def measure(engine: str, model: Path) -> dict[str, Any]:
     for decision in DECISIONS:
         try:
             found[decision] = compared(job(model, engine, decision), decision, total / GIB, in_use)
-        except Exception as error:  # the others are still worth their time
+        except Exception as error:  # the other measurements are still useful
             found[decision] = {"failed": f"{type(error).__name__}: {error}"}
         print(engine, decision, json.dumps(found[decision]), file=sys.stderr, flush=True)
     return {f"memory_{engine}": found}

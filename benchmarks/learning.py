@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples" / "arithmetic"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """An example of examples/arithmetic, and what is changed in it."""
+    """A config of examples/arithmetic with changes."""
 
     example: str
     train: Mapping[str, Any] = field(default_factory=dict)
@@ -161,12 +161,12 @@ class Learnt:
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each scenario.")] = 3,
-    steps: Annotated[int, typer.Option(min=LAST, help="Of each run.")] = 40,
+    steps: Annotated[int, typer.Option(min=LAST, help="Steps of each run.")] = 40,
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run.")] = 600,
-    only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}; the modes if left out.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SCENARIOS)}; default: the modes.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Train on the CPU, and print rewards beside the targets."""
+    """Train on the CPU; print rewards and targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     chosen = only or list(MODES)
     unknown = set(chosen) - set(SCENARIOS)
@@ -189,7 +189,7 @@ def main(
 
 
 def learnt(name: str, seed: int, steps: int, folder: Path, limit: float) -> Learnt:
-    """Train a model of its own: another seed is another beginning, other draws and another order."""
+    """Train a new model. The seed determines its initial weights, the samples and the order of tasks."""
     scenario = SCENARIOS[name]
     config = yaml.safe_load((EXAMPLES / scenario.example).read_text())
     model = write_arithmetic_model(folder / f"model {name} {seed}", seed, **scenario.model)
@@ -234,7 +234,7 @@ def report(runs: Sequence[Learnt], console: Console) -> None:
 
 
 def verdict(name: str, runs: Sequence[Learnt]) -> Verdict:
-    """Every seed counts: one that does not learn is a scenario that does not always work."""
+    """Verdict on the worst rewards of all seeds: each seed must learn."""
     first, last = max(run.first for run in runs), min(run.last for run in runs)
     target = f"{name}: reward from at most {AT_FIRST} to at least {AT_LAST}, each of {len(runs)} seeds"
     return Verdict(target, f"{first:.3f} at most, {last:.3f} at least", first <= AT_FIRST and last >= AT_LAST)

@@ -82,7 +82,7 @@ def main(
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 256,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on the CPU with gloo, and print what was found beside what plans predict."""
+    """Measure on the CPU with gloo; print the results and the predictions of plans."""
     console = Console(highlight=False)
     os.environ["OMP_WAIT_POLICY"] = "passive"
     found, times = measured(rounds, hidden, layers, samples, length, multiprocessing.get_context("spawn"))
@@ -209,7 +209,7 @@ def serve(
         case, threads, counts = order
         if case not in learners:
             learners[case] = new_learner(models[case.model], case, samples * length // RANKS)
-            learners[case].learn(own, totals)  # to warm up
+            learners[case].learn(own, totals)  # warm-up
             # Of all learners: torch takes the groups of an equal mesh that it has seen before.
             names.update(group_names(learners[case]._mesh))
         torch.set_num_threads(threads)

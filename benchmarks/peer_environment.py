@@ -1,4 +1,4 @@
-"""The virtual environment in which the peer runs, apart from Roost's."""
+"""The virtual environment of the peer, separate from Roost's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEER = "rlinf==0.3.0"
 NEEDED = ("torch==2.13.0", "ray==2.60.0", "omegaconf==2.3.1", "numpy==2.4.6")
 
 PeerPython = Annotated[Path | None, typer.Option(exists=True, help="The interpreter that has the peer.")]
-SetupPeer = Annotated[bool, typer.Option("--setup-peer", help="Make benchmarks/.peer first.")]
+SetupPeer = Annotated[bool, typer.Option("--setup-peer", help="Create benchmarks/.peer first.")]
 
 
 def interpreter() -> Path:
@@ -25,7 +25,7 @@ def interpreter() -> Path:
 
 
 def find(named: Path | None) -> Path | None:
-    """The peer's interpreter: the one named, else the one that `set_up` made, else None."""
+    """The peer's interpreter: the given one, else that of `set_up`, else None."""
     if named is not None:
         return named.absolute()  # not resolved: an environment's interpreter is a link out of it
     return interpreter() if interpreter().exists() else None
@@ -36,7 +36,7 @@ def print_no_peer(console: Console) -> None:
 
 
 def set_up(progress: Console) -> None:
-    """Make the environment, or complete it."""
+    """Create the environment, or complete it."""
     progress.print("setting up the peer's environment")
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
     install = [str(interpreter()), "-m", "pip", "install", "--quiet"]

@@ -19,7 +19,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class DescribedCluster:
-    """The cluster interface of the peer's planner, for machines that are not there."""
+    """The cluster interface of the peer's planner, for machines that do not exist."""
 
     nodes: list[Any]
     groups: dict[str, Any]

@@ -60,7 +60,7 @@ def main(
     cli_runs: Annotated[int, typer.Option(min=1, help="Runs of the command line.")] = 10,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure how fast Roost plans, and print it beside the targets."""
+    """Measure how fast Roost plans; print results and targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
         peer_environment.set_up(progress)
@@ -87,7 +87,7 @@ def main(
 
 
 def run_growth(sizes: Sequence[int], repeats: int, progress: Console) -> tuple[Growth, ...]:
-    """All sizes in turn, several times over, so that a busy moment of the machine does not fall on one size."""
+    """Run all sizes in turn, several times, so that other load on the machine affects all of them."""
     samples: dict[int, list[Sample]] = {nodes: [] for nodes in sizes}
     for turn in range(repeats):
         progress.print(f"growth, run {turn + 1} of {repeats}")
@@ -126,7 +126,7 @@ def run_command_line(runs: int, progress: Console) -> CommandLine:
 
 
 def console_script() -> str:
-    """The line of Python that the installed `roost` command runs, so that nothing need be installed."""
+    """The line of Python that the installed `roost` command runs, so that the command need not be installed."""
     declared = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["scripts"]["roost"]
     module, function = declared.split(":")
     return f"from {module} import {function}; {function}()"

@@ -51,7 +51,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """`roost plan` on a small file, beside an interpreter that does nothing.
+    """`roost plan` on a small file, compared with an interpreter that does nothing.
 
     `unwanted` are the modules that planning must not import and did; `installed` are those that it could have.
     """

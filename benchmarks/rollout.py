@@ -1,4 +1,4 @@
-"""Use of an engine by concurrent episodes: asyncio beside a thread for each episode, and agent workers."""
+"""Utilization of an engine by concurrent episodes: asyncio, a thread for each episode, and agent workers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from roost.engines import Fleet
 
 PARTS = ("scale", "threads", "workers")
 CONCURRENCY = (1, 4, 16, 64, 256)
-COMPARED = (64, 256)  # where the other ways are compared with asyncio, as far as they are measured
+COMPARED = (64, 256)  # concurrencies at which the other ways are compared with asyncio, if they are measured
 WORKERS_AT = 64
-EQUAL = {"RAY_worker_niceness": "0"}  # Ray lets others go first, and these are compared with those who do not
+EQUAL = {"RAY_worker_niceness": "0"}  # by default Ray's workers have a lower priority than the compared processes
 
-Way = Callable[[int, int], Awaitable[list[int]]]  # plays so many episodes, so many at a time
+Way = Callable[[int, int], Awaitable[list[int]]]  # runs this many episodes at this concurrency
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each way takes its turn in each.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each runs all ways once.")] = 3,
     concurrency: Annotated[list[int] | None, typer.Option(help="Episodes at a time; several may be given.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of a round, for each at a time.")] = 4,
     turns: Annotated[int, typer.Option(min=1, help="Turns of an episode.")] = 4,
@@ -43,13 +43,13 @@ def main(
     wait: Annotated[float, typer.Option(min=0, help="Seconds of an environment's step.")] = 0.05,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width, a multiple of 64.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 2,
-    threads: Annotated[int, typer.Option(min=1, help="Of the engine.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Requests in the engine's batch at most; else all.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Largest batch of the engine; default: no limit.")] = None,
     patience: Annotated[int, typer.Option(min=0, help="Seconds to wait for an idle machine before each.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="scale, threads or workers; all if left out.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on the CPU, and print what was found beside the targets."""
+    """Measure on the CPU; print results and targets."""
     unknown = set(only or ()) - set(PARTS)
     if unknown:
         raise SystemExit(f"there is no part {unknown.pop()}; there are {', '.join(PARTS)}")
@@ -70,7 +70,7 @@ def main(
 
 
 class Bench:
-    """Plays in all ways in turn, on one engine that is watched from outside."""
+    """Runs episodes in all ways in turn, on one engine that another process watches."""
 
     def __init__(
         self, workload: Workload, model: Path, folder: Path, per_slot: int, patience: float, progress: Console
@@ -138,7 +138,7 @@ class Bench:
 
 
 def in_thread(run_episodes: Callable[[int, int], list[int]]) -> Way:
-    """One that knows nothing of event loops."""
+    """A way of a blocking function, which runs in a thread."""
 
     async def way(count: int, concurrency: int) -> list[int]:
         return await asyncio.to_thread(run_episodes, count, concurrency)

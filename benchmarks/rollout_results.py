@@ -21,7 +21,7 @@ FULL_TARGET, FULL_FROM = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Episodes that were played in one way, so many at a time."""
+    """Episodes that ran in one way, at one concurrency."""
 
     turn: int  # the round
     way: str

@@ -1,4 +1,4 @@
-"""Number of requests in an engine, seen from outside: `rollout_watch.py URL FILE` notes it until it is ended.
+"""Number of requests in an engine, seen from outside: `rollout_watch.py URL FILE` records it until it is stopped.
 
 A process of its own, so that it looks at the same moments whoever plays, and however busy they are.
 """
@@ -70,7 +70,7 @@ def means(looks: Sequence[Look]) -> tuple[float, float, float]:
 
 
 class Cores:
-    """Seconds of the cores' time that went to the engine, to those who play, and to all other programs."""
+    """CPU seconds of the engine, of the processes that run episodes, and of all other programs."""
 
     def __init__(self, engine: int) -> None:
         self._engine = psutil.Process(engine)

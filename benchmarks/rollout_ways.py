@@ -1,4 +1,4 @@
-"""The ways to play that are compared. Each plays so many episodes, so many at a time, and tells their tokens."""
+"""The compared ways to run episodes. Each runs a number of episodes at a concurrency and returns their tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
 @contextlib.asynccontextmanager
 async def engine(model: Path, folder: Path, threads: int, batch: int) -> AsyncIterator[Fleet]:
-    """A fleet of one built-in engine that works on so many requests at a time."""
+    """A fleet of one built-in engine with this batch size."""
     spec = ServerSpec(
         EngineKind.TORCH,
         str(model),
@@ -70,7 +70,7 @@ class Episodes:
 
 @contextlib.asynccontextmanager
 async def in_workers(episodes: Episodes, workload: Workload, model: Path) -> AsyncIterator[EpisodeRunner]:
-    """A runner whose episodes are played in agent workers, which draw their turns through the driver's gateway."""
+    """A runner whose episodes run in agent workers, which sample turns through the driver's gateway."""
     from roost import Cluster, NodePlacementStrategy
     from roost.rollout.env_worker import AgentGroup, AgentWorker
     from roost.rollout.gateway import Gateway
@@ -99,7 +99,7 @@ class Route(Protocol):
     def body_of(self, workload: Workload, prompt: Sequence[int], seed: int) -> dict[str, Any]: ...
 
     def tokens_of(self, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Tokens and their log-probabilities, which is what a trainer needs of a turn."""
+        """Tokens of a turn and their log-probs, which a trainer needs."""
         ...
 
 
@@ -126,12 +126,12 @@ class TokenRoute:
 
 
 def run_in_threads(url: str, route: Route, workload: Workload, count: int, concurrency: int) -> list[int]:
-    """Each thread has a client of its own, which it keeps."""
+    """Episodes in `concurrency` threads; each thread keeps its own client."""
     left, lock = iter(range(count)), threading.Lock()
 
     def one_after_another() -> list[int]:
         tokens = []
-        # Without certificates, which take longer to read than an episode to play.
+        # Without certificates: reading them takes longer than an episode.
         with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False, verify=False) as client:
             while (number := _next(left, lock)) is not None:
                 tokens.append(run_synchronously(client, route, workload, number))
@@ -163,7 +163,7 @@ def run_synchronously(client: httpx.Client, route: Route, workload: Workload, nu
 
 
 def run_alone(url: str, workload: Workload, count: int, concurrency: int) -> list[int]:
-    """As fast as the engine can: a turn of all episodes in one request, with no environment and nothing in between."""
+    """Upper bound of the engine: a turn of all episodes in one request, without environments."""
     tokens, route = list[int](), Completions()
     with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False) as client:
         for first in range(0, count, concurrency):
@@ -180,5 +180,5 @@ def run_alone(url: str, workload: Workload, count: int, concurrency: int) -> lis
 
 
 def forget(url: str) -> None:
-    """Let the engine find nothing of what was played before."""
+    """Clear the engine's prefix cache."""
     httpx.post(f"{url}/reset_prefix_cache", timeout=LIMIT_S, trust_env=False).raise_for_status()

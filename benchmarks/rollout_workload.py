@@ -12,33 +12,33 @@ from typing import Any
 from roost.rollout.environments.environment import Environment, Environments, Observation
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 
-VOCABULARY = 256  # of what is shown: the bytes of the tokenizer
+VOCABULARY = 256  # of prompts and observations: the tokenizer's bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One episode: the same turns and tokens whoever plays it."""
+    """An episode, with the same turns and tokens in all ways."""
 
     turns: int = 4
-    tokens: int = 16  # that the policy makes in a turn
+    tokens: int = 16  # generated in a turn
     prompt: int = 32
-    observation: int = 8  # tokens that a step shows
-    wait: float = 0.05  # seconds that a step takes
+    observation: int = 8  # tokens of a step's observation
+    wait: float = 0.05  # seconds of a step
 
     @property
     def generated(self) -> int:
-        """Tokens that the policy makes in an episode."""
+        """Tokens generated in an episode."""
         return self.turns * self.tokens
 
 
 def shown(workload: Workload, episode: int, step: int) -> list[int]:
-    """Tokens shown to the policy at first (step 0) and after each turn; no two episodes begin alike."""
+    """Tokens of the prompt (step 0) and of each observation; every episode starts differently."""
     chance = Random(f"{episode} {step}")
     return [chance.randrange(VOCABULARY) for _ in range(workload.observation if step else workload.prompt)]
 
 
 class Waiting:
-    """An environment whose steps do nothing but take time, as those do that wait for a browser or a test run."""
+    """An environment whose steps only take time, like those that wait for a browser or a test run."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -62,7 +62,7 @@ class Waiting:
 
 
 class WaitingEnvironments:
-    """As many as are asked for."""
+    """Opens any number of environments."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -75,7 +75,7 @@ class WaitingEnvironments:
 
 
 class Talk:
-    """The workload as Roost's scenario; named by `_target_` where workers make it."""
+    """The workload as a scenario of Roost; workers construct it by `_target_`."""
 
     def __init__(self, tokenizer: Any = None, **workload: Any) -> None:
         self._environments: Environments = WaitingEnvironments(Workload(**workload))
@@ -101,7 +101,7 @@ class Talk:
 
 
 def write_model(folder: Path, hidden: int, layers: int) -> Path:
-    """A model that never ends a turn early, so that every turn has the tokens that it may have."""
+    """A model that never ends a turn early, so that every turn has the maximum number of tokens."""
     from transformers.utils import logging
 
     from roost.engines.tiny_model import write_tiny_model
@@ -120,9 +120,9 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
 
 
 def check(workload: Workload, generated: Sequence[int]) -> None:
-    """All sides must have done the same work, or comparing them means nothing."""
+    """Check that all ways did the same work; otherwise the comparison is invalid."""
     short = [each for each in generated if each != workload.generated]
     if short:
         raise RuntimeError(
-            f"{len(short)} of {len(generated)} episodes made {short[0]} tokens, not {workload.generated}"
+            f"{len(short)} of {len(generated)} episodes generated {short[0]} tokens, not {workload.generated}"
         )

@@ -46,7 +46,7 @@ class Step:
 
     reward: float
     kl: float  # of the engine from the learner, before the step
-    replaced: float | None  # share of the engine's choices that the learner's routers would not have made
+    replaced: float | None  # share of the engine's experts that the learner's routers would not have chosen
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def run(seed: int, replays: bool, steps: int) -> list[Step]:
 
 
 def step_of(engine: TorchEngine, learner: Learner, tokenizer: AutoTokenizer, number: int) -> Step:
-    """Generate, learn twice, and give the engine the weights."""
+    """Generate, learn twice, and send the weights to the engine."""
     sums = [(one, other) for one in range(LARGEST + 1) for other in range(LARGEST + 1)]
     prompts = [tokenizer(f"{one}+{other}=", add_special_tokens=False).input_ids for one, other in sums]
     answers = [

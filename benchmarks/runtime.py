@@ -1,4 +1,4 @@
-"""Cost of Roost's runtime beside bare Ray and beside a peer's: launching, calling, and moving data.
+"""Cost of Roost's runtime compared with bare Ray and with a peer: launches, calls, and data transfer.
 
 The first time, `--setup-peer` makes an environment for the peer; see docs/benchmarks.md.
 """
@@ -28,8 +28,8 @@ from verdicts import JsonFile, print_verdicts, write_results
 HERE = Path(__file__).parent
 STATISTICS = Path("/proc/stat")
 QUIET = 0.15  # of the cores' time
-LAST_LINES = 5  # of what a process that failed has said
-LARGE = ("nodes-64", "nodes-256")  # much memory and time, so only where they are asked for
+LAST_LINES = 5  # shown of the output of a failed process
+LARGE = ("nodes-64", "nodes-256")  # need much memory and time, so only on request
 PEER_CANNOT = {
     "accelerators": "it counts the accelerators that their drivers report, and cannot be told of simulated ones",
     **dict.fromkeys(ON_NODES, "it tells nodes apart by their addresses, and simulated ones share one"),
@@ -50,7 +50,7 @@ def main(
     setup_peer: SetupPeer = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure what Roost's runtime costs, and print it beside the targets."""
+    """Measure the cost of Roost's runtime; print results and targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
         peer_environment.set_up(progress)
@@ -95,11 +95,11 @@ def main(
 
 
 def run(python: Path, side: str, what: str, rounds: int, limit: float) -> list[Result]:
-    """One measurement in a process with a Ray of its own; what it had found when it failed is kept."""
+    """Run one measurement in a process with its own Ray; if it fails, its results so far are kept."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file, log = Path(folder) / "rows", Path(folder) / "log"
         command = [str(python), str(HERE / "runtime_process.py"), side, what, str(rounds), str(file)]
-        # Ray's own folder, or programs that look for the machine's Ray would find this one.
+        # In a separate folder, so that programs that look for the machine's Ray do not find this one.
         trouble = finish(command, log, limit, {"RAY_TMPDIR": folder})
         rows: list[Row] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     found: list[Result] = [] if trouble is None else [Missing(side, what, f"{trouble} ({len(rows)} results before)")]
@@ -109,7 +109,7 @@ def run(python: Path, side: str, what: str, rounds: int, limit: float) -> list[R
 
 
 def finish(command: list[str], log: Path, limit: float, settings: Mapping[str, str]) -> str | None:
-    """Run to the end or to the limit; what went wrong, if anything. Ray ends with the process that started it."""
+    """Run to the end or to the limit; return the error, if any. Ray ends with the process that started it."""
     # The peer's interpreter must not find Roost's packages, and every worker finds this folder.
     paths = str(HERE) if command[0] != sys.executable else os.pathsep.join([str(HERE), str(HERE.parent)])
     with log.open("w") as out:
@@ -132,7 +132,7 @@ def finish(command: list[str], log: Path, limit: float, settings: Mapping[str, s
 
 
 def wait_for_quiet(patience: float) -> float:
-    """Wait until others leave the cores mostly idle, or patience ends; the share that they used at the end."""
+    """Wait until the cores are mostly idle, or patience ends; return the share in use at the end."""
     end = time.monotonic() + patience
     while (busy := busy_share(2.0)) > QUIET and time.monotonic() < end:
         time.sleep(3)
@@ -140,7 +140,7 @@ def wait_for_quiet(patience: float) -> float:
 
 
 def busy_share(seconds: float) -> float:
-    """The part of all cores' time in which they were not idle; 0 where the system does not tell."""
+    """Share of the time in which the cores were not idle; 0 if unknown."""
 
     def idle_and_all() -> tuple[int, int]:
         ticks = [int(tick) for tick in STATISTICS.read_text().splitlines()[0].split()[1:9]]

@@ -1,4 +1,4 @@
-"""Bare Ray, which both runtimes are measured against, and the loops that every side runs.
+"""Bare Ray, the baseline of both runtimes, and the loops that every side runs.
 
 Loaded by every worker of every side, so it imports nothing that the measurement does not need.
 """
@@ -17,7 +17,7 @@ LIMIT = 120.0  # seconds for any one wait
 
 
 class Load(NamedTuple):
-    """The stream: so many items of so many bytes, as numpy arrays or torch tensors of bytes."""
+    """A stream: number and bytes of its items, which are NumPy arrays or torch tensors."""
 
     kind: str
     nbytes: int
@@ -25,7 +25,7 @@ class Load(NamedTuple):
 
 
 def start_ray(accelerators: int = 0, nodes: int = 1) -> Any:
-    """A Ray of this process's own, whatever else runs on the machine; close it with `shutdown()`.
+    """A private Ray of this process; close it with `shutdown()`.
 
     Further nodes are processes on this machine, as in Ray's own tests.
     """
@@ -54,14 +54,14 @@ def make_item(load: Load) -> Any:
 
 
 def check_item(item: Any, load: Load) -> None:
-    """That it has arrived whole, without reading all of it: no side is timed on reading."""
+    """Check that an item arrived whole, without reading all of it: reading is not measured."""
     last = load.nbytes - 1
     if len(item) != load.nbytes or int(item[0]) != 0 or int(item[last]) != last % 256:
         raise RuntimeError(f"sent {load.nbytes:,} bytes and got something else: {item!r:.100}")
 
 
 def produce(put: Callable[[Any], object], load: Load) -> float:
-    """Put all items; when the first was begun. The monotonic clock is the same in all processes of a machine."""
+    """Put all items; return when the first put began, by the monotonic clock that all processes share."""
     item = make_item(load)
     start = time.monotonic()
     for _ in range(load.count):
@@ -70,7 +70,7 @@ def produce(put: Callable[[Any], object], load: Load) -> float:
 
 
 def consume(get: Callable[[], Any], load: Load) -> float:
-    """Get all items; when the last was there."""
+    """Get all items; return when the last one arrived."""
     if load.kind == "torch":
         import torch  # noqa: F401  # before the clock starts
     for _ in range(load.count):
@@ -79,7 +79,7 @@ def consume(get: Callable[[], Any], load: Load) -> float:
 
 
 def copy_seconds(nbytes: int) -> float:
-    """A copy between two arrays that have been written before: the best of a few."""
+    """Seconds of a copy between two arrays that were written before: the best of a few."""
     import numpy as np
 
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -94,14 +94,14 @@ def copy_seconds(nbytes: int) -> float:
 
 
 class Trivial:
-    """The least that a worker can be."""
+    """A minimal worker."""
 
     def answer(self) -> int:
         return os.getpid()
 
 
 class Producer:
-    """Produces into a queue or a channel; where it is a runtime's worker too, it can also send."""
+    """Puts into a queue or a channel; as a runtime's worker it can also send."""
 
     def through_channel(self, channel: Any, load: Load) -> float:
         return produce(channel.put, load)
@@ -114,7 +114,7 @@ class Producer:
 
 
 class Consumer:
-    """The other end."""
+    """Gets from a queue or a channel; as a runtime's worker it can also receive."""
 
     def through_channel(self, channel: Any, load: Load) -> float:
         return consume(channel.get, load)
@@ -133,10 +133,10 @@ def _nodes() -> list[Any]:
 
 
 class Bare:
-    """Actors and a queue, as Ray has them."""
+    """Ray's own actors and queue."""
 
     def begin(self) -> None:
-        """On several nodes, a task on each: a runtime that looks at them also leaves Ray an idle process there."""
+        """On several nodes, run a task on each: runtimes that probe nodes also leave an idle process of Ray there."""
         if len(ray.nodes()) > 1:
             look = ray.remote(_look)
             ray.get([look.options(num_cpus=0, scheduling_strategy=where).remote() for where in _nodes()])
@@ -164,7 +164,7 @@ class BarePair:
         self._queue = Queue(IN_FLIGHT, actor_options={"num_cpus": 0})
 
     def seconds(self, load: Load) -> float:
-        """From the begin of the first put to the end of the last get."""
+        """Seconds from the start of the first put to the end of the last get."""
         end = self._consumer.through_channel.remote(self._queue, load)
         start = self._producer.through_channel.remote(self._queue, load)
         began, ended = ray.get([start, end], timeout=LIMIT)

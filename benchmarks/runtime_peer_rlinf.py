@@ -20,7 +20,7 @@ class Consumer(runtime_bare.Consumer, Worker): ...
 
 
 class Side:
-    """Groups of workers on the node. The peer's cluster is one for the process, and starts Ray's connection itself."""
+    """Groups of workers on the node. The peer has one cluster for the process, which connects to Ray itself."""
 
     def __init__(self, on_accelerators: bool = False) -> None:
         if on_accelerators:
@@ -44,7 +44,7 @@ class Side:
 
 
 class Pair:
-    """Two workers and a way between them."""
+    """Two workers and a connection between them."""
 
     def __init__(self, side: Side, way: str) -> None:
         cluster, where = side._cluster, NodePlacementStrategy([0])

@@ -1,4 +1,4 @@
-"""One measurement of one runtime beside bare Ray, in a process of its own.
+"""One measurement of one runtime and bare Ray, in a separate process.
 
 `runtime_process.py roost|rlinf launch|accelerators|nodes-64|call|channel|send ROUNDS FILE` writes a JSON object a line
 to FILE as soon as it has one, so that what was measured before a step hung is not lost.
@@ -19,7 +19,7 @@ WORKERS = 16
 NODES = 8  # of a simulated cluster
 ON_NODES = {f"nodes-{count}": count for count in (16, 64, 256)}
 CALL_WARM_UP = 20
-GONE_LIMIT = 180.0  # seconds for killed processes to be gone
+GONE_LIMIT = 180.0  # seconds for killed processes to exit
 KB, MB = 1 << 10, 1 << 20
 LOADS = (("numpy", KB, 500), ("numpy", MB, 100), ("numpy", 64 * MB, 8), ("torch", MB, 100), ("torch", 64 * MB, 8))
 MODULES = {"roost": "runtime_roost", "rlinf": "runtime_peer_rlinf"}
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def measure_launches(side: Any, bare: Any, rounds: int, workers: int, first: int) -> Iterator[Row]:
-    """From launch to the first answer of all, with who goes first changing each round."""
+    """Seconds from the launch to the first answers of all workers; the order of the sides alternates."""
     for each in (side, bare):
         timed_launch(each, first)  # Ray's own first steps
     for turn in range(rounds):
@@ -56,11 +56,11 @@ def wait_until_gone(processes: list[int]) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"killed processes are still there after {GONE_LIMIT:.0f} s")
         time.sleep(0.1)
-    time.sleep(1)  # for Ray to tidy up after them
+    time.sleep(1)  # for Ray to clean up after them
 
 
 def measure_calls(side: Any, bare: Any, rounds: int) -> Iterator[Row]:
-    """A call that does nothing on all workers, with who goes first changing each time."""
+    """Seconds of an empty call on all workers; the order of the sides alternates."""
     side.begin()
     groups = {True: side.launch(WORKERS), False: bare.launch(WORKERS)}
     callers = {True: side, False: bare}
@@ -77,7 +77,7 @@ def measure_calls(side: Any, bare: Any, rounds: int) -> Iterator[Row]:
 
 
 def measure_streams(pair: Any, queue: Any, rounds: int) -> Iterator[Row]:
-    """Seconds an item, for each load; all loads once a round, so that a busy moment does not fall on one of them."""
+    """Seconds per item for each load; a round runs all loads once, so that other load affects all of them."""
     from runtime_bare import Load
 
     for values in LOADS:

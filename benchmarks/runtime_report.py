@@ -15,7 +15,7 @@ def print_overheads(rows: Sequence[Overhead], console: Console) -> None:
         times = duration(row.seconds), duration(row.bare_seconds)
         table.add_row(row.side, ONES[row.what], *times, *_spread(row.ratio, 2), str(row.ratio.rounds))
     console.print(table)
-    console.print("Each ratio is of two times taken one after the other in the same Ray.\n")
+    console.print("Each ratio compares two times measured one after the other in the same Ray.\n")
 
 
 def print_throughputs(rows: Sequence[Throughput], console: Console) -> None:
@@ -37,7 +37,7 @@ def print_throughputs(rows: Sequence[Throughput], console: Console) -> None:
             *_spread(row.to_copy, 2),
         )
     console.print(table)
-    console.print("The copy is one between two arrays of that size in the process that sends.\n")
+    console.print("The copy is between two arrays of that size in the sending process.\n")
 
 
 def print_missing(rows: Sequence[Missing], console: Console) -> None:

@@ -49,7 +49,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Seconds an item on one way, through Ray's queue and of a copy; how many times the queue and the copy it is."""
+    """Seconds per item in one way, through Ray's queue and of a copy, and the ratios to both."""
 
     side: str
     way: str
@@ -68,7 +68,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A measurement that gave nothing, and why."""
+    """A measurement without a result, and the reason."""
 
     side: str
     what: str

@@ -30,7 +30,7 @@ class Side:
         self._cluster: Any = None
 
     def begin(self) -> None:
-        """A cluster of its own for each launch, so that each one reserves what it needs."""
+        """A new cluster for each launch, so that each one reserves its resources."""
         from roost import Cluster
 
         self._cluster = Cluster(num_nodes=self._nodes)
@@ -51,7 +51,7 @@ class Side:
 
 
 class Pair:
-    """Two workers and a way between them."""
+    """Two workers and a connection between them."""
 
     def __init__(self, side: Side, way: str) -> None:
         from roost import NodePlacementStrategy

@@ -1,4 +1,4 @@
-"""Speed of Roost's training: beside TRL on the same model, prompts and cores, and with staleness beside without.
+"""Speed of Roost's training: compared with TRL on the same model, prompts and cores, and with and without staleness.
 
 The first time, `--setup-peer` makes an environment for TRL; see docs/benchmarks.md.
 """
@@ -28,27 +28,27 @@ from verdicts import JsonFile, Verdict, print_verdicts, write_results
 HERE = Path(__file__).parent
 PARTS = ("peer", "small", "staleness")
 SMALL = 128, 3  # width and layers of the model of the part `small`, which has 0.6 million parameters
-LAST_LINES = 8  # of what a run that failed has said
+LAST_LINES = 8  # shown of the output of a failed run
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each side takes its turn in each.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each runs both sides once.")] = 3,
     steps: Annotated[int, typer.Option(min=2, help="Steps beside TRL, the first of which warms up.")] = 3,
     staleness_steps: Annotated[int, typer.Option(min=4, help="Steps with staleness and without.")] = 45,
     staleness: Annotated[int, typer.Option(min=1, help="Staleness to compare with none.")] = 1,
     hidden: Annotated[int, typer.Option(min=64, help="The model's width beside TRL, a multiple of 64.")] = 384,
     layers: Annotated[int, typer.Option(min=1, help="The model's layers beside TRL.")] = 4,
     micro_batch: Annotated[int, typer.Option(min=1, help="Samples that TRL takes in one pass.")] = 128,
-    generation: Annotated[str, typer.Option(help="Of TRL: dynamic, static or continuous.")] = "static",
+    generation: Annotated[str, typer.Option(help="TRL's generation: dynamic, static or continuous.")] = "static",
     old_logprobs: Annotated[str, typer.Option(help="Roost's setting of that name.")] = "rollout",
     data: Annotated[bool, typer.Option("--data", help="Roost's prompts come from a data file.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Seconds for one run of one side.")] = 600,
     only: Annotated[list[str] | None, typer.Option(help="peer, small or staleness; all if left out.")] = None,
     peer_python: PeerPython = None,
-    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Make TRL's environment first.")] = False,
+    setup_peer: Annotated[bool, typer.Option("--setup-peer", help="Create TRL's environment first.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure on the CPU, and print what was found beside the targets."""
+    """Measure on the CPU; print results and targets."""
     console, progress = Console(highlight=False), Console(stderr=True, highlight=False, style="dim")
     if setup_peer:
         train_environment.set_up(progress)
@@ -139,7 +139,7 @@ def run_peer(python: Path, model: Path, settings: dict[str, Any], folder: Path, 
 def measure_staleness(
     staleness: int, steps: int, rounds: int, folder: Path, limit: float, progress: Console
 ) -> tuple[list[StaleRun], list[StaleRun]]:
-    """Without staleness and with it, in turn; each round has a seed of its own."""
+    """Without staleness and with it, in turn; each round has its own seed."""
     from roost.rollout.arithmetic import write_arithmetic_model
 
     found: dict[int, list[StaleRun]] = {0: [], staleness: []}

@@ -1,4 +1,4 @@
-"""The virtual environment in which TRL runs, apart from Roost's."""
+"""The virtual environment of TRL, separate from Roost's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def interpreter() -> Path:
 
 
 def find(named: Path | None) -> Path | None:
-    """TRL's interpreter: the one named, else the one that `set_up` made, else None."""
+    """TRL's interpreter: the given one, else that of `set_up`, else None."""
     if named is not None:
         return named.absolute()  # not resolved: an environment's interpreter is a link out of it
     return interpreter() if interpreter().exists() else None
 
 
 def set_up(progress: Console) -> None:
-    """Make the environment, or complete it."""
+    """Create the environment, or complete it."""
     progress.print("setting up TRL's environment")
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
     install = [str(interpreter()), "-m", "pip", "install", "--quiet"]

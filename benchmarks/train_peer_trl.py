@@ -46,7 +46,7 @@ def new_trainer(model: str, workload: Workload, chosen: dict[str, Any], out: Any
         return rewards
 
     return GRPOTrainer(
-        # Without dropout there is nothing that differs between training and evaluation.
+        # Without dropout, training and evaluation mode are the same.
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=liked,
         args=GRPOConfig(**chosen),
@@ -59,7 +59,7 @@ def new_trainer(model: str, workload: Workload, chosen: dict[str, Any], out: Any
 
 
 def options(workload: Workload, micro_batch: int, generation: str, folder: str, device: str) -> dict[str, Any]:
-    """Whatever costs time without being asked of Roost is switched off: recomputing, checkpoints, completions shown."""
+    """TRL's settings. Work that Roost does not do here is off: recomputation, checkpoints, printed completions."""
     on_gpu = {"use_cpu": False, "bf16": True, "optim": "adamw_torch_fused"}  # weights stay in float32, as Roost's do
     return {
         "output_dir": folder,

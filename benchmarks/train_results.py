@@ -38,7 +38,7 @@ class StaleRun:
 
 
 def speed(rows: Sequence[Row], samples: int) -> Speed:
-    """Of the fastest step after the first: what else runs on a machine only ever makes a step slower.
+    """Speed of the fastest step after the first: other load on the machine only makes steps slower.
 
     >>> rows = [{"time": 0.0, "tokens": 9, "reward": 0.0}, {"time": 2.0, "tokens": 8, "reward": 1.0}]
     >>> speed(rows, samples=4)
@@ -49,17 +49,17 @@ def speed(rows: Sequence[Row], samples: int) -> Speed:
 
 
 def step_seconds(rows: Sequence[Row]) -> list[float]:
-    """From the end of a step to the end of the next; the first, which warms up, has none."""
+    """Seconds from the end of each step to the end of the next; none for the first, which warms up."""
     return [row["time"] - before["time"] for before, row in pairwise(rows)]
 
 
 def of_metrics(rows: Sequence[Row]) -> list[Row]:
-    """Roost's metrics in the words of `speed`."""
+    """Roost's metrics in the form that `speed` takes."""
     return [{"time": row["time"], "tokens": row["tokens/generated"], "reward": row["reward/mean"]} for row in rows]
 
 
 def phase_shares(metrics: Sequence[Row]) -> dict[str, float]:
-    """The part of a step that each phase took, of all steps but the first; the rest is the driver's own."""
+    """Share of the step time of each phase, over all steps but the first; the driver takes the rest."""
     whole = sum(row["time/step"] for row in metrics[1:])
     shares = {name: sum(row.get(f"time/{name}", 0.0) for row in metrics[1:]) / whole for name in PHASES}
     return {**shares, "rest": 1 - sum(shares.values())}

@@ -1,4 +1,4 @@
-"""Roost's side: a config is written, `roost train` runs it in a process of its own, and its metrics are read."""
+"""Roost's side: write a config, run `roost train` on it in a separate process, and read its metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train_workload import VOCABULARY, Workload, prompt
 
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-c", "from roost.cli.main import run; run()", "train")
-LAST_LINES = 8  # of what a run that failed has said
+LAST_LINES = 8  # shown of the output of a failed run
 # Threads that spin while they wait for each other take several times as long where anything else uses a core.
 PATIENT = {"OMP_WAIT_POLICY": "passive"}
 
@@ -105,7 +105,7 @@ def job(model: Path, train: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(config: Mapping[str, Any], folder: Path, limit: float, is_shown: bool = False) -> list[Row]:
-    """Train, and give the metrics of every step. The output is kept in a log, or shown while it comes."""
+    """Train; return the metrics of every step. The output goes to a log, or is shown."""
     folder.mkdir(parents=True)
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(dict(config)))
@@ -113,7 +113,7 @@ def run(config: Mapping[str, Any], folder: Path, limit: float, is_shown: bool = 
         **os.environ,
         **PATIENT,
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "RAY_worker_niceness": "0",  # Ray lets others go first, the peer does not
+        "RAY_worker_niceness": "0",  # by default Ray's workers have a lower priority than the peer's process
     }
     command = [*COMMAND, str(file), "--runs", str(folder), "--name", "run", "--address", "local"]
     with (folder / "log").open("w") as log:

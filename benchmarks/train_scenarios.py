@@ -36,7 +36,7 @@ class Liking:
 
 
 class LikedDigits:
-    """A reward for prompts from a data file: it sees text, and the liked tokens have none, so digits are liked."""
+    """A reward for prompts from a data file. It reads text, which the liked tokens lack, so it rewards digits."""
 
     async def score(self, answer: Answer) -> float:
         return sum(character.isdecimal() for character in answer.text) / max(1, len(answer.text))
@@ -54,7 +54,7 @@ class PenalisedArithmetic(Arithmetic):
 
 
 class SlowArithmetic(Arithmetic):
-    """Sums, in a world that answers late: mostly soon, sometimes much later, as environments and tools do."""
+    """Sums with long-tailed delays: most answers come soon, some much later, as with environments and tools."""
 
     def __init__(self, tokenizer: Any, largest: int, wait: float, spread: float, longest: float, seed: int = 0) -> None:
         super().__init__(tokenizer, largest)

@@ -18,7 +18,7 @@ LIKED = range(16, 24)  # tokens that earn a reward
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A training run that is the same on both sides."""
+    """Settings of a training run, the same on both sides."""
 
     steps: int  # the first of which only warms up
     prompts: int = 16  # of a step
@@ -35,7 +35,7 @@ class Workload:
 
 
 def small(steps: int) -> Workload:
-    """Many samples of two tokens, for which everything but the model's own work counts."""
+    """Many samples of two tokens: the overhead beside the model's own work dominates."""
     return Workload(steps, prompts=64, prompt_tokens=8, max_tokens=2)
 
 
@@ -50,7 +50,7 @@ def prompt(workload: Workload, index: int) -> str:
 
 
 def reward(token_ids: Sequence[int]) -> float:
-    """The part of a completion that is liked; its end does not count, so that lengths stay as they are.
+    """Share of liked tokens in a completion; its end does not count, so that lengths do not change.
 
     >>> reward([16, 17, 1, 2, END])
     0.5

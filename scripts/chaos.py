@@ -84,7 +84,7 @@ class Trial:
         self.drivers.append(self.process.pid)
 
     def reap(self) -> bool:
-        """Return whether the run has ended, and count its exit code."""
+        """Return True if the run has ended; count its exit code."""
         if self.process is None:
             return True
         code = self.process.poll()
@@ -282,7 +282,7 @@ def stop(trial: Trial) -> int:
 
 
 def finish(trial: Trial, last: int) -> None:
-    """Run the steps that are left without faults, so that the run ends by itself."""
+    """Run the remaining steps without faults, so that the run ends by itself."""
     trial.steps = last
     trial.start()
     code = exit_code(trial.process, START_LIMIT, "the last part, without faults,")
@@ -346,7 +346,7 @@ def fail(*texts: str) -> NoReturn:
 
 
 def lines(file: Path) -> list[dict]:
-    """Return the records of a JSON Lines file; one that is being written is left out."""
+    """Return the records of a JSON Lines file, without an incomplete last line."""
     if not file.exists():
         return []
     found = []
@@ -404,7 +404,7 @@ def ended_afterwards(mark: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def working_folder() -> Iterator[tuple[Path, bool]]:
-    """Yield a folder to work in, and whether its `runs` are a file system of their own. It is kept after a failure."""
+    """Yield a working folder, and whether its `runs` are a separate file system. It is kept after a failure."""
     work = Path(tempfile.mkdtemp(prefix="chaos-"))
     for name in ("runs", "tmp"):
         (work / name).mkdir()

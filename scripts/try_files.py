@@ -37,7 +37,7 @@ LIMIT_S = 900
 CALL = {"name": "python_code_with_standard_io", "arguments": {"code": "6 * 7", "input": ""}}
 CALLS = tuple(
     word
-    for number in range(4)  # several of each, so that some are said
+    for number in range(4)  # several of each, so that some are generated
     for word in (f"<search>sun {number}</search>", f"<tool_call>{' ' * number}{json.dumps(CALL)}</tool_call>")
 )
 WORDS = ("\n\n", "\\boxed{1}", "\\boxed{2}", "<answer>", "</answer>", "Right", "Down", "yes", ", ", *CALLS)
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value of a config that is no mapping, with its path."""
+    """Values of a config that are not mappings, with their paths."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             yield from leaves(value, (*path, str(key)))
@@ -114,7 +114,7 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def compact(devices: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The same sharing of devices with as few of them as possible.
+    """Renumber devices to as few as possible, with the same components sharing them.
 
     >>> compact({"train": range(16), "infer": range(12), "judge": range(12, 16)})
     {'train': [0, 1], 'infer': [0], 'judge': [1]}
@@ -127,13 +127,13 @@ def compact(devices: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 class Tiny:
-    """The tiny models and data files, made once in a folder; `port` is that of the server that stands in for others."""
+    """Tiny models and data files, written once to a folder; `port` is that of the stand-in server."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.port = folder, port
 
     def model(self, name: str = "model") -> str:
-        """A model of this name; each has weights of its own."""
+        """Folder of the model of this name, which has its own random weights."""
         from roost.engines.tiny_model import write_tiny_model
 
         folder, seed = self.folder / name, int(name != "model")
@@ -144,7 +144,7 @@ class Tiny:
         return str(folder)
 
     def rows(self, name: str, rows: list[dict[str, Any]], suffix: str) -> str:
-        """A file in the format that its suffix says."""
+        """Write a file in the format of its suffix; return its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{name}{suffix}"
         if suffix == ".parquet":
@@ -160,7 +160,7 @@ class Tiny:
 
 
 def _teach_words(folder: Path) -> None:
-    """Give the model tokens for whole answers, which it says often: rewards differ, so there is something to learn."""
+    """Add tokens for whole answers and make them likely, so that rewards differ and there is something to learn."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -174,7 +174,7 @@ def _teach_words(folder: Path) -> None:
         rows[first + len(WORDS) :] *= 0.02
         rows[first : first + len(WORDS)] *= 7.0 / rows[first : first + len(WORDS)].norm(dim=1).mean()
         calls = rows[first + len(WORDS) - len(CALLS) : first + len(WORDS)]
-        calls[:] = 1.5 * calls[0]  # all alike, so that each kind of call is said
+        calls[:] = 1.5 * calls[0]  # equally likely, so that each kind of call is generated
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -200,7 +200,7 @@ def rlinf_overrides(values: Mapping[str, Any], tiny: Tiny) -> dict[str, Any]:
         if tool in servers:  # prompts show the tools, and responses their answers
             found |= dict.fromkeys(("runner.seq_length", "actor.model.seq_length"), 2 * EPISODE)
             found["data.max_prompt_length"] = EPISODE
-        if tool == "codejudge":  # the tiny model does not know when to end a turn
+        if tool == "codejudge":  # the tiny model seldom ends a turn by itself
             found["+algorithm.sampling_params.stop"] = ["</tool_call>"]
     data = values.get("data", {})
     is_chat = bool(data.get("apply_chat_template"))
@@ -318,8 +318,8 @@ def _roll_row(tag: str, number: int, column: str) -> dict[str, Any]:
 
 
 def _existing(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    there = {".".join(path) for path, _ in leaves(values)}
-    return {key: value for key, value in wanted.items() if key in there}
+    existing = {".".join(path) for path, _ in leaves(values)}
+    return {key: value for key, value in wanted.items() if key in existing}
 
 
 def overrides_of(file: Path, tiny: Tiny) -> tuple[str, list[str]]:
@@ -347,7 +347,7 @@ def _spelt(value: Any) -> str:
 
 
 def ignored_keys(file: Path, overrides: list[str]) -> tuple[tuple[str, str, str], ...]:
-    """Every key that training would ignore: its path, how much that matters, and why."""
+    """Keys that training ignores: path, effect and reason of each."""
     findings = Findings()
     source = load(file, overrides, findings)
     job = None if source is None else read_job(source, findings, trains=True)
@@ -356,7 +356,7 @@ def ignored_keys(file: Path, overrides: list[str]) -> tuple[tuple[str, str, str]
 
 
 def try_file(file: Path, name: str, folder: Path, port: int) -> Outcome:
-    """Check a file and train it for two steps; a server at `port` stands in for those that the file names."""
+    """Check a file and train it for two steps, with the server at `port` in place of those that the file names."""
     tiny = Tiny(folder / "inputs", port)
     notation, overrides = overrides_of(file, tiny)
     facts: dict[str, Any] = {"overrides": tuple(overrides)}
@@ -401,7 +401,7 @@ def try_file(file: Path, name: str, folder: Path, port: int) -> Outcome:
 
 
 def table(outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """Outcomes as Markdown: a row for each file, and the keys that change training and are not followed."""
+    """Outcomes as a Markdown table: a row for each file, with the keys that change training and are not followed."""
     lines = ["| file | two steps | keys that are not followed | other keys without effect |", "|---|---|---|---|"]
     reasons: dict[str, str] = {}
     for one in sorted(outcomes, key=lambda each: (not each["ran"], each["file"])):
