@@ -274,7 +274,7 @@ class Cluster:
             raise self._given_up
 
     def give_up(self, error: WorkerFailed) -> None:
-        """Make `raise_if_lost` raise this error: an expendable worker was lost, and the job cannot continue without."""
+        """Make `raise_if_lost` raise this error, for a loss that the program expected to handle but cannot."""
         self._given_up = error
 
     def get_node_ip(self, rank: int) -> str:
