@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from roost.cli.options import (
     plan_with_options,
 )
 from roost.config.findings import Findings, Where, did_you_mean
-from roost.placement.plan import SCHEMA, Plan, finding_to_dict, plan_to_dict
+from roost.placement.plan import SCHEMA, Plan, finding_to_dict
 from roost.view.text import print_findings, print_plan
 
 UNFIT = ("RST-M003", "RST-M004", "RST-M005")  # what does not fit, where the memory of all phases is known
@@ -120,14 +120,12 @@ def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> Non
 
 def _print_json(plan: Plan | None, wanted: tuple[str, ...], findings: Findings) -> None:
     if plan is None or findings.errors:
-        described: dict[str, object] = {
+        described: dict[str, Any] = {
             "schema": SCHEMA,
             "findings": [finding_to_dict(finding) for finding in findings.found],
         }
     else:
-        described = plan_to_dict(plan)
+        described = plan.to_dict()
         if wanted:
-            described["components"] = {
-                name: part for name, part in plan_to_dict(plan)["components"].items() if name in wanted
-            }
+            described["components"] = {name: part for name, part in described["components"].items() if name in wanted}
     print(json.dumps(described, indent=2))

@@ -26,6 +26,8 @@ from roost.placement.memory.residency import ClassResidency, Residency, Residenc
 from roost.placement.memory.traffic import micro_batch_traffic
 from roost.placement.routes import EngineRoutes, Reach, Routes, find_routes
 
+SCHEMA = "roost.plan/1"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -69,45 +71,77 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in the documented schema (docs/plan-schema.md)."""
-
-        return plan_to_dict(self)
+        return {
+            "schema": SCHEMA,
+            "notation": self.notation.value,
+            "file": self.file,
+            "mode": self.mode.value,
+            **self.inventory.to_dict(),
+            "components": {component.name: _component_to_dict(component) for component in self.components},
+            "settings": dict(self.settings),
+            "training": {setting.name: _setting_to_dict(setting) for setting in self.training},
+            "unused_keys": [_key_to_dict(use) for use in self.keys],
+            "residency": [_residency_to_dict(held) for held in self.residency.classes],
+            "routes": [_routes_to_dict(engine) for engine in self.routes.engines],
+            "warnings": [finding_to_dict(finding) for finding in self.warnings],
+            "notes": [finding_to_dict(finding) for finding in self.notes],
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read a plan written by `to_dict`, its inverse."""
-
-        return plan_from_dict(data)
+        """Read a plan written by `to_dict`. Raise ConfigError if the data is not a plan or has another schema."""
+        findings = Findings()
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != SCHEMA:
+            findings.error(
+                "RST-C034",
+                Where(path=("schema",)),
+                f"is {shown(schema)}, not {SCHEMA}",
+                fix="give a file that roost plan --json wrote",
+            )
+            findings.raise_errors()
+        try:
+            machines = {key: data[key] for key in ("nodes", "node_groups")}
+            measured = {"bandwidth": data["bandwidth"]} if "bandwidth" in data else {}
+            inventory = Inventory.from_dict({**machines, **measured})
+            return cls(
+                notation=Notation(data["notation"]),
+                file=data["file"],
+                mode=PlacementMode(data["mode"]),
+                inventory=inventory,
+                components=tuple(
+                    _component_from_dict(name, part, inventory) for name, part in data["components"].items()
+                ),
+                settings=dict(data["settings"]),
+                training=tuple(_setting_from_dict(name, part) for name, part in data.get("training", {}).items()),
+                keys=tuple(_key_from_dict(part) for part in data.get("unused_keys", ())),
+                warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
+                notes=tuple(_finding_from_dict(part) for part in data.get("notes", ())),
+            )
+        except ConfigError:
+            raise
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            findings.error(
+                "RST-C035", Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json"
+            )
+            findings.raise_errors()
+            raise
 
     def to_json(self, indent: int | None = 2) -> str:
-        import json
-
+        """The plan as JSON text, in the schema of `to_dict`."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-
-        return plan_from_json(text)
-
-
-SCHEMA = "roost.plan/1"
-
-
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "notation": plan.notation.value,
-        "file": plan.file,
-        "mode": plan.mode.value,
-        **plan.inventory.to_dict(),
-        "components": {component.name: _component_to_dict(component) for component in plan.components},
-        "settings": dict(plan.settings),
-        "training": {setting.name: _setting_to_dict(setting) for setting in plan.training},
-        "unused_keys": [_key_to_dict(use) for use in plan.keys],
-        "residency": [_residency_to_dict(held) for held in plan.residency.classes],
-        "routes": [_routes_to_dict(engine) for engine in plan.routes.engines],
-        "warnings": [finding_to_dict(finding) for finding in plan.warnings],
-        "notes": [finding_to_dict(finding) for finding in plan.notes],
-    }
+        """Read a plan written by `to_json`. Raise ConfigError if the text is not JSON or not a plan."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            findings = Findings()
+            findings.error("RST-C033", Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
+            raise ConfigError(findings.errors) from None
+        return cls.from_dict(data)
 
 
 def _residency_to_dict(held: ClassResidency) -> dict[str, Any]:
@@ -249,7 +283,7 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
                 return None
             stream.seek(0)
             data = json.load(stream)
-        return plan_from_dict(data)
+        return Plan.from_dict(data)
     except OSError:
         return None  # reading it as a config reports the error
     except ConfigError as error:
@@ -262,53 +296,6 @@ def read_plan_file(file: Path, findings: Findings) -> Plan | None:
             "RST-C033", Where(str(file)), f"is a plan that cannot be read: {reason}", fix="write it again with --json"
         )
         return None
-
-
-def plan_from_json(text: str) -> Plan:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        findings = Findings()
-        findings.error("RST-C033", Where(), f"is not JSON: {error}", fix="give what roost plan --json wrote")
-        raise ConfigError(findings.errors) from None
-    return plan_from_dict(data)
-
-
-def plan_from_dict(data: Mapping[str, Any]) -> Plan:
-    """Read a plan. Raise ConfigError if the data is not a plan or has another schema."""
-    findings = Findings()
-    schema = data.get("schema") if isinstance(data, Mapping) else None
-    if schema != SCHEMA:
-        findings.error(
-            "RST-C034",
-            Where(path=("schema",)),
-            f"is {shown(schema)}, not {SCHEMA}",
-            fix="give a file that roost plan --json wrote",
-        )
-        findings.raise_errors()
-    try:
-        machines = {key: data[key] for key in ("nodes", "node_groups")}
-        measured = {"bandwidth": data["bandwidth"]} if "bandwidth" in data else {}
-        inventory = Inventory.from_dict({**machines, **measured})
-        return Plan(
-            notation=Notation(data["notation"]),
-            file=data["file"],
-            mode=PlacementMode(data["mode"]),
-            inventory=inventory,
-            components=tuple(_component_from_dict(name, part, inventory) for name, part in data["components"].items()),
-            settings=dict(data["settings"]),
-            training=tuple(_setting_from_dict(name, part) for name, part in data.get("training", {}).items()),
-            keys=tuple(_key_from_dict(part) for part in data.get("unused_keys", ())),
-            warnings=tuple(_finding_from_dict(part) for part in data["warnings"]),
-            notes=tuple(_finding_from_dict(part) for part in data.get("notes", ())),
-        )
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        findings.error("RST-C035", Where(), f"is not a whole plan: {what}", fix="write it again with roost plan --json")
-        findings.raise_errors()
-        raise
 
 
 def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventory) -> ComponentPlan:
