@@ -141,3 +141,12 @@ def spell_ranks(ranks: list[int] | tuple[int, ...] | range, limit: int = 12) -> 
     if len(spelled) > limit:
         spelled = [*spelled[: limit // 2], "...", *spelled[-limit // 2 :]]
     return ",".join(spelled)
+
+
+def spell_nodes(ranks: list[int]) -> str:
+    """Node ranks with their noun.
+
+    >>> spell_nodes([3]), spell_nodes([0, 1, 2])
+    ('node 3', 'nodes 0-2')
+    """
+    return f"{'node' if len(ranks) == 1 else 'nodes'} {spell_ranks(ranks)}"

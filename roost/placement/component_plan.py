@@ -15,7 +15,7 @@ from roost.cluster.hardware.registry import BUILT_IN, HardwareRegistry
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
 from roost.config.findings import counted
 from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, Sharding, family
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes
 from roost.placement.placement import Placement
 
 
@@ -261,7 +261,7 @@ class ComponentPlan:
     def extent(self) -> str:
         """Number of processes, and their nodes."""
         nodes = np.unique(self.table.nodes).tolist()
-        return f"{counted(len(self.table), 'process')} on {'node' if len(nodes) == 1 else 'nodes'} {spell_ranks(nodes)}"
+        return f"{counted(len(self.table), 'process')} on {spell_nodes(nodes)}"
 
     @property
     def mesh(self) -> MeshSizes | None:

@@ -13,7 +13,7 @@ from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
 from roost.config.job import ModelUse, Notation, ParallelSizes, Role
 from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, WHITEN, shared_estimator
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes, spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
 from roost.placement.memory.model import known_shape
 from roost.placement.placement import Placement
@@ -174,7 +174,7 @@ def _machines(plan: Plan) -> str:
     there = [node for node in plan.inventory.nodes if not node.lost]
     lost = plan.inventory.lost
     words = f"{counted(len(there), 'node')}, {counted(sum(node.accelerators for node in there), 'accelerator')}"
-    return f"{words} ({'node' if len(lost) == 1 else 'nodes'} {spell_ranks(lost)} lost)" if lost else words
+    return f"{words} ({spell_nodes(lost)} lost)" if lost else words
 
 
 def _node(node: Node) -> str:

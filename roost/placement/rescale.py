@@ -13,7 +13,7 @@ from itertools import product
 from roost.cluster.inventory import Inventory
 from roost.config.findings import ConfigError, Findings, Where, counted, did_you_mean
 from roost.config.job import Role
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes, spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode, mode_of
 from roost.placement.draft import GROUPED, Draft, ProcessId, Unit, assignments_of
 from roost.placement.memory.residency import ResidencySettings, find_residency, with_checkpoints
@@ -48,7 +48,7 @@ class Rescale:
     def lines(self) -> list[str]:
         """The change in words, a line for each fact."""
         lost = [rank for rank in self.plan.inventory.lost if rank not in self.before.inventory.lost]
-        lines = [f"{'node' if len(lost) == 1 else 'nodes'} {spell_ranks(lost)} lost"] if lost else []
+        lines = [f"{spell_nodes(lost)} lost"] if lost else []
         for part in self.plan.components:
             lines += _component_lines(self, part.name)
         return lines
@@ -57,7 +57,7 @@ class Rescale:
 def _component_lines(change: Rescale, name: str) -> Iterator[str]:
     old, new = change.before[name], change.plan[name]
     if old.world_size != new.world_size:
-        yield f"{name}: {old.world_size} -> {_processes(new.world_size)}"
+        yield f"{name}: {old.world_size} -> {counted(new.world_size, 'process')}"
     for rank in (rank for part, rank in change.removed if part == name):
         was, now = describe_placement(old, rank), change.moved.get((name, rank))
         yield (
@@ -73,10 +73,6 @@ def _component_lines(change: Rescale, name: str) -> Iterator[str]:
     if ranks:
         olds, news = (sorted(column) for column in zip(*ranks, strict=True))
         yield f"{name} {spell_ranks(olds)}: now {spell_ranks(news)}"
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count:,} processes"
 
 
 def describe_placement(part: ComponentPlan, rank: int) -> str:
@@ -191,20 +187,19 @@ def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
     rollout 2: now 1
     """
     lost = sorted(set(lost))
-    draft = _fitting(plan, plan.inventory.without(lost))
+    remaining = plan.inventory.without(lost)
+    draft = _fitting(plan, remaining)
     if draft is not None:
         return _finished(draft)
-    findings, machines = Findings(), plan.inventory.without(lost)
-    nodes = f"{'node' if len(lost) == 1 else 'nodes'} {spell_ranks(lost)}"
-    left = Draft(plan, machines)
+    left, findings = Draft(plan, remaining), Findings()
     left.take_lost(apart=True)
     left.drop_uneven()
     free = sum(map(len, left.free().values()))
-    gone = [f"{name} ({_processes(plan[name].world_size)})" for name in left.missing()]
+    gone = [f"{name} ({counted(plan[name].world_size, 'process')})" for name in left.missing()]
     findings.error(
         "RST-P045",
         Where(plan.file),
-        f"the plan does not fit without {nodes}",
+        f"the plan does not fit without {spell_nodes(lost)}",
         f"nothing is left of {', '.join(gone)}, and the other nodes have {counted(free, 'free accelerator')}",
         "start as many nodes as before, or plan the job for fewer",
     )

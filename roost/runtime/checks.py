@@ -13,7 +13,7 @@ import numpy as np
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.cluster.inventory import Ints, Inventory, Node
 from roost.config.findings import Findings, Where, counted
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes, spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.plan import Plan
 
@@ -358,7 +358,7 @@ def _match_by_rank(plan: Plan, hosts: dict[int, str], live: Inventory, findings:
             Where(plan.file, path=("node", beyond[0])),
             f"the plan uses {counted(len(hosts), 'node')} ({spell_ranks(list(hosts))}), "
             f"the cluster has {counted(live.num_nodes, 'node')}",
-            f"{'node' if len(beyond) == 1 else 'nodes'} {spell_ranks(beyond)} cannot be matched",
+            f"{spell_nodes(beyond)} cannot be matched",
             f"run `ray start --address=HEAD:PORT` on more nodes, or {PLAN_AGAIN}",
         )
         return None

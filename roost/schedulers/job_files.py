@@ -17,6 +17,7 @@ import yaml
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import counted, did_you_mean
+from roost.config.ranks import spell_ranks
 from roost.procs.signals import REQUEUE_CODE
 from roost.schedulers.node_requests import NodeRequest, NodeRequests
 
@@ -168,12 +169,8 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "apptainer_gpus": apptainer_gpus,
         "resource_name": resource_name,
         "pods_without_head": lambda request: request.nodes - (request is first),
-        "ranks_without_head": lambda request: _spelled(request.node_ranks[int(request is first) :]),
+        "ranks_without_head": lambda request: spell_ranks(request.node_ranks[int(request is first) :]),
     }
-
-
-def _spelled(ranks: range) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def job_name(name: str) -> str:

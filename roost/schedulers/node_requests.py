@@ -61,7 +61,7 @@ class NodeRequest:
     @property
     def ranks(self) -> str:
         """Ranks as a config spells them."""
-        return spell_ranks(list(self.node_ranks), limit=10**9)
+        return spell_ranks(self.node_ranks)
 
     @property
     def requested_accelerators(self) -> int:

@@ -9,6 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from roost.cluster.inventory import Ints, Inventory, Node
+from roost.config.findings import counted
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import known_shape
@@ -136,7 +137,7 @@ def machine_text(node: Node, accelerators: int) -> str:
     memory = "" if node.memory_gb is None else f"{node.memory_gb:g} GiB"
     if node.accelerator_model:
         return f"{accelerators:,} × {node.accelerator_model} {memory}".strip()
-    text = f"{accelerators:,} accelerator{'' if accelerators == 1 else 's'}"
+    text = counted(accelerators, "accelerator")
     return f"{text} of {memory}" if memory else text
 
 
@@ -151,7 +152,8 @@ def spell_devices(devices: Ints, inventory: Inventory) -> str:
     for indices, same in groupby(_indices_by_node(devices, inventory), key=lambda place: place[1]):
         nodes = [node for node, _ in same]
         on = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {spell_ranks(nodes, limit=4)}"
-        places.append(f"{on}, accelerator{'' if len(indices) == 1 else 's'} {spell_ranks(indices, limit=8)}")
+        noun = "accelerator" if len(indices) == 1 else "accelerators"
+        places.append(f"{on}, {noun} {spell_ranks(indices, limit=8)}")
     more = len(places) - MOST_PLACES
     return "; ".join(places[:MOST_PLACES]) + (f"; {more} more places" if more > 0 else "")
 

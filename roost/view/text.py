@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.cluster.inventory import Inventory
-from roost.config.findings import Finding, Severity, Where
+from roost.config.findings import Finding, Severity, Where, counted
 from roost.config.job import Notation, Origin, ResolvedSetting
 from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train
@@ -102,12 +102,8 @@ def machines_line(inventory: Inventory) -> str:
     for node in inventory.nodes:
         for kind, items in node.hardware.items():
             declared[kind] = declared.get(kind, 0) + len(items)
-    parts = [_count(inventory.num_nodes, "node"), _count(inventory.num_accelerators, "accelerator")]
+    parts = [counted(inventory.num_nodes, "node"), counted(inventory.num_accelerators, "accelerator")]
     return ", ".join([*parts, *(f"{number} {kind}" for kind, number in declared.items())])
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def _component_table(components: Sequence[ComponentPlan]) -> Table:

@@ -13,7 +13,7 @@ from roost.config.findings import Findings, Where
 from roost.config.job import EXPERT_TENSOR, Notation, ParallelSizes, Role, Sharding
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.notations.algorithm import KL_COEF, KL_IN, PROMPT, RESPONSE
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes, spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.convert.parts import KEEP, estimator_word, given, precision, says_recomputing
 from roost.placement.plan import Plan, backend, has_devices, learner_backend, uses_model, whitens
@@ -211,9 +211,7 @@ def _devices_text(part: ComponentPlan, findings: Findings) -> str:
         if not is_run or len({node for node, _ in placement.devices}) > 1:
             nodes = sorted({node for node, _ in placement.devices})
             what = f"RLinf gives a process neighbouring GPUs of one node, and process {placement.rank} has others"
-            why = (
-                f"it has {len(placement.devices)} GPUs of {'node' if len(nodes) == 1 else 'nodes'} {spell_ranks(nodes)}"
-            )
+            why = f"it has {len(placement.devices)} GPUs of {spell_nodes(nodes)}"
             findings.error("RST-N053", Where(path=(part.name,)), what, why, KEEP)
             return ""
         held.append((ranks[0], len(ranks)))
@@ -254,9 +252,9 @@ def _segments(part: ComponentPlan, held: list[tuple[int, int]], findings: Findin
 def _spelled(runs: list[list[int]]) -> Iterator[str]:
     process = 0
     for rank, size, sharers, count in runs:
-        ranks = spell_ranks(list(range(rank, rank + size * count)))
+        ranks = spell_ranks(range(rank, rank + size * count))
         is_implied = size == sharers == 1
-        yield ranks if is_implied else f"{ranks}:{spell_ranks(list(range(process, process + sharers * count)))}"
+        yield ranks if is_implied else f"{ranks}:{spell_ranks(range(process, process + sharers * count))}"
         process += sharers * count
 
 
@@ -272,7 +270,7 @@ def _nodes_text(part: ComponentPlan) -> str:
         return spell_ranks(values.tolist()) + processes
     ends = np.cumsum(counts).tolist()
     blocks = zip(values.tolist(), counts.tolist(), ends, strict=True)
-    return ",".join(f"{value}:{spell_ranks(list(range(end - count, end)))}" for value, count, end in blocks)
+    return ",".join(f"{value}:{spell_ranks(range(end - count, end))}" for value, count, end in blocks)
 
 
 def _group(group: Group, inventory: Inventory) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Findings, Where
 from roost.config.job import Notation, Role, size_place
-from roost.config.ranks import spell_ranks
+from roost.config.ranks import spell_nodes
 from roost.placement.component_plan import IN_16_BITS, ComponentPlan
 from roost.placement.memory.host import host_uses
 from roost.placement.memory.model import (
@@ -58,8 +58,7 @@ def _check_lost(part: ComponentPlan, inventory: Inventory, place: Where, finding
         return
     used = np.intersect1d(inventory.lost, np.concatenate([part.table.nodes, part.table.device_nodes]))
     if len(used):
-        nodes = f"{'node' if len(used) == 1 else 'nodes'} {spell_ranks(used.tolist())}"
-        what = f"is placed on {nodes}, which the inventory marks as lost"
+        what = f"is placed on {spell_nodes(used.tolist())}, which the inventory marks as lost"
         findings.error("RST-P046", place, what, fix="place it on other nodes, or remove lost from the inventory")
 
 
