@@ -18,6 +18,22 @@ from roost.config.job import MeshSizes, ModelUse, ParallelSizes, Role, Sharding,
 from roost.config.ranks import spell_nodes
 from roost.placement.placement import Placement
 
+Bools = npt.NDArray[np.bool_]
+
+# A fix for a model in float32. RLinf's own key is precision, ROLL's dtype.
+IN_16_BITS = "write compute_dtype: bfloat16 in train (or the notation's own key)"
+# Components that decide the mode. Rewards and references do not: whatever they share, the mode stays the same.
+LOOP_COMPONENTS = ("actor", "rollout", "inference", "env", "student_train", "student_infer")
+
+
+def offsets_of(lengths: Ints) -> Ints:
+    """Offsets into device columns, for processes with these numbers of devices.
+
+    >>> offsets_of(np.array([2, 1])).tolist()
+    [0, 2, 3]
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
 
 @dataclass(frozen=True, eq=False)
 class PlacementTable(Sequence[Placement]):
@@ -105,25 +121,25 @@ class PlacementTable(Sequence[Placement]):
         ranks = self.device_ranks[device_span].tolist()
         devices = list(zip(self.device_nodes[device_span].tolist(), ranks, strict=True))
         bounds = (self.offsets[start : stop + 1] - first).tolist()
-        local_ranks, local_sizes, places = (column[span].tolist() for column in self.local)
+        local_ranks, local_sizes, node_indices = (column[span].tolist() for column in self.local)
         nodes = self.nodes[span].tolist()
         labels = [self.labels[group] for group in self.groups[span].tolist()]
-        columns = zip(nodes, places, local_ranks, local_sizes, labels, bounds[:-1], bounds[1:], strict=True)
+        columns = zip(nodes, node_indices, local_ranks, local_sizes, labels, bounds[:-1], bounds[1:], strict=True)
         machines = self.inventory.nodes
-        names = [str(rank) for rank in ranks] if self._shows_what_it_holds else []
-        for rank, (node, place, local_rank, local_size, label, low, high) in enumerate(columns, start):
+        names = [str(rank) for rank in ranks] if self._sees_its_own_devices else []
+        for rank, (node, node_index, local_rank, local_size, label, low, high) in enumerate(columns, start):
             if names:
                 here, visible = ranks[low:high], names[low:high]
             else:
                 here = [index for on, index in devices[low:high] if on == node]
                 visible = self._visible(label, here, machines[node].accelerators)
             yield Placement(
-                rank, node, place, int(visible[0]) if visible else -1, machines[node].accelerator_type,
+                rank, node, node_index, int(visible[0]) if visible else -1, machines[node].accelerator_type,
                 local_rank, local_size, visible, self.isolate, here, label, devices[low:high],
             )  # fmt: skip
 
     @cached_property
-    def _shows_what_it_holds(self) -> bool:
+    def _sees_its_own_devices(self) -> bool:
         """Return True if every process sees exactly its own devices, on its node and ascending, as in most tables."""
         owners = self.owners
         is_ascending = (owners[1:] != owners[:-1]) | (self.device_ranks[1:] > self.device_ranks[:-1])
@@ -151,40 +167,31 @@ def _local_ranks(nodes: Ints) -> tuple[Ints, Ints, Ints]:
     starts = np.flatnonzero(np.concatenate([[True], by_node[1:] != by_node[:-1]]))
     sizes = np.diff(np.append(starts, count))
     run = np.repeat(np.arange(len(starts)), sizes)
-    local, size, place = (np.empty(count, np.int64) for _ in range(3))
+    local, size, node_index = (np.empty(count, np.int64) for _ in range(3))
     local[order] = np.arange(count) - starts[run]
     size[order] = sizes[run]
     # A node's first process is the first of its run, because the sort is stable.
-    place_of_run = np.empty(len(starts), np.int64)
-    place_of_run[np.argsort(order[starts], kind="stable")] = np.arange(len(starts))
-    place[order] = place_of_run[run]
-    return local, size, place
-
-
-Bools = npt.NDArray[np.bool_]
-
-# The fix of a model that is float32; RLinf's key is precision, ROLL's dtype.
-IN_16_BITS = "write compute_dtype: bfloat16 in train (or the notation's own key)"
-# Components in the loop of generating and learning. Rewards and references do not count: they may share any devices
-# without changing how the others take turns.
-LOOP_COMPONENTS = ("actor", "rollout", "inference", "env", "student_train", "student_infer")
+    index_of_run = np.empty(len(starts), np.int64)
+    index_of_run[np.argsort(order[starts], kind="stable")] = np.arange(len(starts))
+    node_index[order] = index_of_run[run]
+    return local, size, node_index
 
 
 class PlacementMode(StrEnum):
-    """Sharing of devices between the components of a job; one without learners, or without engines, shares none."""
+    """How components share devices; a job without engines or without learners has a mode of its own."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
     HYBRID = "hybrid"
-    AUTO = "auto"
+    AUTO = "auto"  # RLinf's auto_scheduler
     TRAINING_ONLY = "training-only"
     INFERENCE_ONLY = "inference-only"
 
 
 def mode_of(held: Mapping[str, Bools], roles: Mapping[str, Role]) -> PlacementMode:
-    """The mode, from the accelerators of the cluster that each component holds (one flag for each accelerator).
+    """The mode of components that hold these accelerators of the cluster (one flag for each accelerator).
 
-    Collocated where all hold the same ones, disaggregated where no two share any, hybrid otherwise.
+    Collocated if all hold the same ones, disaggregated if no two share any, hybrid otherwise.
 
     >>> first, second, both = (np.array(flags) for flags in ([True, False], [False, True], [True, True]))
     >>> roles = {"actor": Role.LEARNER, "rollout": Role.ENGINE}
@@ -222,7 +229,7 @@ class Process:
     start_env: Mapping[str, str]  # the user's variables and those of the accelerator's vendor
     interpreter: str | None
     hardware: tuple[Mapping[str, Any], ...] = ()  # configs of its declared devices
-    masks: Mapping[str, str] = field(default_factory=dict)  # its visible devices in the plan's numbers
+    masks: Mapping[str, str] = field(default_factory=dict)  # visible devices (CUDA_VISIBLE_DEVICES), as planned
 
     @property
     def env(self) -> dict[str, str]:
@@ -230,7 +237,7 @@ class Process:
 
 
 def mesh_of(sizes: ParallelSizes, ranks: int) -> MeshSizes | None:
-    """The device mesh of so many ranks; None if they cannot be divided so."""
+    """The device mesh of so many ranks; None if the sizes do not divide them."""
     try:
         return MeshSizes.of(sizes, ranks)
     except ValueError:
@@ -265,12 +272,12 @@ class ComponentPlan:
 
     @property
     def mesh(self) -> MeshSizes | None:
-        """The device mesh of a learner or scorer; None if its ranks cannot be divided so."""
+        """The device mesh of a learner or scorer; None if its sizes do not divide its ranks."""
         return mesh_of(self.parallel, len(self.table))
 
     @property
     def sharded_mesh(self) -> MeshSizes | None:
-        """The mesh over which a learner or scorer shards its model (FSDP); None for other ways to divide it."""
+        """The mesh of a learner or scorer with FSDP; None for other shardings."""
         is_sharded = self.role in (Role.LEARNER, Role.SCORER) and self.model.sharding is Sharding.FULL
         return self.mesh if is_sharded else None
 
@@ -280,7 +287,7 @@ class ComponentPlan:
 
     @property
     def is_float32(self) -> bool:
-        """Return True if a model computes in 32 bits. A learner that keeps weights in them may compute in 16."""
+        """Return True if a model computes in 32 bits. A learner may keep weights in 32 bits and compute in 16."""
         return (self.model.compute_bytes if self.role is Role.LEARNER else self.model.weight_bytes) == 4
 
     def __eq__(self, other: object) -> bool:
@@ -308,10 +315,10 @@ class ComponentPlan:
 
     def processes(self) -> Iterator[Process]:
         """The processes in rank order."""
-        return (self._process(placement) for placement in self.table)
+        return map(self._process, self.table)
 
     def process(self, rank: int) -> Process:
-        """One process."""
+        """The process of a rank."""
         return self._process(self.table[rank])
 
     def _process(self, placement: Placement) -> Process:

@@ -23,9 +23,9 @@ from roost.placement.rank_map import BoundRanks, bind_rank_map
 from roost.placement.strategies import (
     PlacementStrategy,
     check_count,
+    check_has_devices,
+    check_in_range,
     check_ranks,
-    has_devices,
-    in_range,
     inventory_of,
     without_devices,
 )
@@ -57,9 +57,9 @@ class ListedPlacementStrategy(PlacementStrategy):
     ) -> PlacementTable | None:
         table = self._resources(inventory, findings, where)
         fix = "plan on machines that have some, or give world_size instead of devices"
-        if table is None or not has_devices(table, findings, where, fix):
+        if table is None or not check_has_devices(table, findings, where, fix):
             return None
-        if not in_range(self.devices, table, findings, where, "device"):
+        if not check_in_range(self.devices, table, findings, where, "device"):
             return None
         # The last process takes the remainder, if the list does not divide evenly.
         offsets = np.append(np.arange(0, len(self.devices), self.num_hardware_per_process), len(self.devices))
@@ -159,7 +159,7 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
             continue  # already reported
         own, ranks_named = strategies[component.name]
         if id(own) not in tables:
-            tables[id(own)] = own.place(inventory, findings, _ranks_place(component), isolate)
+            tables[id(own)] = own.place(inventory, findings, _ranks_where(component), isolate)
         table = tables[id(own)]
         if table is not None:
             placed.append(PlacedComponent(component, own, ranks_named, table))
@@ -170,7 +170,7 @@ def place_job(job: Job, inventory: Inventory, findings: Findings, isolate: bool 
     return PlacedJob(layout.mode if layout else mode_of(held, roles), tuple(placed))
 
 
-def _ranks_place(component: Component) -> Where:
+def _ranks_where(component: Component) -> Where:
     return component.requested.where if isinstance(component.requested, RankMap) else component.where
 
 
@@ -181,7 +181,7 @@ def _listed_strategy(requested: DeviceList | CpuWorkers) -> tuple[PlacementStrat
 
 
 def _on_accelerators(job: Job, bound: Mapping[str, BoundRanks], inventory: Inventory) -> dict[str, Bound]:
-    """The components whose ranks mean accelerators, with the cluster-wide ids of those."""
+    """The components placed on accelerators, with the cluster-wide numbers of these."""
     found = {}
     for component in job.components:
         ranks = bound.get(component.name)
@@ -192,10 +192,11 @@ def _on_accelerators(job: Job, bound: Mapping[str, BoundRanks], inventory: Inven
 
 
 class ComponentPlacement:
-    """Reads `cluster.component_placement` and says where each component runs.
+    """The placement that `cluster.component_placement` of a config describes.
 
     The config is a dict, an OmegaConf DictConfig or the path of a file. The cluster is a live one or an `Inventory`;
-    left out, the config describes it (`num_nodes`, `num_gpus_per_node`). All mistakes are raised in one `ConfigError`.
+    without one, the config describes it (`num_nodes`, `num_gpus_per_node`). All mistakes are raised as one
+    `ConfigError`.
 
     >>> placement = ComponentPlacement({"cluster": {"num_nodes": 1, "num_gpus_per_node": 4,
     ...                                             "component_placement": {"actor,rollout": "0-3"}}})

@@ -11,7 +11,7 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Inventory
 from roost.config.job import Role
-from roost.placement.component_plan import ComponentPlan, PlacementTable
+from roost.placement.component_plan import ComponentPlan, PlacementTable, offsets_of
 from roost.placement.plan import Plan
 from roost.placement.rules.mesh import most_ranks
 
@@ -418,7 +418,7 @@ class Draft:
             table.kinds,
             nodes=np.array([assignment.node for assignment in assignments], np.int64),
             groups=np.array([assignment.group for assignment in assignments], np.int64),
-            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            offsets=offsets_of(lengths),
             device_nodes=devices[:, 0],
             device_ranks=devices[:, 1],
             isolate=table.isolate,

@@ -20,7 +20,7 @@ from roost.config.job import ModelUse, Notation, Origin, ParallelSizes, Resolved
 from roost.config.known_keys.tables import Effect, KeyUse, Known
 from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, WHITEN
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import ComponentPlan, PlacementMode, PlacementTable, Process
+from roost.placement.component_plan import ComponentPlan, PlacementMode, PlacementTable, Process, offsets_of
 from roost.placement.memory.phases import Phase
 from roost.placement.memory.residency import ClassResidency, Residency, ResidencySettings, find_residency
 from roost.placement.memory.traffic import micro_batch_traffic
@@ -314,7 +314,7 @@ def _component_from_dict(name: str, data: Mapping[str, Any], inventory: Inventor
         tuple(group["counts"] for group in data["node_groups"]),
         nodes=nodes,
         groups=np.array([labels.index(process["node_group_label"]) for process in processes], np.int64),
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        offsets=offsets_of(lengths),
         device_nodes=columns[:, 0],
         device_ranks=columns[:, 1],
         isolate=data["isolate_accelerator"],

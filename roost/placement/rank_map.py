@@ -10,10 +10,12 @@ from roost.cluster.inventory import Ints, Inventory, ResourceTable, UnknownGroup
 from roost.config.findings import MAX_PROCESSES, Findings, Where, counted, remainder
 from roost.config.job import RankMap
 from roost.config.ranks import Segment
+from roost.placement.component_plan import offsets_of
 from roost.placement.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PlacementStrategy,
+    kinds_by_label,
     report_unknown_group,
 )
 
@@ -29,7 +31,7 @@ class BoundRanks:
 
 
 def bind_rank_map(requested: RankMap, inventory: Inventory, findings: Findings) -> BoundRanks | None:
-    """Return the strategy of one component; mistakes in its placement string go to `findings`."""
+    """Resolve the ranks of one component; mistakes in its placement string go to `findings`."""
     where = requested.where
     try:
         table = inventory.resources(requested.node_groups)
@@ -77,7 +79,7 @@ def _segment_ranges(
                 "RST-P006",
                 where,
                 "'all' is ambiguous here",
-                _mixture(table),
+                kinds_by_label(table),
                 "write the node ranks, or name groups of one kind",
             )
             return None
@@ -116,10 +118,6 @@ def _segment_ranges(
     return pairs if findings.num_errors == errors else None
 
 
-def _mixture(table: ResourceTable) -> str:
-    return ", ".join(f"{label} counts {kind}s" for label, kind in zip(table.labels, table.kinds, strict=True))
-
-
 def _device_strategy(
     pairs: list[Pair], table: ResourceTable, findings: Findings, where: Where
 ) -> PlacementStrategy | None:
@@ -146,7 +144,7 @@ def _device_strategy(
             lengths.append(np.ones(len(processes), np.int64))
     if len(lengths) < len(pairs):
         return None
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))])
+    offsets = offsets_of(np.concatenate(lengths))
     return FlexiblePlacementStrategy.from_columns(np.concatenate(ranks), offsets, table.labels)
 
 

@@ -13,7 +13,7 @@ from roost.cluster.inventory import NODE, Ints, Inventory, ResourceTable, Unknow
 from roost.config.findings import Findings, Where, counted, did_you_mean, shown
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
-from roost.placement.component_plan import PlacementTable
+from roost.placement.component_plan import PlacementTable, offsets_of
 from roost.placement.placement import Placement
 
 GroupLabels = str | Sequence[str] | None
@@ -83,14 +83,16 @@ def as_labels(label: GroupLabels) -> tuple[str, ...]:
 def without_devices(
     inventory: Inventory, table: ResourceTable, nodes: Ints, groups: Ints, isolate: bool
 ) -> PlacementTable:
+    """The placements of processes that hold no devices."""
     nothing = np.zeros(0, np.int64)
-    kinds = ("node",) * len(table.labels)
+    kinds = (NODE,) * len(table.labels)
     return PlacementTable(
         inventory, table.labels, kinds, nodes, groups, np.zeros(len(nodes) + 1, np.int64), nothing, nothing, isolate
     )
 
 
 def refuse(code: str, what: str, fix: str, why: str = "") -> None:
+    """Raise ConfigError with one finding."""
     findings = Findings()
     findings.error(code, Where(), what, why, fix)
     findings.raise_errors()
@@ -119,20 +121,26 @@ def check_ranks(ranks: Sequence[int] | Ints, owner: str) -> None:
             )
 
 
-def has_devices(
+def kinds_by_label(table: ResourceTable) -> str:
+    """The kind of resource that each node group counts, as text."""
+    return ", ".join(f"{label} counts {kind}s" for label, kind in zip(table.labels, table.kinds, strict=True))
+
+
+def check_has_devices(
     table: ResourceTable,
     findings: Findings,
     where: Where,
     fix: str = "name another node group, place processes on nodes (node_group: node, NodePlacementStrategy), "
     "or simulate accelerators (export ROOST_FAKE_ACCELERATORS=8)",
 ) -> bool:
+    """Return True if the node groups have devices to assign; report it if not."""
     if not table.counts_nodes and table.total > 0:
         return True
     if table.counts_nodes and len(set(table.kinds)) > 1:
-        mixed = ", ".join(f"{label} counts {kind}s" for label, kind in zip(table.labels, table.kinds, strict=True))
         with_devices = [label for label, kind in zip(table.labels, table.kinds, strict=True) if kind != NODE]
         what = f"the node groups {', '.join(table.labels)} are counted in nodes together"
-        findings.error("RST-P015", where, what, mixed, f"name groups with devices only: {', '.join(with_devices)}")
+        fix = f"name groups with devices only: {', '.join(with_devices)}"
+        findings.error("RST-P015", where, what, kinds_by_label(table), fix)
         return False
     what = (
         "have neither accelerators nor declared hardware"
@@ -148,14 +156,15 @@ def has_devices(
     return False
 
 
-def in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where, noun: str = "rank") -> bool:
+def check_in_range(ranks: Ints, table: ResourceTable, findings: Findings, where: Where, noun: str = "rank") -> bool:
+    """Return True if all ranks exist; report the first that does not."""
     beyond = ranks[ranks >= table.total]
     if not len(beyond):
         return True
     kind = "node" if table.counts_nodes else " or ".join(dict.fromkeys(table.kinds))
     fix = f"use {noun}s up to {table.total - 1}" if table.total else "name another node group"
-    if noun == "device":  # of a list, or of a count in the jobs of other frameworks
-        fix = f"place it on fewer devices, up to {table.total - 1}, or give the inventory of the cluster that is meant"
+    if noun == "device":  # of a list, or of a count in a job of another framework
+        fix = f"use devices up to {table.total - 1}, or give an inventory with more"
     findings.error(
         "RST-P007",
         where,
@@ -175,15 +184,15 @@ def on_single_nodes(
     where: Where,
     isolate: bool,
 ) -> PlacementTable | None:
-    """The placements of processes whose resources must each lie on one node, of one kind, and be different devices."""
+    """The placements of processes, each with different devices of one kind on one node; None if one has others."""
     entries = table.entries(ranks)
     nodes, local = table.nodes[entries], ranks - table.starts[entries]
     first = offsets[:-1]
     lengths = np.diff(offsets)
     if len(ranks) > len(first):
-        astray = np.flatnonzero(nodes != np.repeat(nodes[first], lengths))
-        if len(astray):
-            process = int(np.searchsorted(offsets, astray[0], side="right") - 1)
+        elsewhere = np.flatnonzero(nodes != np.repeat(nodes[first], lengths))
+        if len(elsewhere):
+            process = int(np.searchsorted(offsets, elsewhere[0], side="right") - 1)
             own = slice(offsets[process], offsets[process + 1])
             findings.error(
                 "RST-P016",
@@ -193,7 +202,7 @@ def on_single_nodes(
                 "give it resources of one node",
             )
             return None
-        if len(table.labels) > 1 and not _of_one_kind(entries, offsets, nodes, local, table, findings, where):
+        if len(table.labels) > 1 and not _check_devices(entries, offsets, nodes, local, table, findings, where):
             return None
         if len(table.labels) > 1:  # ranks of several groups may name devices of a node out of order
             local = local[np.lexsort((local, np.repeat(np.arange(len(first)), lengths)))]
@@ -202,10 +211,10 @@ def on_single_nodes(
     )
 
 
-def _of_one_kind(
+def _check_devices(
     entries: Ints, offsets: Ints, nodes: Ints, local: Ints, table: ResourceTable, findings: Findings, where: Where
 ) -> bool:
-    """Only several groups can give a process devices of two kinds, or the same device under two ranks."""
+    """Return True if each process has different devices of one kind; only with several groups may one have others."""
     kinds = [table.kinds[group] for group in table.groups[entries].tolist()]
     devices = list(zip(kinds, nodes.tolist(), local.tolist(), strict=True))
     for process, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
@@ -267,7 +276,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
                 )
         lengths = np.array([len(listed) for listed in hardware_ranks_list], np.int64)
         flat = np.array([rank for listed in hardware_ranks_list for rank in listed], np.int64)
-        self._set(flat, _offsets(lengths), node_group_label)
+        self._set(flat, offsets_of(lengths), node_group_label)
 
     @classmethod
     def from_columns(
@@ -292,9 +301,9 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True
     ) -> PlacementTable | None:
         table = self._resources(inventory, findings, where)
-        if table is None or not has_devices(table, findings, where):
+        if table is None or not check_has_devices(table, findings, where):
             return None
-        if not in_range(self.ranks, table, findings, where):
+        if not check_in_range(self.ranks, table, findings, where):
             return None
         return on_single_nodes(self.ranks, self.offsets, table, inventory, findings, where, isolate)
 
@@ -323,10 +332,8 @@ class PackedPlacementStrategy(PlacementStrategy):
                 f"end_hardware_rank {self.end_hardware_rank} is before start_hardware_rank {self.start_hardware_rank}",
                 "swap the two",
             )
-        count, block = (
-            self.end_hardware_rank - self.start_hardware_rank + 1,
-            self.num_hardware_per_process * self.stride,
-        )
+        count = self.end_hardware_rank - self.start_hardware_rank + 1
+        block = self.num_hardware_per_process * self.stride
         if count % block:
             whole = count // block * block
             refuse(
@@ -346,18 +353,18 @@ class PackedPlacementStrategy(PlacementStrategy):
         return ranks
 
     def _ranks(self) -> Ints:
-        """One row per process. A block of per_process * stride ranks holds `stride` interleaved processes."""
-        per, stride = self.num_hardware_per_process, self.stride
+        """One row of ranks per process. A block of per_process * stride ranks holds `stride` interleaved processes."""
+        per_process = self.num_hardware_per_process
         ranks = np.arange(self.start_hardware_rank, self.end_hardware_rank + 1, dtype=np.int64)
-        return ranks.reshape(-1, per, stride).swapaxes(1, 2).reshape(-1, per)
+        return ranks.reshape(-1, per_process, self.stride).swapaxes(1, 2).reshape(-1, per_process)
 
     def place(
         self, inventory: Inventory, findings: Findings, where: Where = Where(), isolate: bool = True
     ) -> PlacementTable | None:
         table = self._resources(inventory, findings, where)
-        if table is None or not has_devices(table, findings, where):
+        if table is None or not check_has_devices(table, findings, where):
             return None
-        if not in_range(np.array([self.start_hardware_rank, self.end_hardware_rank]), table, findings, where):
+        if not check_in_range(np.array([self.start_hardware_rank, self.end_hardware_rank]), table, findings, where):
             return None
         ranks = self._ranks()
         offsets = np.arange(len(ranks) + 1) * self.num_hardware_per_process
@@ -404,14 +411,10 @@ class NodePlacementStrategy(PlacementStrategy):
                 fix="name groups without common nodes",
             )
             return None
-        if not in_range(self.node_ranks, nodes, findings, where):
+        if not check_in_range(self.node_ranks, nodes, findings, where):
             return None
         entries = nodes.entries(self.node_ranks)
         return without_devices(inventory, nodes, nodes.nodes[entries], nodes.groups[entries], isolate)
-
-
-def _offsets(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def _sorted_processes(ranks: Ints, offsets: Ints) -> tuple[Ints, Ints]:
@@ -422,6 +425,6 @@ def _sorted_processes(ranks: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     owner = np.repeat(np.arange(len(lengths)), lengths)
     ranks = ranks[np.lexsort((ranks, owner))]
     order = np.argsort(ranks[offsets[:-1]], kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return ranks[np.argsort(place[owner], kind="stable")], _offsets(lengths[order])
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return ranks[np.argsort(position[owner], kind="stable")], offsets_of(lengths[order])
