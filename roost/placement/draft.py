@@ -1,4 +1,4 @@
-"""A plan in the making: processes lose their devices and are placed again on free accelerators."""
+"""A draft of a changed plan: processes lose their devices and are placed again on free accelerators."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roost.placement.component_plan import ComponentPlan, PlacementTable, offset
 from roost.placement.plan import Plan
 from roost.placement.rules.mesh import most_ranks
 
-MAX_UNITS = 64  # that a search places; more are placed first fit
+MAX_UNITS = 64  # units that the search places; more are placed first fit
 MAX_VISITS = 20_000  # states of the search; beyond, the best one found is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Equal units that are to be placed: each takes `size` accelerators of one of the nodes."""
+    """Equal units to place: each takes `size` accelerators of one of the nodes."""
 
     count: int
     size: int
@@ -29,7 +29,7 @@ class Demand:
 
 
 def assign(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]]:
-    """Nodes for the units of each demand; units that find no room are left out, and no other choice places more.
+    """Nodes for the units of each demand, for as many units as possible; units without room are left out.
 
     `free` has the number of free accelerators of each node. Nodes of low rank are taken first.
 
@@ -38,15 +38,15 @@ def assign(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]
     >>> assign([Demand(3, 2, frozenset({0, 1}))], {0: 3, 1: 2})
     [[0, 1]]
     """
-    first = _in_order(demands, free)
+    first = _first_fit(demands, free)
     is_full = all(len(nodes) == demand.count for demand, nodes in zip(demands, first, strict=True))
     if is_full or len(demands) == 1 or sum(demand.count for demand in demands) > MAX_UNITS:
         return first
     return _Search(demands, free).best
 
 
-def _in_order(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]]:
-    """Each unit on the first node with room. For one demand, no other choice places more."""
+def _first_fit(demands: Sequence[Demand], free: Mapping[int, int]) -> list[list[int]]:
+    """Place each unit on the first node with room. For a single demand, this places as many as possible."""
     left, chosen = dict(free), []
     for demand in demands:
         nodes: list[int] = []
@@ -74,7 +74,7 @@ class _Search:
         self._visit(0, 0)
 
     def _bound(self, index: int, first: int) -> int:
-        """Most units that the demands from `index` can place in addition, each looked at alone."""
+        """Upper bound of the units still to place: what each demand from `index` on could place if it were alone."""
         total = 0
         for number, demand in enumerate(self._demands[index:], index):
             start = first if number == index else 0
@@ -139,7 +139,11 @@ class Unit:
 
 
 class Draft:
-    """A plan in the making: node and devices of each process by its old rank, then of new ones; None if it has none."""
+    """A changed plan that is not finished.
+
+    `assignments` has an entry for each process of a component: first those of the plan by rank, then new ones. It is
+    None for a process that is not placed.
+    """
 
     def __init__(self, plan: Plan, inventory: Inventory) -> None:
         self.plan, self.inventory = plan, inventory
@@ -153,7 +157,7 @@ class Draft:
         other.assignments = {name: list(assignments) for name, assignments in self.assignments.items()}
         return other
 
-    # Looking ------------------------------------------------------------------------------------------------------
+    # Queries ------------------------------------------------------------------------------------------------------
 
     def kind(self, name: str, assignment: Assignment) -> str:
         return self.plan[name].table.kinds[assignment.group]
@@ -207,21 +211,24 @@ class Draft:
         ]
 
     def cost(self) -> tuple[int, int, int]:
-        """Missing processes of learners and scorers, processes that left a node that is there, and others dropped."""
-        short, elsewhere, dropped = 0, 0, 0
+        """Learner and scorer processes removed, processes changed though their nodes are left, and others removed."""
+        removed_grouped, changed, removed = 0, 0, 0
         for part in self.plan.components:
             now = self.assignments[part.name]
             for assignment, other in zip(assignments_of(part.table), now, strict=True):
                 nodes = {assignment.node, *(node for node, _ in assignment.devices)}
-                elsewhere += assignment != other and not any(self.inventory.nodes[node].lost for node in nodes)
-            gone = sum(assignment is None for assignment in now)
-            short, dropped = (short + gone, dropped) if part.role in GROUPED else (short, dropped + gone)
-        return short, elsewhere, dropped
+                changed += assignment != other and not any(self.inventory.nodes[node].lost for node in nodes)
+            missing = sum(assignment is None for assignment in now)
+            if part.role in GROUPED:
+                removed_grouped += missing
+            else:
+                removed += missing
+        return removed_grouped, changed, removed
 
-    # Changing -----------------------------------------------------------------------------------------------------
+    # Changes ------------------------------------------------------------------------------------------------------
 
     def unit(self, slots: Sequence[ProcessId], devices: Sequence[Device] | None = None) -> Unit:
-        """A unit of the processes in these slots; without `devices` each is one process that shares nothing."""
+        """A unit of the processes in these slots, which hold `devices`; None for one process that shares nothing."""
         allowed = [frozenset(self.nodes_for(name)) for name, _ in dict(slots).items()]
         nodes = frozenset.intersection(*allowed)
         if devices is None:
@@ -238,9 +245,9 @@ class Draft:
         return Unit(tuple(members), len(devices), nodes)
 
     def take_lost(self, apart: bool) -> tuple[list[Unit], list[Unit]]:
-        """Unassign the processes of lost nodes; return units with learners or scorers, and the others.
+        """Unassign the processes of lost nodes. Return their units: those with learners or scorers, then the others.
 
-        With `apart`, engines and workers that shared devices with a learner are separate units.
+        With `apart`, engines and workers that shared devices with a learner or scorer are units of their own.
         """
         lost = set(self.inventory.lost)
         gone = [
@@ -249,14 +256,19 @@ class Draft:
             for slot, assignment in enumerate(assignments)
             if assignment is not None and lost & {assignment.node, *(node for node, _ in assignment.devices)}
         ]
-        kinds = [[each for each in gone if (self.plan[each[0]].role in GROUPED) is wanted] for wanted in (True, False)]
-        units = [self.unit(*shared) for slots in (kinds if apart else [gone]) for shared in self._sharing(slots)]
+        grouped = [process for process in gone if self.plan[process[0]].role in GROUPED]
+        others = [process for process in gone if self.plan[process[0]].role not in GROUPED]
+        units = [
+            self.unit(*shared)
+            for processes in ([grouped, others] if apart else [gone])
+            for shared in self._sharing(processes)
+        ]
         self.remove(gone)
         units = [unit for unit in units if unit.nodes]
         return [unit for unit in units if self.is_grouped(unit)], [unit for unit in units if not self.is_grouped(unit)]
 
     def _sharing(self, slots: Sequence[ProcessId]) -> list[tuple[list[ProcessId], list[Device]]]:
-        """Processes with the accelerators they hold, those that share any of them together."""
+        """Group processes that share accelerators; each group comes with its accelerators."""
         found: list[tuple[list[ProcessId], list[Device]]] = []
         of_device: dict[Device, int] = {}
         for name, slot in slots:
@@ -276,7 +288,7 @@ class Draft:
             of_device |= dict.fromkeys(found[first][1], first)
         return [(members, sorted(devices)) for members, devices in found if members]
 
-    def settle(self, units: Sequence[Unit]) -> None:
+    def place(self, units: Sequence[Unit]) -> None:
         """Place as many units as there is room for."""
         alike: dict[tuple[int, frozenset[int]], list[Unit]] = {}
         for unit in (unit for unit in units if unit.size):
@@ -289,22 +301,21 @@ class Draft:
                 self._put(unit, node, free[node])
                 del free[node][: unit.size]
         for unit in (unit for unit in units if not unit.size and unit.nodes):
-            there = Counter(
-                assignment.node for assignment in self.assignments[unit.members[0].name] if assignment is not None
-            )
-            self._put(unit, min(unit.nodes, key=lambda node: (there[node], node)), [])
+            placed = [each for each in self.assignments[unit.members[0].name] if each is not None]
+            on_node = Counter(assignment.node for assignment in placed)
+            self._put(unit, min(unit.nodes, key=lambda node: (on_node[node], node)), [])
 
     def _put(self, unit: Unit, node: int, free: Sequence[int]) -> None:
         for name, slot, held in unit.members:
             devices = tuple((node, free[index]) for index in held)
             self.assignments[name][slot] = Assignment(node, self.nodes_for(name)[node], devices)
 
-    def settle_grouped(self, units: Sequence[Unit]) -> list[Unit] | None:
-        """Place all units, on accelerators of engines if free ones do not suffice, or of any; None if not possible.
+    def place_grouped(self, units: Sequence[Unit]) -> list[Unit] | None:
+        """Place all units: on free accelerators, else also on those of engines, else on any; None if there is no way.
 
-        Returns units of the processes that had to leave, in case there is room for them elsewhere.
+        Returns units of the processes that had to leave; there may be room for them elsewhere.
         """
-        if self._settle_all(units):
+        if self._place_all(units):
             return []
         for roles, spared in (((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 0)):
             trial = self.copy()
@@ -312,8 +323,8 @@ class Draft:
             if leaving is None:
                 continue
             self.remove(leaving)
-            if not self._settle_all(units):  # which would be in the order of ranks
-                trial.settle([unit for unit in units if not unit.size])
+            if not self._place_all(units):  # preferred to the trial, because it places units in the order of ranks
+                trial.place([unit for unit in units if not unit.size])
                 self.assignments = trial.assignments
             return [self.unit([process]) for process in leaving]
         return None
@@ -328,10 +339,10 @@ class Draft:
             left += leaving
         return left
 
-    def _settle_all(self, units: Sequence[Unit]) -> bool:
-        """Place all units on what is free, or none."""
+    def _place_all(self, units: Sequence[Unit]) -> bool:
+        """Place all units on free accelerators, or none."""
         trial = self.copy()
-        trial.settle(units)
+        trial.place(units)
         if not all(trial.is_assigned(unit) for unit in units):
             return False
         self.assignments = trial.assignments
@@ -344,7 +355,7 @@ class Draft:
     def make_room(self, unit: Unit, roles: Collection[Role], spared: int = 1) -> list[ProcessId] | None:
         """Place a unit where the fewest processes of these roles have to leave; None if that is not possible.
 
-        Of each component `spared` processes are left, wherever they are, with those of the unit.
+        Each component keeps at least `spared` processes, including those of the unit.
         """
         left = Counter(member.name for member in unit.members)
         on_nodes: dict[int, dict[ProcessId, list[Device]]] = {}
@@ -395,7 +406,7 @@ class Draft:
         return freed, chosen
 
     def drop_uneven(self) -> None:
-        """Remove processes of learners and scorers that their model cannot be divided over."""
+        """Remove processes of learners and scorers until their sizes divide the number that is left."""
         for part in (part for part in self.plan.components if part.role in GROUPED):
             assignments = self.assignments[part.name]
             left = [slot for slot, assignment in enumerate(assignments) if assignment is not None]
@@ -404,6 +415,7 @@ class Draft:
                     assignments[slot] = None
 
     def component(self, part: ComponentPlan) -> ComponentPlan:
+        """The component with the assignments of the draft."""
         table = part.table
         assignments = [assignment for assignment in self.assignments[part.name] if assignment is not None]
         if tuple(assignments) == assignments_of(table):
@@ -434,7 +446,7 @@ def assignments_of(table: PlacementTable) -> tuple[Assignment, ...]:
 
 
 def _hardware_ranks(table: PlacementTable) -> Ints:
-    """Resource ranks that a table uses, in the order of its processes: of its nodes where it assigns no devices."""
+    """Resource ranks that a table uses, in the order of its processes: nodes if it assigns no devices."""
     resources = table.inventory.resources(table.labels)
     if NODE in table.kinds:
         resources = resources.node_table()

@@ -1,7 +1,8 @@
 """Change a plan while its job runs: add or remove engines, or go on without nodes that were lost.
 
-Decisions only. A process that stays keeps its devices; one that must move is removed and added. Nodes keep their ranks:
-a lost node stays in the inventory, marked as lost, so that no process moves because nodes were renumbered.
+Nothing is started or stopped here. A process that stays keeps its devices; one that must move is removed and added.
+Nodes keep their ranks: a lost node stays in the inventory, marked as lost, so that no process moves because nodes were
+renumbered.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
 from roost.placement.rules.mesh import check_mesh, has_mesh
 
-# Who makes room for a component that would have no process, and how many of each component stay where they are.
-WAYS = (((), 1), ((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 1), ((Role.ENGINE, *GROUPED), 0))
+# Roles that make room for a component without a process, and how many processes of each component stay.
+EVICTIONS = (((), 1), ((Role.ENGINE,), 1), ((Role.ENGINE, *GROUPED), 1), ((Role.ENGINE, *GROUPED), 0))
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Rescale:
         return any(self.before[name].role in GROUPED for name, _ in (*self.removed, *self.added))
 
     def lines(self) -> list[str]:
-        """The change in words, a line for each fact."""
+        """The change as text, one fact per line."""
         lost = [rank for rank in self.plan.inventory.lost if rank not in self.before.inventory.lost]
         lines = [f"{spell_nodes(lost)} lost"] if lost else []
         for part in self.plan.components:
@@ -103,7 +104,7 @@ def scaled(plan: Plan, changes: Mapping[str, int], leaving: Mapping[str, Collect
     """
     findings, leaving = Findings(), leaving or {}
     for name, change in changes.items():
-        if _is_engine(plan, name, findings) and change < 0:
+        if _check_engine(plan, name, findings) and change < 0:
             _check_leaving(plan[name], -change, leaving.get(name), findings)
     findings.raise_errors()
     draft = Draft(plan, plan.inventory)
@@ -114,14 +115,15 @@ def scaled(plan: Plan, changes: Mapping[str, int], leaving: Mapping[str, Collect
     wanted = {name: change for name, change in changes.items() if change > 0}
     for name, change in wanted.items():
         draft.assignments[name] += [None] * change
-    draft.settle([draft.unit([(name, plan[name].world_size + i)]) for name, n in wanted.items() for i in range(n)])
+    draft.place([draft.unit([(name, plan[name].world_size + i)]) for name, n in wanted.items() for i in range(n)])
     for name, change in wanted.items():
         _check_joined(draft, name, change, findings)
     findings.raise_errors()
     return _finished(draft)
 
 
-def _is_engine(plan: Plan, name: str, findings: Findings) -> bool:
+def _check_engine(plan: Plan, name: str, findings: Findings) -> bool:
+    """Return True if a component has engines; report it if not."""
     roles = {part.name: part.role for part in plan.components}
     engines = ", ".join(part for part, role in roles.items() if role is Role.ENGINE) or "none"
     if name not in roles:
@@ -168,13 +170,13 @@ def _check_joined(draft: Draft, name: str, count: int, findings: Findings) -> No
 
 
 def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
-    """Go on without nodes: what ran there is placed again on the others, and nothing else moves if that suffices.
+    """Go on without nodes: their processes are placed again on the others. Raise ConfigError if the plan does not fit.
 
-    Processes on other nodes keep their devices. Learners and scorers keep their number of processes: on free
-    accelerators, else on those of engines, which leave, as few as possible. Only where that is not enough they get
-    fewer processes, as many as their parallel sizes divide. Then engines and other workers get what is free and are
-    dropped otherwise, as long as each component has a process. One on a declared device such as a robot cannot move.
-    Raise ConfigError if the plan does not fit.
+    Processes on other nodes keep their devices if possible. Learners and scorers come first and keep their number of
+    processes: on free accelerators, else on those of engines, of which as few as possible leave. If that is not enough,
+    they get fewer processes, as many as their parallel sizes divide. Engines and other workers get what is then free;
+    those without room are removed, as long as each component has a process. A process on a declared device, such as a
+    robot, cannot move.
 
     >>> import roost
     >>> placement = {"actor": "0-1", "rollout": "2-4"}
@@ -209,28 +211,29 @@ def without_nodes(plan: Plan, lost: Iterable[int]) -> Rescale:
 def _fitting(plan: Plan, inventory: Inventory) -> Draft | None:
     """The best draft on the nodes that are left; None if none has a process of each component.
 
-    Tries with fewer and fewer units of learners, with engines beside the learners that they shared devices with or
-    apart from them, and with engines or learners that make room for a component that would have no process.
+    Tries with fewer and fewer units of learners; with engines beside the learners that they shared devices with, or
+    apart from them; and with each of `EVICTIONS`.
     """
     best: Draft | None = None
     units, _ = Draft(plan, inventory).take_lost(apart=True)
     for fewer in range(len(units) + 1):
         if best is not None and fewer > best.cost()[0]:
             break
-        for apart, by_members, (roles, spared) in product((False, True), (False, True) if fewer else (False,), WAYS):
+        orders = (False, True) if fewer else (False,)
+        for apart, by_members, (roles, spared) in product((False, True), orders, EVICTIONS):
             draft = Draft(plan, inventory)
             grouped, others = draft.take_lost(apart)
             if by_members:  # units of few processes are left out first
                 grouped.sort(key=lambda unit: -len(unit.members))
             count = max(len(grouped) - fewer, 0)
-            evicted = draft.settle_grouped(grouped[:count])
+            evicted = draft.place_grouped(grouped[:count])
             if evicted is None:
                 continue
             waiting = [*others, *evicted, *grouped[count:]]
             left = _make_room(draft, waiting, roles, spared) if roles else []
-            draft.settle([unit for unit in (*evicted, *left) if draft.is_grouped(unit) and not draft.is_assigned(unit)])
+            draft.place([unit for unit in (*evicted, *left) if draft.is_grouped(unit) and not draft.is_assigned(unit)])
             draft.drop_uneven()
-            draft.settle(
+            draft.place(
                 [unit for unit in (*waiting, *left) if not draft.is_grouped(unit) and not draft.is_assigned(unit)]
             )
             if not draft.missing() and (best is None or draft.cost() < best.cost()):
@@ -239,11 +242,11 @@ def _fitting(plan: Plan, inventory: Inventory) -> Draft | None:
 
 
 def _make_room(draft: Draft, units: Sequence[Unit], roles: Collection[Role], spared: int) -> list[Unit]:
-    """Place one unit of each component that has no process where others leave; return units of those."""
+    """Place one unit of each component without a process where others leave; return units of those that leave."""
     gone: list[ProcessId] = []
     for name in sorted(draft.missing(), key=draft.size, reverse=True):
         if name not in draft.missing():
-            continue  # came with another
+            continue  # placed with the unit of another
         able = [unit for unit in units if any(member.name == name for member in unit.members)]
         unit = min(able, key=lambda unit: (unit.size, -len(unit.members)), default=None)
         leaving = draft.make_room(unit, roles, spared) if unit is not None else None
