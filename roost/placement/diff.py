@@ -23,8 +23,8 @@ MAX_ALIGNED = 2048  # processes of a component; aligning more takes too long
 NOTHING = "nothing"
 AHEAD = "iterations that rollouts are ahead"
 _ASYNC = ("async_rollouts", "async_generation_ratio")  # compared as the iterations ahead
-# In residency and models.
-_SEEN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
+# Settings that the residency and the models show.
+_SHOWN_ELSEWHERE = ("engines_sleep", "offload_weight", "offload_grad", "offload_optimizer")
 # The learner of these programs computes the reference's log-probs in its own processes.
 REFERENCE_INSIDE = (Notation.RLINF, Notation.VERL, Notation.SLIME, Notation.MILES, Notation.NEMO, Notation.TRL)
 # Fields of `ModelUse` that only engines or only learners use; a new field is compared for every role.
@@ -39,11 +39,10 @@ _NOT_USED = {
     Role.ENGINE: {*_OF_LEARNER, "sharding"},
     Role.HELPER: {*_OF_ENGINE, *_OF_LEARNER, "sequence", "sharding"},
 }
-# Of Roost's own learner, which no notation says.
-_OF_TRAIN = ("longest", "recomputed_layers", "compute_bytes", "trained_bytes", "compiles", "is_saved")
+# Fields that only Roost's learner sets; they are compared within one notation alone.
+_OF_ROOST = ("longest", "recomputed_layers", "compute_bytes", "trained_bytes", "compiles", "is_saved")
 
-
-# Fields of `ModelUse` and roles as messages have them.
+# Fields of `ModelUse` and roles as messages name them.
 FIELD_WORDS = {
     "weight_bytes": "bytes per weight",
     "compute_bytes": "bytes per activation",
@@ -84,7 +83,7 @@ class Change:
         return f"{owner}: {self._spelled(self.before)} -> {self._spelled(self.after)}"
 
     def _spelled(self, side: str) -> str:
-        """One side in words of messages."""
+        """One side as messages name it."""
         if self.subject == "role":
             return ROLE_WORDS[side]
         name, _, value = side.partition("=")
@@ -94,8 +93,8 @@ class Change:
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
     """Differences between two plans, in the order of the second; empty if they are equal.
 
-    What two notations say in other words is no difference: backends, staleness, and a reference that is inside the
-    learner of one of them and beside it in the other.
+    Different words of two notations are no difference: names of backends, kinds of staleness, and a reference that is
+    inside the learner of one and beside it in the other.
     """
     changes = list(_job_changes(before, after))
     old = {part.name: part for part in _components(before, after)}
@@ -116,7 +115,7 @@ def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
 
 
 def _components(plan: Plan, other: Plan) -> Sequence[ComponentPlan]:
-    """The components; with a reference that is inside the learner where the other plan has one beside it."""
+    """The components, including the reference inside the learner if the other plan has one beside it."""
     if plan.notation is other.notation or not {plan.notation, other.notation} <= {*REFERENCE_INSIDE}:
         return plan.components
     tables = {part.name: part.table for part in other.components if part.name in ("actor", "reference")}
@@ -146,16 +145,16 @@ def _job_changes(before: Plan, after: Plan) -> Iterator[Change]:
 
 
 def _settings(plan: Plan, other: Plan) -> dict[str, object]:
-    """Settings in words that all notations share."""
-    shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SEEN_ELSEWHERE)}
+    """Settings by the names that all notations share."""
+    shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SHOWN_ELSEWHERE)}
     if ESTIMATOR in shared:
         shared[ESTIMATOR] = shared_estimator(plan.settings)
         if shared[ESTIMATOR] != plan.settings[ESTIMATOR] and plan.settings[WHITEN] is True:
-            shared.pop(WHITEN)  # a part of the estimator
+            shared.pop(WHITEN)  # the estimator's name includes it
         if whitens_gae(plan) and other.settings.get(ESTIMATOR) == "gae" and plan.notation is not other.notation:
             shared[WHITEN] = True
     if not shared.get(KL_COEF) and not other.settings.get(KL_COEF):
-        shared = {key: value for key, value in shared.items() if key not in (KL_COEF, KL_IN)}  # 0 trains as none does
+        shared = {key: value for key, value in shared.items() if key not in (KL_COEF, KL_IN)}  # 0 is like none
     is_async, ratio = (plan.settings.get(key) for key in _ASYNC)
     shared[AHEAD] = f"{ratio if isinstance(ratio, int | float) else float(is_async is True):g}"
     sequence, prompt = _longest_sequence(plan), plan.settings.get(PROMPT)
@@ -165,20 +164,20 @@ def _settings(plan: Plan, other: Plan) -> dict[str, object]:
 
 
 def _longest_sequence(plan: Plan) -> int | None:
-    """Tokens of the longest sequence that a learner is given."""
+    """Most tokens of a learner's sequence."""
     learners = (part.model.sequence for part in plan.components if part.role is Role.LEARNER)
     return next((sequence for sequence in learners if sequence), None)
 
 
 def _machines(plan: Plan) -> str:
-    there = [node for node in plan.inventory.nodes if not node.lost]
+    nodes = [node for node in plan.inventory.nodes if not node.lost]
     lost = plan.inventory.lost
-    words = f"{counted(len(there), 'node')}, {counted(sum(node.accelerators for node in there), 'accelerator')}"
+    words = f"{counted(len(nodes), 'node')}, {counted(sum(node.accelerators for node in nodes), 'accelerator')}"
     return f"{words} ({spell_nodes(lost)} lost)" if lost else words
 
 
 def _node(node: Node) -> str:
-    """Describe a node, with properties that can differ between nodes of equal size."""
+    """A node as text, with all properties in which nodes can differ."""
     words = [f"{node.accelerators} x {node.accelerator_type} {node.accelerator_model}".strip()]
     words += [f"{node.memory_gb:g} GiB each"] if node.memory_gb else []
     words += [f"{node.host_memory_gb:g} GiB of host memory"] if node.host_memory_gb else []
@@ -207,13 +206,13 @@ def _word(value: object) -> str:
 
 
 def _model_changes(one: Plan, before: ComponentPlan, other: Plan, after: ComponentPlan) -> Iterator[Change]:
-    """Fields of a component's model that its role uses, one change for each that differs."""
+    """A change for each field of a component's model that its role uses and that differs."""
     if not uses_model(before) and not uses_model(after):
         return
     is_same = one.notation is other.notation
     role = (before if uses_model(before) else after).role
     for name in (field.name for field in fields(ModelUse) if field.name not in _NOT_USED[role]):
-        if name in _OF_TRAIN and not is_same:
+        if name in _OF_ROOST and not is_same:
             continue
         if is_same and not (name == "weight_bytes" and None in (before.model.trained_bytes, after.model.trained_bytes)):
             old, new = getattr(before.model, name), getattr(after.model, name)
@@ -226,9 +225,9 @@ def _model_changes(one: Plan, before: ComponentPlan, other: Plan, after: Compone
 
 
 def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
-    """A field of a component's model in words that all notations share.
+    """A field of a component's model by the names that all notations share.
 
-    Some notations have one path, one backend and one length for all that use the policy's model.
+    Some notations have one path, one backend and one length for all components that use the policy's model.
     """
     learner = next((each for each in plan.components if each.role is Role.LEARNER), part)
     if name == "path":
@@ -246,13 +245,13 @@ def _field(plan: Plan, part: ComponentPlan, name: str) -> object:
 
 
 def _sizes(part: ComponentPlan) -> ParallelSizes:
-    """The parallel sizes; without that of single experts where nothing says that there are any."""
+    """The parallel sizes; without an expert tensor size if the model has no experts, as far as is known."""
     sizes, shape = part.parallel, known_shape(part)
     is_mixture = max(sizes.expert, sizes.expert_tensor or 1) > 1 if shape is None else shape.expert_layers > 0
     return sizes if is_mixture else replace(sizes, expert_tensor=None)
 
 
-def _cut(sizes: ParallelSizes) -> str:
+def _spell_sizes(sizes: ParallelSizes) -> str:
     named = f"tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}, expert {sizes.expert}"
     more = {"shard": sizes.shard, "expert_tensor": sizes.expert_tensor}
     return named + "".join(f", {name} {size}" for name, size in more.items() if size is not None)
@@ -266,7 +265,7 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
         )
     one, two = _sizes(before), _sizes(after)
     if one != two:
-        changes.append(Change("sizes", after.name, "", _cut(one), _cut(two)))
+        changes.append(Change("sizes", after.name, "", _spell_sizes(one), _spell_sizes(two)))
     is_scorer = {before.role, after.role} == {Role.SCORER, Role.HELPER} and uses_model(before) and uses_model(after)
     if before.role is not after.role and not is_scorer:
         changes.append(Change("role", after.name, "", before.role.value, after.role.value))
@@ -279,7 +278,7 @@ def _component_changes(before: ComponentPlan, after: ComponentPlan) -> list[Chan
 
 
 def _moves(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
-    """Processes that both plans have and that sit elsewhere now; neighbours that move alike are one change."""
+    """Processes of both plans that have moved; neighbours that moved alike are one change."""
     if before.world_size != after.world_size and max(before.world_size, after.world_size) <= MAX_ALIGNED:
         return _aligned(before, after)
     moved = [(rank, before.table[rank], after.table[rank]) for rank in _moved_ranks(before.table, after.table)]
@@ -296,13 +295,13 @@ def _moves_of(moved: list[tuple[int, Placement, Placement]], name: str) -> list[
     for _, run in runs:
         rows = [row for _, row in run]
         ranks = spell_ranks([rank for rank, _, _ in rows])
-        old, new = _places([row[1] for row in rows]), _places([row[2] for row in rows])
+        old, new = _spell_placements([row[1] for row in rows]), _spell_placements([row[2] for row in rows])
         changes.append(Change("process", name, ranks, old, new))
     return changes
 
 
 def _aligned(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
-    """Processes that moved, left or joined where the numbers differ; one that stays may have another rank."""
+    """Processes that moved, left or joined, if the numbers of processes differ; those that stay may change rank."""
     olds, news = list(before.table), list(after.table)
     one, two = ([(row.cluster_node_rank, tuple(row.devices)) for row in rows] for rows in (olds, news))
     moved, changes, shifted = [], [], []
@@ -312,8 +311,8 @@ def _aligned(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
             continue
         both = min(high - low, last - first)
         moved += list(zip(range(low, low + both), olds[low:high], news[first:last], strict=False))
-        changes += [_whole(after.name, rows, is_old=True) for rows in _by_node(olds[low + both : high])]
-        changes += [_whole(after.name, rows, is_old=False) for rows in _by_node(news[first + both : last])]
+        changes += [_in_one_plan(after.name, rows, is_old=True) for rows in _by_node(olds[low + both : high])]
+        changes += [_in_one_plan(after.name, rows, is_old=False) for rows in _by_node(news[first + both : last])]
     for low, high, first in shifted:
         old, new = spell_ranks(range(low, high)), spell_ranks(range(first, first + high - low))
         noun = "rank" if high - low == 1 else "ranks"
@@ -325,9 +324,9 @@ def _by_node(rows: list[Placement]) -> list[list[Placement]]:
     return [list(run) for _, run in groupby(rows, key=lambda row: row.cluster_node_rank)]
 
 
-def _whole(name: str, rows: list[Placement], is_old: bool) -> Change:
+def _in_one_plan(name: str, rows: list[Placement], is_old: bool) -> Change:
     """Processes of one node that only one of the plans has."""
-    ranks, where = spell_ranks([row.rank for row in rows]), _places(rows)
+    ranks, where = spell_ranks([row.rank for row in rows]), _spell_placements(rows)
     return Change("process", name, ranks, where if is_old else "", "" if is_old else where)
 
 
@@ -350,18 +349,19 @@ def _moved_ranks(before: PlacementTable, after: PlacementTable) -> list[int]:
     return np.flatnonzero(is_moved).tolist()
 
 
-def _places(placements: list[Placement]) -> str:
+def _spell_placements(placements: list[Placement]) -> str:
+    """Node and devices of processes that run on one node."""
     node = placements[0].cluster_node_rank
     held = [device for placement in placements for device in placement.devices]
     if not held:
         return f"node {node}"
     if all(on == node for on, _ in held):
-        return f"node {node} devices {_spelled(placements)}"
+        return f"node {node} devices {_spell_devices(placements)}"
     return f"node {node} devices " + ",".join(f"{on}:{index}" for on, index in held)
 
 
-def _spelled(placements: list[Placement]) -> str:
-    """The devices of several processes on one node: together where they ascend, else process by process."""
+def _spell_devices(placements: list[Placement]) -> str:
+    """Devices of processes on one node: as one list if they ascend, else process by process."""
     flat = [index for placement in placements for index in placement.local_hardware_ranks]
     if flat == sorted(flat) or len(placements) == 1:
         return spell_ranks(flat)
@@ -369,11 +369,11 @@ def _spelled(placements: list[Placement]) -> str:
 
 
 def _environment_changes(before: ComponentPlan, after: ComponentPlan) -> list[Change]:
-    """Processes whose interpreter, variables or declared devices change, beyond what follows from their place."""
+    """Processes whose interpreter, variables or declared devices change, apart from visible devices."""
     if not any(_has_software(part) for part in (before, after)):
         return []
     count = min(before.world_size, after.world_size)
-    # Processes of one group on one node get the same, so each such pair is looked at once.
+    # Processes of one group on one node are alike, so each pair of keys is compared once.
     keys = zip(
         *(column[:count].tolist() for part in (before, after) for column in _software_columns(part)), strict=True
     )
@@ -383,7 +383,7 @@ def _environment_changes(before: ComponentPlan, after: ComponentPlan) -> list[Ch
         if key not in known:
             known[key] = _environment(before.process(rank), after.process(rank))
         if known[key][0] != known[key][1]:
-            changed.append((rank, known[key][0] or "nothing", known[key][1] or "nothing"))
+            changed.append((rank, known[key][0] or NOTHING, known[key][1] or NOTHING))
     return [
         Change("environment", after.name, spell_ranks([rank for rank, _, _ in run]), one, two)
         for (one, two), run in groupby(changed, key=lambda item: item[1:])
@@ -404,7 +404,7 @@ def _software_columns(part: ComponentPlan) -> list[Ints]:
 
 
 def _environment(old: Process, new: Process) -> tuple[str, str]:
-    """Format both sides, without common parts and device-visibility variables."""
+    """Both sides as text, without common parts and visible devices."""
     sides = []
     for own, other in ((old, new), (new, old)):
         words = [f"interpreter {own.interpreter}"] if own.interpreter and own.interpreter != other.interpreter else []

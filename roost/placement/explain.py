@@ -107,7 +107,7 @@ def _environment(part: ComponentPlan, placement: Placement, process: Process) ->
 
 
 def _sharing(plan: Plan, part: ComponentPlan, placement: Placement | None = None) -> list[str]:
-    """With whom a component, or one process of it, shares accelerators, and what is done about it."""
+    """Which components share accelerators with this one, or with one process of it, and how they share memory."""
     first = plan.inventory.first_accelerators
     own = None if placement is None else [int(first[node]) + index for node, index in placement.devices]
     sentences = []

@@ -339,18 +339,13 @@ def _model_from_dict(data: Mapping[str, Any]) -> ModelUse:
 
 # Engines of programs that have one kind only.
 _ONLY_ENGINE = {Notation.LOOP: "vllm", Notation.SLIME: "sglang", Notation.MILES: "sglang"}
-_SAME_ENGINE = {"huggingface": "hf", "hf_infer": "hf", "transformers": "hf"}
-_SAME_LEARNER = {"fsdp2": "fsdp", "dtensor": "fsdp"}  # DTensor of NeMo-RL is FSDP2
-
+# Other names of backends; DTensor of NeMo-RL is FSDP2.
+_SAME_BACKEND = {"huggingface": "hf", "transformers": "hf", "fsdp2": "fsdp", "dtensor": "fsdp"}
 _WHITEN_GAE = (Notation.VERL, Notation.OPENRLHF, Notation.SKYRL)  # always; elsewhere it is a switch
 
 
 def backend(part: ComponentPlan, notation: Notation) -> str | None:
-    """Backend of a component's model, in one word for all notations; None if the job does not say it.
-
-    >>> backend_word("megatron_train"), backend_word("fsdp2"), backend_word("huggingface")
-    ('megatron', 'fsdp', 'hf')
-    """
+    """Backend of a component's model, by the name that all notations share; None if the job does not name it."""
     if part.role is Role.ENGINE and part.model.strategy is None:
         return _ONLY_ENGINE.get(notation)
     if part.model.strategy is None and part.role is Role.LEARNER:
@@ -359,7 +354,7 @@ def backend(part: ComponentPlan, notation: Notation) -> str | None:
 
 
 def learner_backend(part: ComponentPlan, known: Collection[str] = ("fsdp", "megatron")) -> str:
-    """Training backend of a component for a framework that has the `known` ones; FSDP in place of others."""
+    """Training backend of a component, for a framework that has the `known` ones; FSDP if it has not the job's."""
     if part.model.strategy is None:
         return "megatron" if part.model.sharding is Sharding.OPTIMIZER else "fsdp"
     word = backend_word(part.model.strategy)
@@ -367,10 +362,15 @@ def learner_backend(part: ComponentPlan, known: Collection[str] = ("fsdp", "mega
 
 
 def backend_word(strategy: str | None) -> str | None:
-    if strategy is None or strategy in _SAME_ENGINE:
-        return _SAME_ENGINE.get(strategy or "")
+    """The name that all notations share for a backend; None for None.
+
+    >>> backend_word("megatron_train"), backend_word("fsdp2"), backend_word("hf_infer")
+    ('megatron', 'fsdp', 'hf')
+    """
+    if strategy is None:
+        return None
     name = strategy.removesuffix("_train").removesuffix("_infer")
-    return _SAME_LEARNER.get(name, name)
+    return _SAME_BACKEND.get(name, name)
 
 
 def has_devices(part: ComponentPlan) -> bool:
@@ -378,23 +378,23 @@ def has_devices(part: ComponentPlan) -> bool:
 
 
 def uses_model(part: ComponentPlan) -> bool:
-    """Return True if a component runs a model on accelerators; helpers may, where one is named for them."""
+    """Return True if a component runs a model on accelerators; a helper does if it names one."""
     return part.role is not Role.HELPER or (part.model.path is not None and has_devices(part))
 
 
 def whitens_gae(plan: Plan) -> bool:
-    """Return True if generalised advantages are whitened without a key that says it."""
+    """Return True if the notation always whitens GAE advantages, and no key says otherwise."""
     is_gae = plan.notation in _WHITEN_GAE and plan.settings.get(ESTIMATOR) == "gae"
     return is_gae and WHITEN not in plan.settings
 
 
 def whitens(plan: Plan) -> bool:
-    """Return True if advantages are whitened after an estimator that does not say so by its name."""
+    """Return True if advantages are whitened, by a key or because the notation always whitens those of GAE."""
     return plan.settings.get(WHITEN) is True or whitens_gae(plan)
 
 
 def with_reference(plan: Plan) -> list[ComponentPlan]:
-    """The components, and a reference beside the actor where the job's learner computes KL by itself."""
+    """The components, with a reference beside the actor if the job's learner computes the KL itself."""
     parts = list(plan.components)
     names = {part.name: part for part in parts}
     if KL_COEF not in plan.settings or "reference" in names or "actor" not in names:

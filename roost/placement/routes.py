@@ -37,7 +37,7 @@ class ServerRoute:
 
     route: WeightRoute
     sender: int = 0
-    reason: str = field(default="", compare=False)  # for weights on disk, the slowest route
+    reason: str = field(default="", compare=False)  # why the weights go by disk, the slowest route
 
 
 # Kinds of engines that take device handles of a learner of one process only.
@@ -120,7 +120,7 @@ class EngineRoutes:
     sources: Ints  # nearest learner process with the weights; -1 if there is none
     reaches: Ints  # indices into `Reach`
     gathered: int = 1  # learner shards that are gathered into each engine shard before it is sent
-    parts: int = 1  # of the weights, of which a sending rank puts together one
+    parts: int = 1  # parts of the weights; each sending rank gathers one
     weight_bytes: int | None = None  # of the whole model in the engine's type, per update; None if it is not known
     disk_reasons: tuple[str, ...] = ()  # for each engine process that Roost updates from disk, see `server_routes`
 
@@ -260,7 +260,7 @@ def _wanted_units(engine: ComponentPlan, shards: Ints, units: int) -> Ints:
 
 
 def _first_match(own: Ints, wanted: Ints, theirs: Ints, held: Ints, ranks: Ints) -> Ints:
-    """Return a learner rank with the same (place, unit) for each engine shard, or -1."""
+    """Return, for each engine shard, a learner rank with the same location and unit, or -1."""
     width = int(max(wanted.max(initial=0), held.max(initial=0))) + 1
     have, want = theirs * width + held, own * width + wanted
     order = np.argsort(have, kind="stable")
