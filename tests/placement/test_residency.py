@@ -11,7 +11,7 @@ import yaml
 import roost
 from roost.config.findings import Findings
 from roost.config.train import LearnerSettings
-from roost.placement.memory.model import footprint, with_layers
+from roost.placement.memory.model import footprint, with_recomputed
 from roost.placement.memory.phases import Phase, State
 from roost.placement.memory.residency import Decision, checkpointed_layers
 from roost.placement.memory.sharing import MemoryRefused, share_device
@@ -650,7 +650,7 @@ class TestCheckpoints:
     def test_more_free_memory_never_recomputes_more(self, model, train):
         part = self.planned(model, 80, activation_checkpointing=True, **train)["actor"]
         layers = QWEN_7B["num_hidden_layers"]
-        needed = [footprint(with_layers(part, count), 80).active for count in (*range(layers + 1), None)]
+        needed = [footprint(with_recomputed(part, count), 80).active for count in (*range(layers + 1), None)]
         most = needed[-1]
         assert needed[layers] == most, "all layers, by their number"
         found = {free: checkpointed_layers(part, free) for free in np.linspace(-1, needed[0] - most + 1, 500)}
@@ -659,7 +659,7 @@ class TestCheckpoints:
         for free, count in found.items():
             assert count == layers or needed[count] <= most + free
             assert count == 0 or needed[count - 1] > most + free, "one layer fewer does not fit"
-        assert with_layers(part, 0).model.recomputes is False
+        assert with_recomputed(part, 0).model.recomputes is False
 
     def test_scoring_needs_no_more(self, model):
         auto, all_layers = (self.planned(model, 300, activation_checkpointing=choice) for choice in ("auto", True))
@@ -756,7 +756,7 @@ def test_a_megatron_job_is_trained_with_the_memory_of_fsdp(model):
     for trains in (False, True):
         _, findings = planned("megatron", trains, memory=30)
         (finding,) = (each for each in findings.errors if each.code == "RST-M004")
-        assert ("the memory of Megatron, not of roost train" in finding.why) is not trains
+        assert ("roost train uses FSDP" in finding.why) is not trains
 
 
 OFFLOAD = {"offload_weight": True, "offload_grad": True, "offload_optimizer": True}

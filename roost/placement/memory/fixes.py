@@ -1,4 +1,4 @@
-"""Fixes of an over-full device: changes of the plan with which it has room."""
+"""Fixes for an over-full device: changes to the plan with which everything fits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roost.placement.memory.traffic import micro_batch_tokens
 if TYPE_CHECKING:
     from roost.placement.memory.residency import ClassResidency
 
-LEAST_TOKENS = 1024  # of a micro-batch that a fix names; smaller ones leave a device idle
+LEAST_TOKENS = 1024  # of a micro-batch that a fix suggests; with smaller ones a device is idle
 MORE_DEVICES = "use more devices or larger parallel sizes"
 
 Parts = Mapping[str, ComponentPlan]
@@ -33,7 +33,7 @@ Change = tuple[str, Parts]  # a fix, and the components that it changes
 
 
 def fix_of(residency: ClassResidency, phase: Phase, by_name: Parts, excess: float, fits: Fits) -> str:
-    """Fixes for a device that is over-full by so many GiB in a phase: single ones, else two that do it together."""
+    """Fixes for a device that is over-full by `excess` GiB in a phase: single changes, else a pair of them."""
     held = {name: by_name[name] for name in residency.device_class.components}
     ways = {
         "settings": [*_settings(by_name)],
@@ -59,7 +59,7 @@ def _first(changes: Sequence[Change], fits: Fits) -> str:
 
 
 def _pairs(ones: Sequence[Change], others: Sequence[Change]) -> list[Change]:
-    """Two changes at once; the second is made to components as they are after the first."""
+    """Each pair of changes as one change; `_both` merges components that both change."""
     return [
         (f"{one}, and {other}", {**changed, **_both(changed, more)})
         for one, changed in ones
@@ -69,7 +69,7 @@ def _pairs(ones: Sequence[Change], others: Sequence[Change]) -> list[Change]:
 
 
 def _both(changed: Parts, more: Parts) -> Parts:
-    """Components with the changes of both, whose offloads and shards are those of the first."""
+    """Components with both changes; offloads and sharding that the first one sets win."""
     return {
         name: part
         if name not in changed
@@ -88,24 +88,24 @@ def _settings(parts: Parts) -> Iterator[Change]:
     if not learners:
         return
 
-    def every(**fields: object) -> Parts:
+    def with_fields(**fields: object) -> Parts:
         return {part.name: replace(part, model=replace(part.model, **fields)) for part in learners}  # type: ignore[arg-type]
 
     if not all(part.model.recomputes for part in learners):
-        yield "write activation_checkpointing: true in train", every(recomputes=True)
+        yield "write activation_checkpointing: true in train", with_fields(recomputes=True)
     if not learners[0].model.optimizer_on_host:
-        yield "write optimizer_cpu_offload: true in train", every(optimizer_on_host=True)
+        yield "write optimizer_cpu_offload: true in train", with_fields(optimizer_on_host=True)
     tokens = micro_batch_tokens(learners[0])
     least = max(LEAST_TOKENS, *(max(part.model.sequence or 0, part.model.longest or 0) for part in learners))
     while tokens // 2 >= least:
         tokens //= 2
-        yield f"write micro_batch_tokens: {tokens} in train", every(tokens=tokens)
+        yield f"write micro_batch_tokens: {tokens} in train", with_fields(tokens=tokens)
     if learners[0].model.optimizer == "adamw":
-        yield "write optimizer: adamw_8bit in train", every(optimizer="adamw_8bit")
+        yield "write optimizer: adamw_8bit in train", with_fields(optimizer="adamw_8bit")
 
 
 def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator[Change]:
-    """Learners that stay on the device between their phases: each, and all together."""
+    """Offload learners that stay on the device between their phases: each alone, and all together."""
     if len(residency.device_class.components) == 1:
         return
     staying = [share.component for share in residency.phases[phase] if share.state in (State.STAYS, State.OFFLOADED)]
@@ -121,7 +121,7 @@ def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator
 
 
 def _shards(parts: Parts) -> Iterator[Change]:
-    """Learners and scorers that FSDP shards over fewer ranks than it could: each, and all together."""
+    """Shard over all ranks the learners and scorers that FSDP copies (HSDP): each alone, and all together."""
     copied = [
         part
         for part in parts.values()
@@ -136,7 +136,7 @@ def _shards(parts: Parts) -> Iterator[Change]:
 
 
 def _fractions(residency: ClassResidency, phase: Phase, parts: Parts, excess: float) -> Iterator[Change]:
-    """Engines with a smaller share of the device, which still holds a sequence."""
+    """Give an engine a smaller fraction of the device, if its KV cache still holds one sequence."""
     memory = residency.device_class.memory_gb
     for share in residency.phases[phase]:
         part = parts[share.component]
@@ -154,7 +154,7 @@ def _fractions(residency: ClassResidency, phase: Phase, parts: Parts, excess: fl
 
 
 def _offload_with_fraction(residency: ClassResidency, phase: Phase, parts: Parts, offload: Change, fits: Fits) -> str:
-    """Offloading together with the largest fraction of an engine that leaves room; empty if there is none."""
+    """The offload together with the largest memory fraction of an engine that fits; empty if there is none."""
     fix, changed = offload
     for excess in range(1, math.ceil(residency.device_class.memory_gb or 0.0)):
         for other, more in _fractions(residency, phase, parts, excess):

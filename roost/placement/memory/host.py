@@ -1,4 +1,4 @@
-"""Host memory of nodes: offloaded state with its page-locked buffers, checkpoints being written, an exported policy."""
+"""Host memory of nodes: offloaded state and its pinned buffers, checkpoints being written, and the exported policy."""
 
 from __future__ import annotations
 
@@ -43,30 +43,29 @@ class HostUse:
 def host_uses(
     components: Sequence[ComponentPlan], residency: Residency, inventory: Inventory, assumes_device: bool = False
 ) -> Iterator[HostUse]:
-    """Host memory in each phase, and in the export of the policy at the end of a run.
+    """Host memory in each phase, and during the export of the policy at the end of a run.
 
-    A checkpoint is copied after learning and written in the background, which may last through all phases; the export
-    waits for it. Offloaded state of unknown size counts as nothing, or with `assumes_device` as much as the device has,
-    while it is on the host.
+    A checkpoint is copied after learning and written in the background, which may take until the next one; the export
+    waits for it. Offloaded state of unknown size counts as 0, or as the memory of its device with `assumes_device`.
     """
 
     def on_nodes(what: str, size: Callable[[ComponentPlan], float], count: int | None = None) -> list[tuple[str, Gib]]:
-        """A size of each component, for its first so many processes."""
+        """Memory of each component, for its first `count` processes (None: all)."""
         return [(f"{what} of {part.name}", _at(part.table.nodes[:count], size(part), inventory)) for part in components]
 
     copied = on_nodes("checkpoint", checkpoint_gib)
-    numbers = on_nodes("8-bit moments", numbers_gib)
+    converted = on_nodes("8-bit moments", converted_moments_gib)
     exported = on_nodes("export", export_gib, 1)
     for phase in Phase:
         state = _state(components, residency, inventory, phase, assumes_device)
-        more = [*copied, *numbers] if phase is Phase.LEARN else copied
+        more = [*copied, *converted] if phase is Phase.LEARN else copied
         yield HostUse(f"the phase {phase.value}", (*state, *more))
         if phase is Phase.LEARN:
             yield HostUse("the export of the policy", (*state, *exported))
 
 
 def checkpoint_gib(component: ComponentPlan) -> float:
-    """GiB of the copy that a process writes to a checkpoint: trained weights and moments, or weights of a scorer."""
+    """GiB that a process copies for a checkpoint: trained weights and moments, or the weights of a scorer."""
     shape, model = known_shape(component), component.model
     if shape is None or not model.is_saved or model.unused_because:
         return 0.0
@@ -74,12 +73,14 @@ def checkpoint_gib(component: ComponentPlan) -> float:
         held = copy_parameters(shape, component.parallel, model.sharding)
         return held * model.weight_bytes / shards_of(component) / GIB
     width = model.trained_bytes or MOMENT_BYTES
-    moments = moment_bytes(shape, model.optimizer, model.lora_rank, width, MOMENT_BYTES)  # rounded ones as numbers
+    moments = moment_bytes(
+        shape, model.optimizer, model.lora_rank, width, MOMENT_BYTES
+    )  # 8-bit ones are saved in 32 bits
     return _trained_gib(component, shape) * (width + moments)
 
 
-def numbers_gib(component: ComponentPlan) -> float:
-    """GiB of the numbers that a process has rounded moments as, until they are copied for a checkpoint."""
+def converted_moments_gib(component: ComponentPlan) -> float:
+    """GiB of 8-bit moments that a process has converted to 32 bits, until they are copied for a checkpoint."""
     shape, model = known_shape(component), component.model
     if shape is None or component.role is not Role.LEARNER or not model.is_saved or model.unused_because:
         return 0.0
@@ -94,7 +95,7 @@ def _trained_gib(component: ComponentPlan, shape: ModelShape) -> float:
 
 
 def export_gib(component: ComponentPlan) -> float:
-    """GiB of the whole policy, which the first process gathers to write it; 0 for anything but a trained policy."""
+    """GiB of the whole policy, which rank 0 gathers to write it; 0 for components that do not train it."""
     shape, model = known_shape(component), component.model
     is_trained = model.is_saved and not model.unused_because and trains_policy(component.name, component.role)
     if shape is None or not is_trained:
@@ -113,9 +114,9 @@ def _state(
     phase: Phase,
     assumes_device: bool,
 ) -> list[tuple[str, Gib]]:
-    """State of components on the host. Roost's learners and scorers keep the page-locked buffers of an offload."""
-    is_run = any(part.model.is_saved for part in components)
-    keeping = {part.name for part in components if is_run and part.role in (Role.LEARNER, Role.SCORER)}
+    """State of components on the host. Roost's learners and scorers keep the pinned buffers of an offload."""
+    is_training = any(part.model.is_saved for part in components)
+    keeping = {part.name for part in components if is_training and part.role in (Role.LEARNER, Role.SCORER)}
     node_of_device = np.repeat(np.arange(inventory.num_nodes), inventory.accelerator_counts)
     found = []
     for held in residency.classes:

@@ -32,10 +32,10 @@ MEGATRON_GRADIENT_BYTES = 4  # Megatron accumulates gradients in 32 bits
 # Bytes of activations for each token and hidden unit inside one layer of Megatron without storing attention scores
 # (Korthikanti et al. 2022, "Reducing Activation Recomputation", equation 1 less its attention term).
 MEGATRON_ACTIVATION_BYTES = 34
-EXCHANGED_VALUES = 3  # of each token, expert of it and hidden unit: sent, received and returned
-# Bytes for each token of a chunk and vocabulary entry, at most: compiled, 32-bit logits and their 16-bit gradient.
-# Without torch.compile 13.5 were counted on a CPU; with a divided vocabulary, which is not compiled, 11.5, and 19.5
-# where the entropy is learnt from.
+EXCHANGED_VALUES = 3  # for each token, expert of the token and hidden unit: sent, received and returned
+# Bytes for each token of a chunk and vocabulary entry, at most. Compiled: 32-bit logits and their 16-bit gradient.
+# Without torch.compile, 13.5 were counted on a CPU; with a divided vocabulary, which is not compiled, 11.5, or 19.5
+# with an entropy loss.
 COMPILED_LOGIT_BYTES, LOGIT_BYTES, DIVIDED_LOGIT_BYTES = 4 + 2, 14, 20
 LOGIT_CHUNK = 2**29 // 4  # 32-bit logits of a chunk in the learner, 512 MiB; those of a whole batch never exist
 
@@ -44,10 +44,10 @@ ENGINE_FRACTION = 0.9  # vLLM's default gpu_memory_utilization
 MIN_ENGINE_FRACTION = 0.2  # an engine refuses to start if its profiling run leaves no room
 ENGINE_OVERHEAD_GIB = 2.0  # CUDA context, graphs and workspace of an engine besides weights and KV cache
 SLEEPING_ENGINE_GIB = 1.0  # left on the device by a sleeping vLLM (0.95 GiB measured on an H200)
-COMPUTE_BYTES = 2  # of weights and activations in passes, unless the job says otherwise
+COMPUTE_BYTES = 2  # of a number in forward and backward passes, unless the job says otherwise
 SYNC_BUCKET_GIB = 1.0  # weights in flight, at least; ROLL's model_update_buffer_size_mb default
-BUCKET_GIB = 0.5  # of weights that are sent together, unless one alone is larger
-STREAMED_WEIGHTS = 2**28 // 4  # whose optimizer state is on the device at the same time, if the host keeps it
+BUCKET_GIB = 0.5  # weights that are sent together, unless one alone is larger
+STREAMED_WEIGHTS = 2**28 // 4  # weights whose optimizer state is on the device at a time, if the host keeps it
 CONTEXT_GIB = 0.5  # CUDA context of an offloaded learner
 
 
@@ -86,17 +86,17 @@ def held_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
 
 
 def copy_parameters(shape: ModelShape, sizes: ParallelSizes, sharding: Sharding) -> int:
-    """Parameters that the processes of one copy have together.
+    """Parameters that all ranks of one copy of the model hold together.
 
-    Tensor groups of Roost's learner do not divide the shared expert: each of their ranks has it, and FSDP alone
-    shards it.
+    Tensor parallelism of Roost's learner does not divide the shared expert: each rank of a tensor group has all of it,
+    sharded by FSDP alone.
     """
     more = (sizes.tensor - 1) * shape.shared_parameters if sharding is Sharding.FULL else 0
     return shape.parameters + more
 
 
 def trained_parameters(shape: ModelShape, sizes: ParallelSizes, sharding: Sharding, lora_rank: int | None) -> int:
-    """Those of them that are trained: all, or an adapter's."""
+    """The trained ones of `copy_parameters`: all, or an adapter's."""
     return copy_parameters(shape, sizes, sharding) if lora_rank is None else adapter_parameters(shape, lora_rank)
 
 
@@ -115,15 +115,16 @@ def learner_memory(
     trained_bytes: int | None = None,
     ranks: int | None = None,
 ) -> LearnerMemory:
-    """Memory of one learner process that works on `tokens` tokens at a time, with the others of its context group.
+    """Memory of one learner process. Its context group works on `tokens` tokens at a time.
 
-    Fully sharded (FSDP): weights, gradients and optimizer state are sharded over `processes`, those of one copy among
-    all `ranks` (None: the only one), and two layers at a time are gathered, as far as tensor and expert parallelism do
-    not divide them, also where each rank has a copy (HSDP). Megatron with the distributed optimizer: weights and
-    gradients are sharded by the parallel sizes, optimizer state over all processes. With an adapter (LoRA) only the
-    adapter has gradients and optimizer state. The first `recomputed_layers` (None: all) recompute their activations.
-    Roost's optimizers change the weights themselves, whose moments have `trained_bytes` as well; others (None) have
-    32-bit moments, and a 32-bit copy of narrower weights.
+    With FSDP, weights, gradients and optimizer state are sharded over `processes`, the ranks of one copy of the model;
+    `ranks` counts those of all copies (None: one copy). Two layers at a time are gathered, as far as tensor and expert
+    parallelism do not divide them. With Megatron's distributed optimizer, weights and gradients are divided by the
+    parallel sizes, and optimizer state over all processes. With LoRA, only the adapter has gradients and optimizer
+    state. The first `recomputed_layers` (None: all) recompute their activations.
+
+    Roost's optimizers update the weights themselves; `trained_bytes` is the size of a weight and of a moment. Other
+    optimizers (None) have 32-bit moments, and a 32-bit copy of narrower weights.
 
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
@@ -163,12 +164,12 @@ def learner_memory(
 
 
 def gathered_bytes(shape: ModelShape, sizes: ParallelSizes, compute_bytes: int = COMPUTE_BYTES) -> float:
-    """Bytes of the weights that FSDP has gathered in a pass: two layers, and the embedding and the last layer."""
+    """Bytes of the weights that FSDP has gathered during a pass: two layers, the embedding and the last layer."""
     return (2 * _layer_parameters(shape, sizes) + shape.embedding_parameters / sizes.tensor) * compute_bytes
 
 
 def _layer_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
-    """Parameters of a layer that a rank gathers: those that tensor and expert groups leave it."""
+    """Parameters of a layer that a rank gathers: its part by tensor and expert parallelism."""
     dense = (shape.dense_parameters - shape.embedding_parameters - shape.shared_parameters) / sizes.tensor
     return (dense + shape.shared_parameters + shape.expert_parameters / sizes.expert) / shape.layers
 
@@ -176,10 +177,11 @@ def _layer_parameters(shape: ModelShape, sizes: ParallelSizes) -> float:
 def _reduced_bytes(
     shape: ModelShape, sizes: ParallelSizes, compute_bytes: int, lora_rank: int | None, working: float
 ) -> float:
-    """Bytes of gradients that FSDP has not reduced yet, beyond the `working` memory of passes.
+    """Bytes of gradients that FSDP has not reduced yet, beyond the `working` memory of the pass.
 
-    In a layer's backward pass: its gradients, those of the layer before as they are summed in 32 bits, and the last
-    layer's, which is reduced with the embedding. These come at the end, when layers have freed what they worked with.
+    During a layer's backward pass, these are its own gradients, those of the layer before, which are summed in 32 bits,
+    and those of the last layer. The last layer and the embedding are reduced together at the end, when the layers have
+    freed their working memory.
     """
     if lora_rank is not None:
         of_layer = adapter_parameters(shape, lora_rank) / shape.layers / sizes.tensor
@@ -198,10 +200,10 @@ def moment_bytes(
     each: float = MOMENT_BYTES,
     rounded: float = MOMENT_BYTES_8BIT,
 ) -> float:
-    """Bytes of an optimizer's moments for each trained parameter, where a rounded one has `rounded` bytes.
+    """Bytes of an optimizer's moments for each trained parameter: a moment has `each` bytes, or `rounded` if 8-bit.
 
-    Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two. 8-bit AdamW rounds all but
-    those of the input embedding.
+    Muon has one moment for the matrices of layers; embeddings and experts have AdamW's two. 8-bit AdamW rounds all
+    moments but those of the input embedding.
 
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
     ...     "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064})
@@ -224,9 +226,9 @@ def largest_weight(shape: ModelShape) -> int:
 
 
 def in_flight_gib(component: ComponentPlan) -> float:
-    """Weights that a sync has on the device besides those of learner and engine.
+    """GiB that a weight sync needs on the device besides the weights of learner and engine.
 
-    The largest, which ranks gather from their shards into one more copy, in the engine's type, and a bucket.
+    This is the largest weight in the engine's type, a second copy of it if ranks gather it from shards, and a bucket.
     """
     shape = known_shape(component)
     if component.role is not Role.LEARNER or shape is None:
@@ -238,7 +240,7 @@ def in_flight_gib(component: ComponentPlan) -> float:
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
     """Parameters of a LoRA adapter on all linear layers but the last.
 
-    Of a mixture's layer these are the attention and the shared expert with its gate, not router and routed experts.
+    In a mixture-of-experts layer: the attention and the shared expert with its gate, not the router or routed experts.
     """
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
@@ -258,12 +260,13 @@ def activation_bytes(
     compiles: bool | None = None,
     learns: bool = True,
 ) -> float:
-    """Estimate activations: inputs of the layers that are recomputed, what is inside the others, a chunk of logits.
+    """Estimate activations: inputs of recomputed layers, all activations of the others, and a chunk of logits.
 
-    The first layers are recomputed (None: all), when the others have freed theirs. A pipeline keeps as many batches in
-    flight as it has stages, so splitting layers over stages saves nothing. Context groups share the tokens. Tensor
-    groups share what is inside a layer; Megatron's share its inputs as well. Expert groups send each token to its
-    experts and get it back; of a tensor group, each rank sends its share. A pass that only scores has one layer's.
+    The first `recomputed_layers` (None: all) are recomputed after the others have freed their activations. A pipeline
+    keeps as many batches in flight as it has stages, so splitting layers over stages saves nothing. Context parallelism
+    divides the tokens, tensor parallelism the activations inside a layer, and Megatron's also the inputs of layers.
+    With expert parallelism, each token is sent to its experts and back; each rank of a tensor group sends its share. A
+    pass without gradients (`learns=False`) keeps one layer.
     """
     is_megatron = sharding is Sharding.OPTIMIZER
     own = tokens / sizes.context / (sizes.tensor if is_megatron else 1)
@@ -275,7 +278,7 @@ def activation_bytes(
         inside = own * shape.hidden * MEGATRON_ACTIVATION_BYTES / COMPUTE_BYTES * compute_bytes
     elif sizes.expert > 1:
         inside += own / sizes.tensor * shape.active_experts * shape.hidden * EXCHANGED_VALUES * compute_bytes
-    # A recomputed layer is like one that was kept, for its backward pass; the last would be recomputed at once.
+    # During its own backward pass, a recomputed layer needs as much as one that is not; so at least one counts in full.
     recomputed, kept = (recomputed, max(layers - recomputed, 1)) if learns else (1, 1)
     logits = min(tokens / sizes.context * shape.vocabulary / sizes.tensor, LOGIT_CHUNK)
     logits *= COMPILED_LOGIT_BYTES if is_megatron else _logit_bytes(shape, sizes, compiles)
@@ -283,7 +286,7 @@ def activation_bytes(
 
 
 def _is_compiled(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None) -> bool:
-    """Return True if the learner compiles its layers, and the log-probs of a vocabulary that is whole."""
+    """Return True if the learner compiles its layers, and its log-probs unless the vocabulary is divided."""
     is_large = shape.parameters >= COMPILED_SIZE and sizes.tensor == sizes.expert == 1
     return is_large if compiles is None else compiles
 
@@ -295,18 +298,18 @@ def _logit_bytes(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None)
 
 
 def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None = None) -> float:
-    """Numbers that a layer of transformers keeps for each token until its backward pass.
+    """Numbers that a layer of a transformers model keeps for each token until its backward pass.
 
     Counted with torch 2.11 on an H200, without and with torch.compile; norms compute in 32 bits, twice as wide. Context
-    groups repeat key heads up to their size before they exchange keys and values. Tensor groups do not divide the
-    shared expert.
+    parallelism repeats KV heads that are fewer than its size before it exchanges keys and values. Tensor parallelism
+    does not divide the shared expert.
     """
     compiled = _is_compiled(shape, sizes, compiles)
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     has_norms = shape.family in ("qwen3", "qwen3_moe")  # of queries and keys
     of_heads, of_hidden, of_units = (3 if has_norms else 2, 4, 3) if compiled else (5 if has_norms else 2, 8, 4)
     dense = of_units * shape.feed_forward if shape.layers > shape.expert_layers else 0
-    # Grouped products of experts are not fused. Each token is copied for its experts, and their results are.
+    # Grouped products of experts are not fused. Each token is copied for each of its experts, and so is each result.
     experts = shape.active_experts * 4 * shape.expert_feed_forward / sizes.tensor + 4 * shape.shared_feed_forward
     copied = 2 * shape.active_experts * shape.hidden
     divided = (of_heads * heads + copied) / sizes.tensor
@@ -315,23 +318,23 @@ def layer_values(shape: ModelShape, sizes: ParallelSizes, compiles: bool | None 
 
 
 def recomputed_of(model: ModelUse) -> int | None:
-    """Layers that a learner recomputes, from the first; None: all."""
+    """Number of layers that a learner recomputes, counted from the first; None: all."""
     return model.recomputed_layers if model.recomputes else 0
 
 
-def with_layers(component: ComponentPlan, recomputed: int | None) -> ComponentPlan:
-    """The learner, with the first so many layers recomputed."""
+def with_recomputed(component: ComponentPlan, recomputed: int | None) -> ComponentPlan:
+    """The learner with its first `recomputed` layers recomputed; None: all."""
     return replace(component, model=replace(component.model, recomputes=recomputed != 0, recomputed_layers=recomputed))
 
 
 def engine_memory(
     shape: ModelShape, sizes: ParallelSizes, device_gib: float, fraction: float | None, weight_bytes: int = 2
 ) -> EngineMemory:
-    """Memory of an engine that uses `fraction` of each device; what weights leave is KV cache.
+    """Memory of an engine that uses `fraction` of each device; what the weights leave is KV cache.
 
     The KV cache is negative if the weights alone are too large.
     """
-    # The expert size counts all ranks of a stage: tensor groups, and copies of the attention beside each other.
+    # The expert size counts all ranks of a stage: those of a tensor group, and data-parallel copies of the attention.
     held = shape.dense_parameters / sizes.tensor + shape.expert_parameters / max(sizes.tensor, sizes.expert)
     weights = held * weight_bytes / sizes.pipeline / GIB
     reserved = device_gib * (ENGINE_FRACTION if fraction is None else fraction)
@@ -339,9 +342,9 @@ def engine_memory(
 
 
 def needed_fraction(component: ComponentPlan, device_gib: float | None) -> float | None:
-    """Fraction of each device at which an engine has room for all its sequences; None if it is not known.
+    """Smallest fraction of each device at which an engine has room for all its sequences; None if it is not known.
 
-    An engine that sleeps takes longer to wake up the larger its KV cache is.
+    More is not useful: the larger the KV cache, the longer an engine that sleeps takes to wake up.
     """
     shape, sequences = known_shape(component), component.model.kv_sequences
     if device_gib is None or shape is None or sequences is None:
@@ -381,7 +384,7 @@ class Footprint:
     resident: float | None  # idle on the device; working memory is freed
     idle: float | None  # on the device while it sleeps or is offloaded
     host: float | None  # in host memory while it sleeps or is offloaded
-    kept: float | None = 0.0  # always in host memory: an optimizer's state that is kept there
+    kept: float | None = 0.0  # always in host memory: optimizer state with optimizer_cpu_offload
 
     def times(self, count: int) -> Footprint:
         """Return the footprint of `count` processes on one device."""
@@ -428,10 +431,10 @@ def engine_sizes(component: ComponentPlan) -> ParallelSizes:
 
 
 def shards_of(component: ComponentPlan) -> int:
-    """Processes that share the state of one copy of a learner's or scorer's model."""
+    """Number of ranks that shard one copy of a learner's or scorer's model."""
     try:
         mesh = MeshSizes.of(component.parallel, component.world_size)
-    except ValueError:  # named elsewhere
+    except ValueError:  # reported by check_mesh
         return component.world_size
     return component.world_size // mesh.replicate
 
@@ -451,12 +454,12 @@ def _scorer(component: ComponentPlan, shape: ModelShape) -> Footprint:
 
 
 def pass_tokens(model: ModelUse) -> int:
-    """Tokens of the largest micro-batch: a sample that is longer than the others is one of its own."""
+    """Tokens of the largest micro-batch: a sample longer than the limit is a micro-batch of its own."""
     return max(model.tokens or MICRO_BATCH_TOKENS, model.longest or 0)
 
 
 def _scoring(component: ComponentPlan, shape: ModelShape) -> float:
-    """GiB of a pass that only scores, beside the weights that a process has."""
+    """Working memory of a pass that computes log-probs, in GiB."""
     model, sizes = component.model, component.parallel
     tokens, compute = pass_tokens(model), model.compute_bytes
     working = activation_bytes(shape, sizes, tokens, model.sharding, None, compute, model.compiles, learns=False)
@@ -469,7 +472,6 @@ def _scoring(component: ComponentPlan, shape: ModelShape) -> float:
 
 def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     model = component.model
-
     shards = 1 if model.sharding is Sharding.NONE else shards_of(component)
 
     def needed(recomputed_layers: int | None) -> LearnerMemory:
@@ -492,17 +494,17 @@ def _learner(component: ComponentPlan, shape: ModelShape) -> Footprint:
     memory = needed(recomputed_of(model))
     trained = trained_parameters(shape, component.parallel, model.sharding, model.lora_rank)
     if model.sharding is Sharding.FULL and shards < component.world_size:
-        # Copies (HSDP) keep sums of their shards in 32 bits until they are due to be summed over all copies.
+        # HSDP keeps 32-bit sums of gradient shards until they are summed over all copies.
         memory = replace(memory, transient=memory.transient + trained / shards * REDUCED_BYTES / GIB)
     on_host = memory.optimizer if component.model.optimizer_on_host else 0.0
     if on_host:
-        # Whole weights at a time. Freed copies of weights leave no room for their state.
+        # The state of whole weights is streamed. Memory that gathered weights have freed does not hold it.
         largest = max(STREAMED_WEIGHTS, largest_weight(shape) / shards)
         streamed = on_host * min(1.0, largest / (trained / shards))
         memory = replace(memory, optimizer=0.0, transient=memory.transient + streamed)
     kept, moved = _split_by_offload(memory, component.model.offloads)
-    # Between phases a learner keeps what it does not offload. To score it has loaded everything, as it learns next; to
-    # send it needs its weights.
+    # Between phases a learner keeps what it does not offload. It loads everything to score, as it learns next, and its
+    # weights to send them.
     weights = memory.weights if "weight" in component.model.offloads else 0.0
     return Footprint(
         active=memory.total + CONTEXT_GIB,

@@ -1,4 +1,4 @@
-"""Residency: what is in the memory of each device in each phase, and who sleeps or offloads."""
+"""Residency: what is in the memory of each device in each phase, and which components sleep or offload."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roost.placement.memory.model import (
     in_flight_gib,
     known_shape,
     needed_fraction,
-    with_layers,
+    with_recomputed,
 )
 from roost.placement.memory.phases import Phase, State, works_in
 from roost.placement.memory.sharing import MemoryRefused, Sharing, share_device
@@ -122,14 +122,14 @@ class ClassResidency:
     def parts(self, phase: Phase) -> tuple[tuple[str, float | None], ...]:
         """Peak memory on each device of the class in a phase, by component.
 
-        Learners and scorers that offload work one after the other: the largest counts in full, the others with what
-        they leave on the device.
+        Learners and scorers that offload work one after the other, so the largest counts in full, and the others with
+        what they leave on the device.
         """
         shares = self.phases[phase]
-        in_turn = [share for share in shares if share.between_gib is not None and share.device_gib is not None]
-        largest = max(in_turn, key=lambda share: (share.device_gib or 0) - (share.between_gib or 0), default=None)
+        offloading = [share for share in shares if share.between_gib is not None and share.device_gib is not None]
+        largest = max(offloading, key=lambda share: (share.device_gib or 0) - (share.between_gib or 0), default=None)
         found = [
-            (share.component, share.between_gib if share in in_turn and share is not largest else share.device_gib)
+            (share.component, share.between_gib if share in offloading and share is not largest else share.device_gib)
             for share in shares
         ]
         working = [share for share in shares if share.state is State.RUNS]
@@ -156,7 +156,7 @@ class ClassResidency:
 
     @property
     def overlaps_sync(self) -> bool:
-        """True if the device has room for that."""
+        """Return True if the device has room for `overlapped_sync_gib`."""
         needed, memory = self.overlapped_sync_gib, self.device_class.memory_gb
         return memory is not None and needed is not None and needed <= RESERVED_FRACTION * memory
 
@@ -205,7 +205,7 @@ def find_residency(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> Residency:
-    """Decide the residency of every class of devices; what does not fit, or can never run, goes to `findings`.
+    """Decide the residency of every class of devices; classes that do not fit are reported in `findings`.
 
     `places` has the config positions of components and memory keys.
     """
@@ -229,7 +229,7 @@ def _residencies(
 ) -> tuple[ClassResidency, ...]:
     """The residency of each class."""
     decided = [_decide(one, [by_name[name] for name in one.components], settings, places, findings) for one in classes]
-    decided = _with_straddlers(classes, decided, [*by_name.values()])
+    decided = _with_spanning_engines(classes, decided, [*by_name.values()])
     decided = [_with_fraction(one, choice, by_name) for one, choice in zip(classes, decided, strict=True)]
     return tuple(_class_residency(one, choice, by_name, settings) for one, choice in zip(classes, decided, strict=True))
 
@@ -237,29 +237,29 @@ def _residencies(
 def with_checkpoints(
     components: Sequence[ComponentPlan], inventory: Inventory, settings: ResidencySettings
 ) -> tuple[ComponentPlan, ...]:
-    """Components whose learners recompute as few layers as fit; all where memory is not known.
+    """Components whose learners recompute as few layers as memory allows; all layers if memory is not known.
 
-    Who stays on a device and who leaves it is decided with all layers recomputed.
+    Which components stay on a device is decided with all layers recomputed.
     """
-    chosen = [with_layers(part, None) if part.role is Role.LEARNER else part for part in components]
+    chosen = [with_recomputed(part, None) if part.role is Role.LEARNER else part for part in components]
     for index, part in enumerate(chosen):
         if part.role is Role.LEARNER:
             residency = find_residency(chosen, inventory, settings, {}, Findings())
             free = [_free_to_learn(part, one) for one in residency.of(part.name)]
             known = [each for each in free if each is not None]
             if known and len(known) == len(free):
-                chosen[index] = with_layers(part, checkpointed_layers(part, min(known)))
+                chosen[index] = with_recomputed(part, checkpointed_layers(part, min(known)))
     return tuple(chosen)
 
 
 def checkpointed_layers(component: ComponentPlan, free_gib: float) -> int | None:
-    """Fewest layers of a learner to recompute, if `free_gib` more may be used than with all; None if not known."""
+    """Fewest layers that a learner must recompute to use at most `free_gib` more than with all; None if not known."""
     shape = known_shape(component)
     if shape is None:
         return None
 
     def needed(layers: int | None) -> float:
-        return footprint(with_layers(component, layers), None).active or 0.0
+        return footprint(with_recomputed(component, layers), None).active or 0.0
 
     whole = needed(None)
     return next((count for count in range(shape.layers) if needed(count) - whole <= free_gib), shape.layers)
@@ -276,14 +276,14 @@ def _free_to_learn(part: ComponentPlan, residency: ClassResidency) -> float | No
 Choice = tuple[Decision, str, Sharing | None]
 
 
-def _with_straddlers(
+def _with_spanning_engines(
     classes: Sequence[DeviceClass], decided: list[Choice], components: Sequence[ComponentPlan]
 ) -> list[Choice]:
     """Extend decisions to engines that span classes: an engine sleeps on all its devices, shared or not."""
-    turns = [one for one, choice in zip(classes, decided, strict=True) if choice[0] is not Decision.KEEP]
-    if not turns:
+    switching = [one for one, choice in zip(classes, decided, strict=True) if choice[0] is not Decision.KEEP]
+    if not switching:
         return decided
-    shared = np.concatenate([one.devices for one in turns])
+    shared = np.concatenate([one.devices for one in switching])
     changed = list(decided)
     for part in components:
         if part.role is not Role.ENGINE:
@@ -304,7 +304,7 @@ def _with_straddlers(
 
 
 def _with_fraction(device_class: DeviceClass, choice: Choice, components: Mapping[str, ComponentPlan]) -> Choice:
-    """Give engines that leave their devices between phases what their sequences need, unless the config says more."""
+    """Give engines that sleep or stop the memory that their sequences need, unless the config sets a fraction."""
     decision, reason, sharing = choice
     engines = [each for name in device_class.components if (each := components[name]).role is Role.ENGINE]
     if decision is Decision.KEEP or sharing is not None or len(engines) != 1:
@@ -316,7 +316,7 @@ def _with_fraction(device_class: DeviceClass, choice: Choice, components: Mappin
 
 
 def displaced_devices(part: ComponentPlan, shared: Ints) -> Ints:
-    """All devices of processes that hold a shared device."""
+    """All devices of those processes that hold a shared device."""
     devices, owners = part.table.device_numbers, part.table.owners
     return devices[np.isin(owners, owners[np.isin(devices, shared)])]
 
@@ -376,13 +376,13 @@ def _decide(
     if len(used) < 2 or not roles & {Role.LEARNER, Role.SCORER} or (len(roles) == 1 and Role.ENGINE in roles):
         return Decision.KEEP, "nothing else needs the device in another phase", None
     engines = [part for part in used if part.role is Role.ENGINE]
-    turns = Decision.SLEEP if all(part.model.can_sleep for part in engines) else Decision.RESTART
+    switch = Decision.SLEEP if all(part.model.can_sleep for part in engines) else Decision.RESTART
     if settings.notation is Notation.LOOP:
-        return _decide_by_figures(device_class, turns, settings, places, findings)
+        return _decide_by_figures(device_class, switch, settings, places, findings)
     if engines and settings.engines_sleep is not None:
         program = settings.notation.program
         if settings.engines_sleep:
-            return turns, f"{program} puts engines to sleep while the learner learns", None
+            return switch, f"{program} puts engines to sleep while the learner learns", None
         return Decision.KEEP, f"the {program} job keeps engines and learner in memory together", None
     sizes = [footprint(part, device_class.memory_gb) for part in used]
     total = _known_sum([size.active for size in sizes])
@@ -391,18 +391,18 @@ def _decide(
     sums = "" if fits is None else f"together they need {total:.1f} of the {limit:.1f} GiB that may be used"
     if settings.notation is not Notation.ROLL and any(part.model.offloads for part in used):
         note = f", though both would fit: {sums}" if fits else ""
-        return turns, f"the config offloads between phases{note}", None
+        return switch, f"the config offloads between phases{note}", None
     if fits is not None:
         kept = "ROLL would offload, but Roost keeps what fits: " if fits and settings.notation is Notation.ROLL else ""
-        return (Decision.KEEP if fits else turns), f"{kept}{sums}", None
+        return (Decision.KEEP if fits else switch), f"{kept}{sums}", None
     if settings.notation is Notation.ROLL:
-        return turns, "ROLL offloads between phases", None
+        return switch, "ROLL offloads between phases", None
     return Decision.KEEP, "the config does not offload, and no memory figures are known", None
 
 
 def _decide_by_figures(
     device_class: DeviceClass,
-    turns: Decision,
+    switch: Decision,
     settings: ResidencySettings,
     places: Mapping[str, Where],
     findings: Findings,
@@ -410,11 +410,11 @@ def _decide_by_figures(
     """Apply ml-loop's rule; without memory figures servers and learners time-share devices."""
     sharing = _loop_sharing(device_class, settings, places, findings)
     if settings.inference_gb is None:
-        return turns, "no memory figures are given", sharing
+        return switch, "no memory figures are given", sharing
     if sharing is None:
-        return turns, "the memory of the device is not known", None
+        return switch, "the memory of the device is not known", None
     fit = "fit" if sharing.keeps_both else "do not fit"
-    return (Decision.KEEP if sharing.keeps_both else turns), f"both {fit} into 95 % of the device", sharing
+    return (Decision.KEEP if sharing.keeps_both else switch), f"both {fit} into 95 % of the device", sharing
 
 
 def _loop_sharing(
@@ -457,8 +457,8 @@ def _share(
         return Share(part.name, state, size.idle, size.host)
     if decision is Decision.RESTART and part.role is Role.ENGINE and phase is Phase.SYNC:
         return Share(part.name, state, 0.0, 0.0)  # it starts from written weights, when learners have offloaded theirs
-    takes_turns = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
-    between = size.idle if takes_turns and phase is not Phase.SYNC else None
+    switches = decision is not Decision.KEEP and part.role in (Role.LEARNER, Role.SCORER) and part.model.offloads
+    between = size.idle if switches and phase is not Phase.SYNC else None
     return Share(part.name, state, _working_size(part, phase, decision, size), size.kept, between)
 
 
@@ -469,7 +469,7 @@ def _working_size(part: ComponentPlan, phase: Phase, decision: Decision, size: F
 
 
 def _state(part: ComponentPlan, phase: Phase, decision: Decision, names: Collection[str], is_async: bool) -> State:
-    """Return the state of a component in a phase: it works, stays, or is offloaded if components time-share devices."""
+    """The state of a component in a phase: it runs, stays, or leaves the device to others."""
     if part.model.unused_because:
         return State.UNUSED
     if works_in(part.name, part.role, phase, names):
@@ -493,7 +493,7 @@ def _check_fit(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> None:
-    """Report an over-full device in its fullest phase, with the sum."""
+    """Report an over-full device in its fullest phase, with the sum of its parts."""
     memory = result.device_class.memory_gb
     used, phase = _fullest(result)
     if memory is None or used <= memory:
@@ -513,24 +513,24 @@ def _check_fit(
         "RST-M004",
         places.get(largest, Where(path=(largest,))),
         f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
-        "; ".join([spelled_sum(parts), *_of_megatron([by_name[name] for name, _ in components])]),
+        "; ".join([spelled_sum(parts), *_megatron_note([by_name[name] for name, _ in components])]),
         narrower + fix_of(result, phase, by_name, used - memory, fits),
     )
 
 
 def _fullest(result: ClassResidency) -> tuple[float, Phase]:
-    """The most that a device of the class holds in a phase, and the phase."""
+    """Memory of the fullest phase of a class, and the phase."""
     return max(((result.used_gib(phase) or 0.0, phase) for phase in Phase), key=lambda each: each[0])
 
 
-def _of_megatron(components: Sequence[ComponentPlan]) -> list[str]:
-    """A note that the memory of these components is that of Megatron, where it is."""
+def _megatron_note(components: Sequence[ComponentPlan]) -> list[str]:
+    """A note that names components whose memory is counted for Megatron; empty if there are none."""
     named = [
         part.name
         for part in components
         if part.model.sharding is Sharding.OPTIMIZER and "megatron" in (part.model.strategy or "")
     ]
-    return [f"{' and '.join(named)} with the memory of Megatron, not of roost train, which has FSDP"] if named else []
+    return [f"the memory of {' and '.join(named)} is that of Megatron; roost train uses FSDP"] if named else []
 
 
 def spelled_sum(sizes: Iterable[tuple[str, float]]) -> str:

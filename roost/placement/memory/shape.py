@@ -12,7 +12,7 @@ from roost.config.findings import shown
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FAMILIES = (*DENSE_FAMILIES, *EXPERT_FAMILIES)
-# PEFT takes dense feed-forward layers of these for experts, and would read their adapter wrongly: they get none.
+# PEFT takes the dense feed-forward layers of these families for experts and misreads their adapter: they get none.
 CONVERTED_BY_PEFT = ("qwen3_moe",)
 LAYER_KEYS = ("num_hidden_layers", "num_experts", "num_local_experts")
 MAX_LAYERS = 10_000
@@ -90,11 +90,6 @@ class ModelShape:
         return self.dense_parameters + self.expert_parameters
 
     @property
-    def active_parameters(self) -> int:
-        """Parameters that compute one token: of a mixture, only the experts that it is routed to."""
-        return self.dense_parameters + self.expert_parameters // max(1, self.experts) * self.active_experts
-
-    @property
     def kv_values_per_token(self) -> int:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
@@ -132,7 +127,8 @@ FEED_FORWARD = tuple(f"{name}_proj" for name in ("gate", "up", "down"))
 def adaptable_layers(shape: ModelShape) -> list[str]:
     """Paths of the linear layers that may get an adapter.
 
-    Where some layers have experts and some do not, all layers are given both; routers and routed experts get none.
+    If only some layers have experts, all layers are listed with both kinds of feed-forward layers. Routers and routed
+    experts get no adapter.
     """
     dense = shape.expert_layers < shape.layers and shape.family not in CONVERTED_BY_PEFT
     parts = [*ATTENTION, *(f"mlp.{name}" for name in FEED_FORWARD if dense)]

@@ -1,4 +1,4 @@
-"""Bytes that a learner's ranks communicate in a step, by dimension of their mesh."""
+"""Bytes that a learner's ranks send in a step, by dimension of their mesh."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ def learner_traffic(
 ) -> Traffic:
     """Traffic of a step on `rounds` micro-batches of each group of ranks, of `tokens` tokens in all.
 
-    FSDP gathers the layers for the forward and again for the backward pass, and sums gradients, in every micro-batch;
-    copies (HSDP) sum their shards after the last, and after half of them, whose norm is measured unless experts are
-    divided. Context groups exchange queries, keys, values and results of every layer; key heads that are fewer than the
-    context size are repeated up to it first. Tensor groups sum the two results of every layer, the gradients of its two
-    inputs, the embeddings, and the gradient of the last layer's input; they do not divide the shared expert. Expert
-    groups send each token to its experts and back in every pass, as if routers chose all experts equally often; FSDP
-    then gathers a rank's own experts alone. Recomputed layers (None: all) repeat what their forward pass sent, but not
-    their last sum, which no gradient needs. Only what is trained has gradients.
+    - fsdp: every micro-batch gathers the layers for the forward and again for the backward pass, and sums gradients.
+      With expert parallelism, a rank gathers its own experts alone.
+    - replicate: copies (HSDP) sum their gradient shards after the last micro-batch; also after half of them, to measure
+      the norm, unless experts are divided.
+    - context: every layer exchanges queries, keys, values and results. KV heads that are fewer than the context size
+      are repeated up to it first.
+    - tensor: every layer sums its two results and the gradients of its two inputs; then come the embeddings and the
+      gradient of the last layer's input. The shared expert is not divided.
+    - expert: every pass sends each token to its experts and back, as if routers chose all experts equally often.
+
+    Recomputed layers (None: all) repeat what their forward pass sent, but not their last sum, which no gradient needs.
+    With LoRA, only the adapter has gradients.
 
     >>> from roost.placement.memory.shape import shape_from_config
     >>> shape = shape_from_config({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
@@ -85,7 +89,7 @@ def learner_traffic(
 
 
 def micro_batch_tokens(component: ComponentPlan) -> int:
-    """Tokens that a learner's group of ranks works on at a time."""
+    """Tokens of a micro-batch of a learner."""
     return component.model.tokens or MICRO_BATCH_TOKENS
 
 
@@ -99,5 +103,5 @@ def micro_batch_traffic(component: ComponentPlan) -> Traffic | None:
 
 
 def _others(ranks: int) -> float:
-    """Share that a rank does not have itself."""
+    """Share of the data that is on other ranks."""
     return (ranks - 1) / ranks

@@ -150,26 +150,28 @@ def _check_async(
     places: Mapping[str, Where],
     findings: Findings,
 ) -> None:
-    """Generating while learning needs engines that no learner displaces (ml-loop's figures have their own rule)."""
+    """Asynchronous generation needs engines that no learner displaces; ml-loop's memory figures have their own rule."""
     if not residency.is_async or notation is Notation.LOOP:
         return
-    turns = [held for held in residency.classes if held.decision is not Decision.KEEP]
-    shared = np.concatenate([held.device_class.devices for held in turns]) if turns else np.zeros(0, np.int64)
+    switching = [held for held in residency.classes if held.decision is not Decision.KEEP]
+    if not switching:
+        return
+    shared = np.concatenate([held.device_class.devices for held in switching])
     for part in components:
-        if not takes_policy(part.name, part.role) or not len(part.table.device_nodes) or not len(shared):
+        if not takes_policy(part.name, part.role) or not len(part.table.device_nodes):
             continue
         if len(displaced_devices(part, shared)) == len(part.table.device_nodes):
             findings.error(
                 "RST-P034",
                 places.get(part.name, Where(path=(part.name,))),
                 "generates while the learner learns, but every engine shares its devices with the learner",
-                f"{turns[0].reason}, and both would need them at the same time",
+                f"{switching[0].reason}, and both would need them at the same time",
                 f"give rollout devices of its own, or generate synchronously{_how(notation, places)}",
             )
 
 
 def _how(notation: Notation, places: Mapping[str, Where]) -> str:
-    """The key of the job that turns asynchronous generation off, where it is one."""
+    """The job's key that turns asynchronous generation off, in brackets; empty if none is known."""
     staleness = places.get("max_staleness", Where())
     if staleness.path[:1] == ("train",):
         return " (max_staleness: 0 in train)"
