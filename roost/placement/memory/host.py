@@ -73,9 +73,8 @@ def checkpoint_gib(component: ComponentPlan) -> float:
         held = copy_parameters(shape, component.parallel, model.sharding)
         return held * model.weight_bytes / shards_of(component) / GIB
     width = model.trained_bytes or MOMENT_BYTES
-    moments = moment_bytes(
-        shape, model.optimizer, model.lora_rank, width, MOMENT_BYTES
-    )  # 8-bit ones are saved in 32 bits
+    # 8-bit moments are saved in 32 bits.
+    moments = moment_bytes(shape, model.optimizer, model.lora_rank, width, MOMENT_BYTES)
     return _trained_gib(component, shape) * (width + moments)
 
 

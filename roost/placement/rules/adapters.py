@@ -1,4 +1,4 @@
-"""Checks of a LoRA adapter against the model that it is for."""
+"""Checks of a LoRA adapter against its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roost.placement.rules.placing import SUPERVISED, At
 
 
 def check_adapter(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    """Check that each name of a module stands for a layer, where the sizes of the model are known."""
+    """Check that each name in lora_target_modules matches a layer, if the model's sizes are known."""
     learner, adapter = next((parts[name] for name in SUPERVISED if name in parts), None), settings.learner.adapter
     shape = None if learner is None else known_shape(learner)
     if adapter is None or learner is None or shape is None or "vision_config" in (learner.model.config or {}):

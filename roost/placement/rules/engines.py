@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,20 @@ from roost.config.job import (
 from roost.config.train import AdvantageEstimator, Objective, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import model_positions
+from roost.placement.rules.placing import At
 
-At = Callable[[str], Where]  # the place of a setting, or of a component
 ROLLOUT = "rollout"
-# The options that neither a plan nor another setting decides: the fields of a server that users may write.
+# Options of engines that users may set; the plan or other settings decide the rest.
 OPTIONS = (
-    *("served_name", "max_context", "memory_fraction", "weight_transfer", "host", "api_key", "python", "env", "args"),
+    "served_name",
+    "max_context",
+    "memory_fraction",
+    "weight_transfer",
+    "host",
+    "api_key",
+    "python",
+    "env",
+    "args",
 )
 # Variables with which servers accept a longer context than the model was trained for.
 LONGER_CONTEXT = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
@@ -61,7 +69,7 @@ def check_engines(
 def models_of(
     settings: TrainSettings, components: Sequence[Component] | Sequence[ComponentPlan], at: At
 ) -> list[tuple[Where, str]]:
-    """Every model that a run loads, once, with the place that names it."""
+    """Every model that a run loads, once, with the position of the key that names it."""
     found = {settings.learner.model: at("model")}
     loaded = {
         ROLLOUT: True,
@@ -92,7 +100,7 @@ def _check_options(options: Mapping[str, Any], where: Where, findings: Findings)
 
 
 def _check_context(settings: TrainSettings, model: str, options: Where, findings: Findings) -> None:
-    """A context longer than the model's positions; not judged where the model is not here, or scales its positions."""
+    """Report a context longer than the model's positions, unless the model is not here or scales its positions."""
     context, env = settings.engine_options.get("max_context"), settings.engine_options.get("env")
     positions, scales = model_positions(read_model_config(model))
     if not isinstance(context, int) or positions is None or context <= positions:
@@ -109,7 +117,7 @@ def _check_context(settings: TrainSettings, model: str, options: Where, findings
 
 
 def _check_room(settings: TrainSettings, model: str, at: At, findings: Findings) -> None:
-    """Warn of a context, or of a model's positions, without room for a prompt before the longest completion."""
+    """Warn if the context, or the model's positions, have no room for a prompt and the longest completion."""
     options, longest = at("engine_options"), settings.sampling.max_new_tokens
     context = settings.engine_options.get("max_context")
     if not is_count(context) and settings.objective is not Objective.SFT:
@@ -138,7 +146,7 @@ def _check_room(settings: TrainSettings, model: str, at: At, findings: Findings)
 
 
 def _check_model(model: str, where: Where, findings: Findings) -> None:
-    """Warn of a path that is not here: the machines that run the job may have it. A hub name is left to a look-up."""
+    """Warn about a path that does not exist here: the machines of the job may have it. Hub names are not checked."""
     place = model_location(model)
     if place is ModelLocation.MISSING:
         findings.warn(
@@ -168,7 +176,7 @@ def _report_not_here(model: str, where: Where, findings: Findings) -> None:
 
 
 def script_for_model(where: Where, model: str) -> str:
-    """A fix that names what makes the model: the script beside the config, and the warm start whose policy it is."""
+    """A fix that names the script beside the config that makes the model, and `roost sft` if it makes the rest."""
     if not where.file or where.file == COMMAND_LINE:
         return ""
     script, warm_start = (Path(where.file).parent / name for name in ("make_model.py", "sft.yaml"))

@@ -14,7 +14,7 @@ Part = Component | ComponentPlan
 
 
 def any_of(sizes: Iterable[int]) -> str:
-    """Numbers as a choice, for a fix.
+    """Alternatives as text, for a fix.
 
     >>> any_of([1, 2, 4]), any_of([1])
     ('1, 2 or 4', '1')
@@ -39,7 +39,7 @@ def check_heads(part: Part, shape: ModelShape, devices: int, place: Where, findi
 
 
 def tensor_sizes(part: Part, shape: ModelShape, devices: int) -> list[int]:
-    """Tensor sizes that divide the model's heads, what a learner splits beside them, and the devices; at least 1."""
+    """Tensor sizes that divide the model's heads, a learner's other split sizes, and the devices; [1] if none does."""
     found = []
     for tensor in range(1, min(shape.heads, devices) + 1):
         sizes = replace(part.parallel, tensor=tensor)
@@ -50,14 +50,14 @@ def tensor_sizes(part: Part, shape: ModelShape, devices: int) -> list[int]:
 
 
 def _uneven(part: Part, sizes: ParallelSizes, shape: ModelShape) -> list[tuple[int, str, str, int]]:
-    """Numbers of the model that the sizes must divide and do not. Beside FSDP there are no pipeline stages."""
+    """Sizes of the model that the parallel sizes must divide and do not: (number, noun, size's name, size)."""
     if part.role is Role.HELPER:
         return []
     tensor, pipeline = sizes.tensor, sizes.pipeline
     wanted = [(shape.heads, "attention heads", "tensor", tensor)]
-    # An engine with more parts than KV heads keeps copies of them; Megatron does not.
+    # An engine with a larger tensor size than KV heads keeps copies of them; Megatron does not.
     if part.role is not Role.ENGINE or tensor < shape.kv_heads:
         wanted.append((shape.kv_heads, "KV heads", "tensor", tensor))
-    if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:
+    if part.role is not Role.ENGINE and part.model.sharding is Sharding.OPTIMIZER:  # FSDP has no pipeline stages
         wanted.append((shape.layers, "layers", "pipeline", pipeline))
     return [each for each in wanted if each[0] % each[-1]]

@@ -1,11 +1,11 @@
-"""Settings of the loss, of advantages and of the optimizer that another leaves without effect."""
+"""Settings of the loss, of advantages and of the optimizer that have no effect because of another setting."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from roost.config.findings import Findings, Where
+from roost.config.findings import Findings
 from roost.config.train import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -17,6 +17,7 @@ from roost.config.train import (
     TrainSettings,
     Whitening,
 )
+from roost.placement.rules.placing import At
 
 CLIPS = ("clip_range", "clip_range_high", "dual_clip")
 OF_GIGPO = ("episode_reward_weight", "step_reward_weight", "state_normalization", "state_scope")
@@ -47,7 +48,7 @@ def _has_no_weights(settings: TrainSettings) -> bool:
 
 
 def _is_level_unused(settings: TrainSettings) -> bool:
-    """Return True for kimi15, unless the level is that of weights, of a limit, or of the mean over turns."""
+    """Return True for kimi15, unless weights, max_mean_ratio or the mean over turns use the level."""
     loss = settings.learner.loss
     is_of_weights = loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is None
     is_of_turns = loss.importance_sampling_level is ImportanceSamplingLevel.TURN
@@ -169,10 +170,8 @@ IDLE = (
 )
 
 
-def check_idle(
-    settings: TrainSettings, written: Collection[str], at: Callable[[str], Where], findings: Findings
-) -> None:
-    """Warn about settings that the user wrote into `train` and that have no effect; a notation's own keys need not."""
+def check_idle(settings: TrainSettings, written: Collection[str], at: At, findings: Findings) -> None:
+    """Warn about settings in section `train` that have no effect; keys of the notation may have none."""
     for rule in IDLE:
         for name in rule.names:
             if name in written and rule.holds(settings):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from roost.config.findings import Findings, Where
+from roost.config.findings import Findings
 from roost.config.learning import Rejection
 from roost.config.train import ImportanceSamplingLevel, LossSettings, OldLogprobs, PolicyLoss, TrainSettings
-
-At = Callable[[str], Where]
+from roost.placement.rules.placing import At
 
 MEANS = (ImportanceSamplingLevel.SEQUENCE, ImportanceSamplingLevel.TURN_MEAN)
 PRODUCTS = (ImportanceSamplingLevel.TRAJECTORY, ImportanceSamplingLevel.TURN)
 WIDE_OF_MEANS = 0.05  # clip range of ratios that are means over tokens
-WIDE_BOUNDS_OF_MEANS = 0.2  # distance from 1 of both bounds that reject by such a ratio
-NARROW_BOUNDS_OF_PRODUCTS = 0.05  # the same of bounds for products, of which both are nearer
+WIDE_BOUNDS_OF_MEANS = 0.2  # bounds of a mean at least so far from 1 reject almost nothing
+NARROW_BOUNDS_OF_PRODUCTS = 0.05  # bounds of a product at most so far from 1 reject almost everything
 CLIPPING = (PolicyLoss.PPO, PolicyLoss.CISPO)
 PRODUCT_OF = {
     ImportanceSamplingLevel.SEQUENCE: ImportanceSamplingLevel.TRAJECTORY,
@@ -23,7 +20,7 @@ PRODUCT_OF = {
 
 
 def check_levels(settings: TrainSettings, at: At, findings: Findings) -> None:
-    """Check all rules."""
+    """Check clip ranges, rejections and weights."""
     loss = settings.learner.loss
     _check_clips(loss, at, findings)
     for rule in loss.rejections:
@@ -52,7 +49,7 @@ def _check_clips(loss: LossSettings, at: At, findings: Findings) -> None:
 
 
 def _check_rejection(rule: Rejection, at: At, findings: Findings) -> None:
-    """Report bounds that are meant for the other kind of ratio of a turn or sample."""
+    """Report bounds of a mean that fit a product, and bounds of a product that fit a mean."""
     if rule.of_difference:
         return
     below, above = 1 - max(rule.low, 0.0), rule.high - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,20 +14,19 @@ from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
 from roost.placement.memory.shape import EXPERT_FAMILIES, ModelShape
 from roost.placement.rules.heads import any_of, tensor_sizes
+from roost.placement.rules.placing import At
 
-MANY = 64  # no context group has more ranks
-
-At = Callable[[str], Where]  # the key of a parallel size
+MAX_CONTEXT = 64  # the largest context size that a fix suggests
 
 
 def data_groups(learner: ComponentPlan) -> int:
-    """Groups of a learner's ranks that have samples of their own."""
+    """Number of data-parallel groups of a learner."""
     mesh = learner.mesh
     return max(1, learner.world_size) if mesh is None else mesh.data
 
 
 def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int | None = None) -> None:
-    """Check that the ranks (without `ranks`, those it has) and the model of a learner or scorer can be divided."""
+    """Check that the sizes of a learner or scorer divide its model and so many ranks (None: those it has)."""
     if part.role not in (Role.LEARNER, Role.SCORER):
         return
     ranks = part.world_size if ranks is None else ranks
@@ -43,16 +42,16 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
 
 
 def has_mesh(part: ComponentPlan, ranks: int) -> bool:
-    """Return True if Roost's learner can divide its model over so many ranks."""
+    """Return True if Roost's learner can divide the component's model over so many ranks."""
     findings = Findings()
     check_mesh(part, Where(), findings, ranks)
     return not findings.errors
 
 
 def most_ranks(part: ComponentPlan, ranks: int) -> int:
-    """The most of these ranks that its model can be divided over.
+    """The largest number of ranks, up to `ranks`, that the component's model can be divided over.
 
-    A plan for another program may have sizes that Roost's learner has not: then it is a multiple of their product.
+    A plan for another program may have sizes that Roost's learner does not support; then only their product counts.
     """
     size = part.parallel.model
     most = ranks - ranks % size
@@ -74,7 +73,7 @@ def _check_pipeline(part: ComponentPlan, shape: ModelShape | None, ranks: int, a
 
 
 def _instead_of_stages(part: ComponentPlan, shape: ModelShape | None, ranks: int) -> list[str]:
-    """Sizes that divide the layers of this model in place of a pipeline; none where only FSDP does."""
+    """Fixes that divide the model's layers by other sizes than a pipeline's; empty if only FSDP can."""
     if "vision_config" in (part.model.config or {}):
         return ["FSDP alone shards a model that reads images"]
     if shape is not None and shape.family in EXPERT_FAMILIES:  # tensor sizes need a multiple of them as expert size
@@ -90,7 +89,7 @@ def _instead_of_stages(part: ComponentPlan, shape: ModelShape | None, ranks: int
 
 
 def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Findings) -> ParallelSizes:
-    """The sizes that remain to be checked: of a model without experts, those without an expert size."""
+    """Report an expert size of a model without experts; return the sizes to check further, with expert size 1."""
     if sizes.expert == 1 or shape.experts:
         return sizes
     what = f"expert size {sizes.expert}, but a model of type {shape.family} has no experts"
@@ -100,7 +99,7 @@ def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings
 
 def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
     if ranks % sizes.context:
-        fix = f"write {any_of(size for size in range(1, min(ranks, MANY) + 1) if ranks % size == 0)}"
+        fix = f"write {any_of(size for size in range(1, min(ranks, MAX_CONTEXT) + 1) if ranks % size == 0)}"
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
         findings.error("RST-T120", at("context"), what, fix=fix)
         return
@@ -174,7 +173,7 @@ def _check_tensor(part: ComponentPlan, shape: ModelShape, ranks: int, at: At, fi
 
 
 def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
-    """Check that expert groups have whole experts, and that FSDP can shard those that a rank has."""
+    """Check that the expert size divides the experts, and that FSDP can shard each of them."""
     size, mesh = sizes.expert, mesh_of(sizes, ranks)
     if size == 1 or mesh is None:
         return
@@ -198,7 +197,7 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
 
 
 def _uneven(shape: ModelShape, tensor: int) -> Iterable[tuple[str, int]]:
-    """Numbers that Roost's learner divides beside heads, which are checked for every learner."""
+    """Sizes of the model that the tensor size does not divide; heads are checked in `check_heads`."""
     sizes = {"feed-forward units": shape.feed_forward, "vocabulary entries": shape.vocabulary}
     return [(name, size) for name, size in sizes.items() if size % tensor]
 

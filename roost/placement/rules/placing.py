@@ -1,4 +1,4 @@
-"""Rules about the components that training needs, and how those that are not placed are placed in a notation."""
+"""Rules about the components that training needs, with fixes that place the missing ones in the job's notation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roost.placement.memory.shape import UnknownShape, shape_from_config
 
 SUPERVISED = ("actor", "sft_train")  # the learner's component in supervised training
 ROLL_NAMES = {"actor": "actor_train", "rollout": "actor_infer"}
-At = Callable[[str], Where]  # a setting's place, or a component's
+At = Callable[[str], Where]  # position of a setting, a parallel size or a component
 LOOP_GPUS = {"actor": "learning_gpus", "rollout": "inference_gpus"}
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Fixes that place a component beside those that are placed, in the notation of the config."""
+    """Fixes that place a missing component, in the notation of the config."""
 
     notation: Notation
     parts: Mapping[str, ComponentPlan]
@@ -41,7 +41,7 @@ class Placing:
 
 
 def _role(name: str, devices: list[int]) -> str:
-    """A role of ROLL; the expression is quoted, as braces would end it at its comma."""
+    """A role of ROLL. The expression is quoted, because its comma would end it inside braces."""
     is_run = len(devices) == devices[-1] - devices[0] + 1
     spelled = f'"list(range({devices[0]},{devices[-1] + 1}))"' if is_run else str(devices)
     outer, _, inner = ROLL_NAMES.get(name, name).partition(".")
@@ -62,7 +62,7 @@ def either(*fixes: str) -> str:
 def check_components(
     settings: TrainSettings, parts: Mapping[str, ComponentPlan], placing: Placing, at: At, findings: Findings
 ) -> None:
-    """Check that every component that the settings need is placed; warn about those that they do not use."""
+    """Check that every component that the settings need is placed; warn about placed ones that they do not use."""
     for name, role in (("actor", "a learner"), ("rollout", "an engine")):
         if name not in parts:
             findings.error("RST-T023", at("task"), f"needs {name}, {role}, which is not placed", fix=placing.fix(name))
@@ -115,7 +115,7 @@ def _check_moved(policy: ModelUse, reference: ModelUse, at: At, findings: Findin
 def check_teachers(
     settings: TrainSettings, parts: Mapping[str, ComponentPlan], placing: Placing, at: At, findings: Findings
 ) -> None:
-    """Check that every teacher is placed and has a model, and that there is one where it alone is learnt from."""
+    """Check that every teacher is placed and has a model, and that advantages by teacher have a teacher."""
     teachers = settings.teachers
     for teacher in teachers:
         component = parts.get(teacher.name)

@@ -1,4 +1,4 @@
-"""Rules about training: settings that cannot work with the placements, or with each other, found before launch."""
+"""Rules about training: settings that cannot work with the placements, or with each other."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_supervised(
 
 
 def _check_distillation(settings: TrainSettings, parts: Sequence[ComponentPlan], at: At, findings: Findings) -> None:
-    """Warn about whole distributions, with their size if a model is on this machine."""
+    """Warn about distillation from whole distributions, with their size if a model is on this machine."""
     distillation = settings.learner.loss.distillation
     if distillation is None or distillation.top_k:
         return
@@ -107,7 +107,7 @@ def _check_distillation(settings: TrainSettings, parts: Sequence[ComponentPlan],
 
 
 def _vocabulary(config: Mapping[str, Any] | None) -> int:
-    """Tokens of a model, by its config.json; 0 if it is not known."""
+    """Vocabulary size by config.json; 0 if it is not known."""
     try:
         return shape_from_config(config or {}).vocabulary
     except UnknownShape:
@@ -147,7 +147,7 @@ def _check_batches(
 
 
 def _check_groups(settings: TrainSettings, notation: Notation, at: At, findings: Findings) -> None:
-    """Check that estimators that compare samples of one prompt have several."""
+    """Check that an estimator that compares samples of one prompt has several of them."""
     rollout, advantage = settings.rollout, settings.advantage
     estimator = advantage.advantage_estimator
     if rollout.num_generations < 2 and _compares(advantage):
@@ -182,7 +182,7 @@ def _compares(advantage: AdvantageSettings) -> bool:
 
 
 def _or_no_groups(notation: Notation, at: At) -> str:
-    """The end of a fix: an estimator without groups, by the key that the job has for it."""
+    """The end of a fix: an estimator that needs no groups, by the job's own key."""
     place = at("advantage_estimator")
     if place.path[:1] == ("train",):
         return ", or advantage_estimator: reinforce++"
@@ -236,10 +236,10 @@ def _check_shaping(settings: TrainSettings, at: At, findings: Findings) -> None:
     if advantage.kl_penalty_coef and advantage.kl_penalty_target == 0:
         what, why = "is 0; it must be above 0", "the coefficient follows the KL over the target"
         findings.error("RST-T095", at("kl_penalty_target"), what, why, "write 0.1, or leave it out")
-    for name, of_what in (("reward_clip", "rewards"), ("advantage_clip", "advantages")):
+    for name, noun in (("reward_clip", "rewards"), ("advantage_clip", "advantages")):
         if getattr(advantage, name) == 0:
-            what, fix = f"is 0, which clips all {of_what} to 0", "write a number above 0, or null for no clip"
-            findings.error("RST-T095", at(name), what, f"no sample counts with {of_what} of 0", fix)
+            what, fix = f"is 0, which clips all {noun} to 0", "write a number above 0, or null for no clip"
+            findings.error("RST-T095", at(name), what, f"no sample counts with {noun} of 0", fix)
     low, high = advantage.min_group_reward, advantage.max_group_reward
     if low is not None and high is not None and low >= high and settings.rollout.num_generations > 1:
         what = f"is {low:g}, but max_group_reward is {high:g}"
@@ -369,7 +369,7 @@ OF_LOSS_TYPES = {
 
 
 def _check_kind_of_loss(loss: LossSettings, at: At, findings: Findings) -> None:
-    """Settings of one loss_type beside another, and losses that lack what they need."""
+    """Check settings that belong to another loss_type, and settings that the loss_type needs."""
     for kind, names in OF_LOSS_TYPES.items():
         for name in names:
             if kind is not loss.loss_type and getattr(loss, name) != default_of(name):
@@ -487,14 +487,14 @@ def _check_schedules(settings: TrainSettings, parts: Mapping[str, ComponentPlan]
     rate, warmup = "learning_rate", "warmup_steps" if optimizer.warmup_steps else "warmup_ratio"
     _check_schedule(optimizer, rate, warmup, at, findings)
     if settings.advantage.advantage_estimator is AdvantageEstimator.GAE and "critic" in parts:
-        # What both have in common gives the same findings, which are shown once.
+        # Equal findings of both schedules are shown once.
         rate = rate if settings.critic_learning_rate is None else "critic_learning_rate"
         warmup = warmup if settings.critic_lr_warmup_steps is None else "critic_lr_warmup_steps"
         _check_schedule(settings.critic_optimizer, rate, warmup, at, findings)
 
 
 def _check_constant(settings: OptimizerSettings, at: At, findings: Findings) -> None:
-    """Report settings of a decay that a constant schedule does not have; RLinf and ROLL ignore theirs as well."""
+    """Report settings of a decay with a constant schedule: a note for a notation's key, as RLinf and ROLL ignore it."""
     if settings.lr_scheduler_type is not LrSchedulerType.CONSTANT:
         return
     is_ratio = settings.warmup_ratio > 0 and not settings.warmup_steps  # of decay_steps, if they are given
@@ -514,19 +514,19 @@ def _check_constant(settings: OptimizerSettings, at: At, findings: Findings) -> 
             )
 
 
-def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, at: At, findings: Findings) -> None:
-    """Report a schedule that would rise, or that warms up beyond its end. `of_rate` and `of_warmup` are its keys."""
+def _check_schedule(settings: OptimizerSettings, rate_key: str, warmup_key: str, at: At, findings: Findings) -> None:
+    """Report a schedule that would rise, or that warms up beyond its end."""
     rate, least, warmup = settings.learning_rate, settings.min_learning_rate, settings.steps_of_warmup
     falls, end = settings.lr_scheduler_type is not LrSchedulerType.CONSTANT, settings.schedule_steps
     if falls and least > rate:
-        what = f"is {least:g}, but {of_rate} is {rate:g}"
+        what = f"is {least:g}, but {rate_key} is {rate:g}"
         findings.error("RST-T077", at("min_learning_rate"), what, "the schedule would rise to it", "lower it")
     if falls and settings.decay_steps is not None and warmup >= settings.decay_steps:
         findings.error(
             "RST-T077",
             at("decay_steps"),
             f"is {settings.decay_steps} optimizer steps, of which the first {warmup} are warm-up",
-            f"{of_warmup} leaves the learning rate no step to fall in",
+            f"{warmup_key} leaves the learning rate no step to fall in",
             f"write more than {warmup}, or a shorter warm-up",
         )
     elif settings.lr_scheduler_type is LrSchedulerType.WSD and settings.steps_of_wsd_decay > end - warmup > 0:
@@ -540,7 +540,7 @@ def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, a
     elif warmup >= settings.total_steps > 0 and warmup > 1:  # one step of warm-up has the full learning rate
         findings.warn(
             "RST-T085",
-            at(of_warmup),
+            at(warmup_key),
             f"makes {warmup} optimizer steps of warm-up, but the run has {settings.total_steps}",
             f"the learning rate grows until the end, to {rate * settings.total_steps / warmup:g} of {rate:g}",
             "write a shorter warm-up, or more steps",
@@ -548,7 +548,7 @@ def _check_schedule(settings: OptimizerSettings, of_rate: str, of_warmup: str, a
 
 
 def _check_in_flight(settings: TrainSettings, at: At, findings: Findings) -> None:
-    """Report engines that can never hold requests; vLLM is checked at run time."""
+    """Report `in_flight: hold` with engines that cannot hold requests; vLLM is checked at run time."""
     if settings.in_flight != "hold":
         return
     fix = "write in_flight: drop, or in_flight: drain"
