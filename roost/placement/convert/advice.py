@@ -1,4 +1,4 @@
-"""Why a converted job differs in a setting, what it still needs, and what a user can do about it."""
+"""Reasons and fixes for what a converted job loses, and notes on the keys that it still needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ Advice = tuple[str, str]  # why, and a fix
 CHANGE_PRINTED = "edit what is printed where other values are wanted"
 CHECK_MEMORY = "check the memory of what is printed with roost plan"
 SAME_ON_EQUAL = "do nothing on equal machines; else list the nodes in this order"
-# Programs that have KL in the loss, and in the rewards.
+# Notations that can have the KL in the loss, and in the rewards.
 _KL_PLACES: Mapping[str, Sequence[Notation]] = {
     "loss": tuple(one for one in ESTIMATORS if one is not Notation.AREAL),
     "reward": (Notation.VERL, Notation.OPENRLHF, Notation.SLIME, Notation.SKYRL, Notation.ROLL, Notation.AREAL),
 }
-_ANY_RATIO = (Notation.ROLL, Notation.VERL)  # say how many iterations rollouts are ahead, also parts of one
+# Notations that set how many iterations rollouts are ahead: also in fractions, and in whole numbers.
+_ANY_RATIO = (Notation.ROLL, Notation.VERL)
 _WHOLE_RATIO = (*_ANY_RATIO, Notation.NEMO, Notation.OPENRLHF, Notation.SKYRL, Notation.PRIME, Notation.AREAL)
 _ESTIMATOR_KEYS: Mapping[Notation, str] = {
     Notation.RLINF: "algorithm.adv_type",
@@ -59,7 +60,7 @@ _REWARD_KEYS: Mapping[Notation, str] = {
 
 
 def _or_convert(able: Iterable[Notation], *left_out: Notation) -> str:
-    """Advice to convert to one of those that are able, but for the target and the job's own notation."""
+    """Advice to convert to one of the `able` notations, without the target and the job's own (`left_out`)."""
     others = [one.value for one in able if one not in left_out]
     return f", or convert to {', '.join(others)}" if others else ""
 
@@ -69,7 +70,7 @@ def rewards_at(notation: Notation) -> str:
 
 
 def advise(change: Change, notation: Notation, source: Notation) -> Advice:
-    """Advice on a difference that is about neither a place nor a model."""
+    """Advice on a difference other than of placement or model."""
     program = notation.program
     if change.subject == "settings":
         return _on_setting(str(change.component), change.before, change.after, notation, source)
@@ -131,7 +132,7 @@ def _on_estimator(before: str, notation: Notation, source: Notation) -> Advice:
 
 
 def advise_model(fields: Sequence[tuple[str, str, str]], notation: Notation) -> str:
-    """A fix for fields of a model that are lost or changed: name, value before and after."""
+    """A fix for fields of a model (name, value before, value after) that are lost or changed."""
     fixes = dict.fromkeys(_on_field(name, old, new, notation) for name, old, new in fields)
     return "; ".join(fixes)
 
@@ -231,7 +232,7 @@ _NEEDS: Mapping[Notation, Sequence[Need]] = {
 def note_needs(plan: Plan, notation: Notation, values: Values, findings: Findings) -> None:
     """Note keys that the other program needs and that no plan has.
 
-    Notations that Roost trains from may have data and rewards in a section train, whatever the notation.
+    Notations that Roost trains from may have data and rewards in section `train`; between them nothing is missing.
     """
     if {plan.notation, notation} <= {*TRAINED} or not any(part.name == "actor" for part in plan.components):
         return

@@ -69,19 +69,19 @@ _PROGRAMS: Mapping[Notation, Callable[[Plan, Mapping[str, Any]], str]] = {
     Notation.OPENRLHF: openrlhf_program,
     Notation.SKYRL: skyrl_program,
 }
-_SAY_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on the machines that are there
-_OWN = (*_SAY_MACHINES, Notation.LOOP)  # notations with variables and workers without devices
+_NAME_MACHINES = (Notation.RLINF, Notation.ROLL)  # the others run on whatever machines they find
+_OWN = (*_NAME_MACHINES, Notation.LOOP)  # notations with variables and workers without devices
 _ABOUT_PLACES = ("component", "process", "environment")
 # Findings about the GPUs of each component, which follow from a program's rule of placement.
 _ABOUT_SHARES = ("RST-N057", "RST-N058", "RST-N062", "RST-N063", "RST-N066", "RST-N068", "RST-N070", "RST-N074")
 _CUTS_RANKS = "RLinf cuts ranks by these sizes, and with them processes would be elsewhere"
 _SUBJECTS = {"residency": "memory between phases of ", "role": "role of "}
 _GAINED = "which the job does not set"
-# Processes of a job whose refusal names the targets that take it: each is a whole conversion, which for 16,000 GPUs
-# takes seconds.
+# A refusal names other targets for jobs of up to so many processes: each target is a whole conversion, which takes
+# seconds for 16,000 GPUs.
 _MAX_TRIED = 2048
 _PROCESSES = re.compile(r":[^,]*")  # of a placement of RLinf
-# How programs place components on GPUs, where their keys cannot say it for each.
+# How programs place components on GPUs if no key does it.
 _PLACES: Mapping[Notation, str] = {
     Notation.RLINF: "RLinf gives a process a run of ranks on one node, split by parallel sizes where they are written",
     Notation.ROLL: "ROLL gives workers slices of a list of GPUs, and deals those without out over the nodes",
@@ -120,8 +120,8 @@ class Converted:
 
     notation: Notation
     values: dict[str, Any]
-    program: str = ""  # that is started with the values as arguments
-    remarks: tuple[str, ...] = ()  # about values that the source does not say
+    program: str = ""  # the program that takes the values as arguments; empty if they are a file
+    remarks: tuple[str, ...] = ()  # about values that the source does not set
 
     @property
     def text(self) -> str:
@@ -162,10 +162,10 @@ def _arguments(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def convert_plan(
     plan: Plan, notation: Notation, findings: Findings, inventory: Inventory | None = None
 ) -> Converted | None:
-    """A config in the notation that places every process alike, or in its own order of GPUs where it has one.
+    """A config in the notation that places every process alike, or in the order of GPUs that its program has.
 
-    A placement that cannot be said there is an error; every other difference that `diff_plans` finds is a warning that
-    names it. The inventory is that which the job was planned on; without one, both describe their machines.
+    A placement that the notation cannot express is an error; every other difference that `diff_plans` finds is a
+    warning. The inventory is the one that the job was planned on; without one, both configs describe their machines.
     """
     if notation not in _WRITERS:
         what = f"Roost reads jobs of {notation.program}, and does not write them"
@@ -180,7 +180,7 @@ def convert_plan(
 def _with_targets(
     errors: Sequence[Finding], plan: Plan, notation: Notation, inventory: Inventory | None
 ) -> Iterator[Finding]:
-    """Errors of a refusal, with the targets that take a job that is not large; losses do not matter here."""
+    """Errors of a refusal; unless the job is large, their fixes name the targets that take it."""
     if sum(part.world_size for part in plan.components) > _MAX_TRIED:
         yield from errors
         return
@@ -192,7 +192,7 @@ def _with_targets(
 
 
 def _written(plan: Plan, notation: Notation, inventory: Inventory | None) -> tuple[Converted | None, Findings]:
-    """A converted config, in RLinf without parallel sizes where it cannot be said with them."""
+    """A converted config; for RLinf without parallel sizes if it cannot be expressed with them."""
     converted, found = _attempt(plan, notation, _WRITERS[notation], inventory)
     if notation is Notation.RLINF and any(finding.code in ("RST-N044", "RST-N045") for finding in found.errors):
         write = partial(to_rlinf, with_sizes=False)
@@ -205,7 +205,7 @@ def _written(plan: Plan, notation: Notation, inventory: Inventory | None) -> tup
 def _attempt(
     plan: Plan, notation: Notation, write: Callable[[Plan, Findings], dict[str, Any]], inventory: Inventory | None
 ) -> tuple[Converted | None, Findings]:
-    """A converted config, and what is lost or cannot be said in it."""
+    """A converted config, and findings about what it loses or cannot express."""
     findings = Findings()
     values = write(plan, findings)
     if findings.has_errors:
@@ -231,13 +231,13 @@ def _attempt(
     return (None if findings.has_errors else replace(converted, remarks=tuple(dict.fromkeys(remarks)))), findings
 
 
-# Last parts of keys that are converted though no process is placed by them.
+# Ends of keys that are converted though they place no process.
 _CARRIED = re.compile(
     r"(.*[.-])?(kl[_-](loss[_-]|penalty[_-])?coef|init_(kl_)?coef|reference_policy_kl_penalty|beta"
     r"|(adv|advantage)?[_-]?estimator|adv_type|normalize_advantages|whiten_advantages|use_kl_loss|add_token_level_kl"
     r"|staleness_threshold|max_staleness_steps|per_device_train_batch_size)"
 )
-# Settings whose keys are converted, or named where plans differ; those of the section train are fewer.
+# Settings whose keys are converted, or reported if plans differ; of section train, only some are.
 _OF_MODELS = frozenset({"compute_dtype", "lora_rank", "activation_checkpointing", "micro_batch_tokens"})
 _CONVERTED = _OF_MODELS | {
     *("model", "engine", "max_staleness", "max_new_tokens", "advantage_estimator", "kl_coef", "kl_penalty_coef"),
@@ -246,7 +246,7 @@ _CONVERTED = _OF_MODELS | {
 
 
 def _not_carried(plan: Plan, notation: Notation) -> list[str]:
-    """Lines with the keys about training that the job sets, which only its own program, or Roost, reads."""
+    """Lines with the keys about training that the job sets and that are not converted."""
     found = [use.where for use in plan.keys if _is_of_training(use)]
     decided = [(key, setting.name) for setting in plan.training for key in setting.keys]
     has_word = notation not in _OWN and any(each.value in TRAINED for each in plan.training if each.name == ESTIMATOR)
@@ -272,10 +272,10 @@ def _in_train(where: Where) -> bool:
 
 
 def _name_errors(plan: Plan, notation: Notation, again: Findings, findings: Findings) -> None:
-    """Name the components that the program cannot place; its own keys say nothing to who wrote the job."""
+    """Report the components that the program cannot place, by the job's names rather than the program's keys."""
     named = set[str]()
     others = [finding for finding in again.errors if finding.code not in _ABOUT_SHARES]
-    for finding in others or again.errors:  # GPUs are wrong where sizes are
+    for finding in others or again.errors:  # wrong numbers of GPUs follow from other errors
         part = _component_at(finding.where.key_path, plan)
         if notation in _OWN or part is None:
             what = f"{notation.value} cannot express this plan: {finding.where.key_path} {finding.what}"
@@ -293,20 +293,20 @@ def _name_errors(plan: Plan, notation: Notation, again: Findings, findings: Find
 
 
 def _component_at(key: str, plan: Plan) -> ComponentPlan | None:
-    """The component of the plan that a key of another program is about; None where the plan lacks it."""
+    """The component of the plan that a key of another program is about; None if the plan does not have it."""
     inner = key.removeprefix("actor_rollout_ref.")  # of verl, for all three
     word = next((name for name, pattern in _KEYS_OF.items() if pattern.search(inner)), "actor")
     return next((part for part in plan.components if family(part.name) == word), None)
 
 
 def _held(part: ComponentPlan) -> str:
-    """Processes of a component and the devices that they have."""
+    """Processes and devices of a component, as text."""
     devices = spell_ranks(sorted(_devices(part)), limit=6)
     return f"{part.extent} with GPUs {devices}" if devices else part.extent
 
 
 def _refuse(name: str, plan: Plan, result: Plan, findings: Findings) -> None:
-    """Say of a component, once, what the program would do with it, and by which rule."""
+    """Report a component that the program would place elsewhere, with its rule of placement."""
     program = result.notation.value
     before, after = (next((part for part in one.components if part.name == name), None) for one in (plan, result))
     why = _PLACES.get(result.notation, "")
@@ -325,7 +325,7 @@ def _refuse(name: str, plan: Plan, result: Plan, findings: Findings) -> None:
 
 
 def _refuse_apart(name: str, others: Sequence[str], plan: Plan, result: Plan, findings: Findings) -> None:
-    """Say of a component that the program gives it other devices than those that it shares."""
+    """Report a component that would no longer share devices with `others`."""
     before, after = (spell_ranks(sorted(_devices(one[name])), limit=6) for one in (plan, result))
     what = f"{result.notation.value} cannot let it share GPUs with {' and '.join(others)}: GPUs {before} -> {after}"
     counts = [len(set[int]().union(*map(_devices, one.components))) for one in (plan, result)]
@@ -334,7 +334,7 @@ def _refuse_apart(name: str, others: Sequence[str], plan: Plan, result: Plan, fi
 
 
 def _parted(name: str, plan: Plan, result: Plan) -> list[str]:
-    """The components that one shares devices with in the plan, and not in the result."""
+    """Components that share devices with this one in the plan, but not in the result."""
     here, there = ({part.name: _devices(part) for part in one.components} for one in (plan, result))
     both = [other for other in here if other in there and other != name]
     if name not in here or name not in there:
@@ -351,7 +351,7 @@ def _remark(finding: Finding) -> str:
 
 
 def _without_processes(placement: str | dict[str, str]) -> str | dict[str, str]:
-    """A placement of RLinf without its process ranks, which are not used where sizes say them."""
+    """A placement of RLinf without its process ranks, which are not used if parallel sizes decide them."""
     if isinstance(placement, dict):
         return placement | {"placement": _PROCESSES.sub("", placement["placement"])}
     return _PROCESSES.sub("", placement)
@@ -359,19 +359,19 @@ def _without_processes(placement: str | dict[str, str]) -> str | dict[str, str]:
 
 def _planned_again(converted: Converted, inventory: Inventory | None, findings: Findings) -> Plan | None:
     notation = converted.notation
-    if notation in _SAY_MACHINES:
+    if notation in _NAME_MACHINES:
         return try_plan(converted.values, findings, inventory, notation=notation)
     launch = Launch(notation.value, converted.program, (None, None, None)) if converted.program else None
     job = read_job(Source(converted.values, launch=launch), findings, notation)
     if job is None or findings.has_errors:
         return None
-    if inventory is not None:  # these programs run on the machines that are there
+    if inventory is not None:  # these programs run on whatever machines they find
         job = replace(job, num_nodes=None, accelerators_per_node=None)
     return try_plan(job, findings, inventory)
 
 
 def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
-    """Name every difference: an error where processes would be elsewhere, else a warning."""
+    """Report every difference: an error if processes would be elsewhere, else a warning."""
     program = result.notation.value
     models: dict[str, list[tuple[str, str, str]]] = {}
     added, paths, refused, places = [], [], [], dict[Advice, list[str]]()
@@ -409,7 +409,7 @@ def _compare(plan: Plan, result: Plan, findings: Findings) -> None:
     for component in moved:
         if component in apart:
             _refuse_apart(component, apart[component], plan, result, findings)
-        elif not apart or held.get(component) != given.get(component):  # else it only comes after those
+        elif not apart or held.get(component) != given.get(component):  # else it only moved to make room for those
             _refuse(component, plan, result, findings)
     if added:
         what = f"{program} takes {', '.join(added)}, {_GAINED}"
@@ -432,7 +432,7 @@ def _sizes(change: Change) -> str:
 def _name_model(
     component: str, changes: Sequence[tuple[str, str, str]], notation: Notation, findings: Findings
 ) -> None:
-    """Name fields of a component's model: those that are lost or changed, and those that the job does not set."""
+    """Report fields of a component's model: those lost or changed, and those that the job does not set."""
     lost = [change for change in changes if change[1] != NOTHING]
     gained = [f"{FIELD_WORDS.get(name, name)} {new}" for name, old, new in changes if old == NOTHING]
     where = Where(path=(component,))
@@ -446,9 +446,9 @@ def _name_model(
 
 
 def _loss_of_place(change: Change, plan: Plan, result: Plan, order: str | None) -> Advice | None:
-    """The loss and a fix where a change of place is no error; else None.
+    """What is lost and a fix, if a change of placement is no error; else None.
 
-    `order` names an order of GPUs of the program's own; None where processes differ in more than that.
+    `order` describes the program's own order of GPUs; None if processes differ in more than their order.
     """
     part = next((part for part in plan.components if part.name == change.component), None)
     program = result.notation.value
@@ -492,7 +492,7 @@ def _order(plan: Plan, result: Plan) -> str:
 
 
 def _is_reordered(plan: Plan, result: Plan) -> bool:
-    """Return True if all that is kept has as many processes of the same sizes, and GPUs have other numbers only."""
+    """Return True if all components that are kept have the same processes and share GPUs alike, in another order."""
     names = {part.name for part in result.components} & {part.name for part in plan.components}
     return _shapes(result).items() <= _shapes(plan).items() and _sharers(plan, names) == _sharers(result, names)
 

@@ -1,4 +1,4 @@
-"""Parts that writers of several notations share."""
+"""What the writers of several notations share: components by name, and words for their settings."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ KEEP = "keep the notation it is written in"
 
 
 def precision(model: ModelUse) -> str:
-    """The word for the bytes of a weight that all notations read."""
+    """The word of all notations for the type of a model's weights."""
     return {4: "fp32", 1: "fp8"}.get(model.named_bytes, "bf16")
 
 
 def says_recomputing(part: ComponentPlan) -> bool:
-    """Return True for a learner of which the job says whether it recomputes activations."""
+    """Return True for a learner that does not leave the recomputing of activations to the notation's default."""
     is_default = part.model.recomputes_by_default and part.model.recomputes
     return part.role is Role.LEARNER and not is_default
 
 
 def is_dealt(part: ComponentPlan) -> bool:
-    """Return True for workers without devices that nothing placed: they are dealt out over the nodes."""
+    """Return True for workers without devices that are spread over the nodes round robin."""
     return part.strategy == "SpreadPlacementStrategy"
 
 
@@ -38,7 +38,7 @@ _MEMBERS = {"actor": "trainer", "rollout": "engines"}
 
 
 def refuse_without(parts: Mapping[str, ComponentPlan], names: Sequence[str], program: str, findings: Findings) -> bool:
-    """Return False, with a finding, where a component that the program cannot do without has no devices."""
+    """Return False, with a finding, if a component that the program needs has no devices."""
     missing = [name for name in names if name not in parts]
     for name in missing:
         what = f"the job has no {_MEMBERS[name]}, which {program} needs"
@@ -47,18 +47,9 @@ def refuse_without(parts: Mapping[str, ComponentPlan], names: Sequence[str], pro
     return not missing
 
 
-def size_of_all(part: ComponentPlan, program: str, findings: Findings) -> int:
-    """The devices of each engine; engines of several sizes are a finding."""
-    sizes = np.unique(np.diff(part.table.offsets)).tolist()
-    if len(sizes) > 1:
-        why = f"its processes hold {', '.join(map(str, sizes))}"
-        findings.error("RST-N049", Where(path=(part.name,)), f"{program} has engines of one size", why, KEEP)
-    return int(sizes[-1])
-
-
 PREFILL, DECODE = "rollout.prefill", "rollout.decode"
 TRAINED = {"leave_one_out": "rloo", "grpo": "grpo", "gae": "gae"}  # Roost's words for estimators that others have
-ASSUMED = "RST-N084"  # the code of a value that the source does not say
+ASSUMED = "RST-N084"  # the code of a value that the source does not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +71,9 @@ class Parts:
         splits: bool = False,
         idles: bool = True,
     ) -> Parts | None:
-        """None, with a finding, where a component lacks.
+        """The components of a plan with devices; None, with a finding, if one of `needs` is missing.
 
-        `splits`: the program has engines for prefill and decode. `idles`: it has a reference for a KL of 0.
+        `splits`: the program has engines for prefill and decode. `idles`: it starts a reference for a KL of 0.
         """
         by_name = {part.name: part for part in with_reference(plan) if has_devices(part)}
         if not idles and is_kl_off(plan):
@@ -125,13 +116,13 @@ class Parts:
 
     @property
     def staleness(self) -> int:
-        """Iterations that rollouts of an asynchronous job are ahead, as whole ones."""
+        """Iterations that rollouts of an asynchronous job are ahead, rounded up."""
         ratio = self.plan.settings.get("async_generation_ratio")
         return math.ceil(ratio) if isinstance(ratio, int | float) and ratio else 1
 
     @property
     def width(self) -> int:
-        """GPUs of a node; of a single node those that are used."""
+        """GPUs of a node; on a single node, those up to the last that is used."""
         last = max(max(self.devices(part.name)) for part in self)
         return last + 1 if self.nodes == 1 else int(self.plan.inventory.accelerator_counts.max(initial=1))
 
@@ -156,7 +147,7 @@ class Parts:
         )
 
     def pool(self, *names: str) -> tuple[int, int]:
-        """Nodes that components are on, and their GPUs on each."""
+        """Number of nodes that components are on, and of their GPUs on each."""
         return self.pool_of([number for name in names for number in self.devices(name)])
 
     def pool_of(self, devices: Sequence[int]) -> tuple[int, int]:
@@ -165,19 +156,24 @@ class Parts:
         return count, len(set(devices)) // count
 
     def engine_size(self, part: ComponentPlan) -> int:
-        return size_of_all(part, self.program, self.findings)
+        """Number of devices of each engine; engines of several sizes are a finding."""
+        sizes = np.unique(np.diff(part.table.offsets)).tolist()
+        if len(sizes) > 1:
+            what, why = f"{self.program} has engines of one size", f"its processes hold {', '.join(map(str, sizes))}"
+            self.findings.error("RST-N049", Where(path=(part.name,)), what, why, KEEP)
+        return int(sizes[-1])
 
     def engine(self, part: ComponentPlan, known: Sequence[str]) -> str | None:
-        """The engine's word as the program has it; None where the job does not say it."""
+        """The program's word for the engine; None if the job does not name one."""
         return self.backend(part, known) if backend(part, self.plan.notation) is not None else None
 
     def backend(self, part: ComponentPlan, known: Sequence[str]) -> str:
-        """The engine's word, or the first one of the program's."""
+        """The program's word for the engine; the first of `known` if the job names none, or another."""
         word = backend(part, self.plan.notation)
         return word if word is not None and word in known else known[0]
 
     def assume(self, key: str, value: Any, why: str) -> Any:
-        """Write a value that the source does not say, with a note."""
+        """Return a value that the source does not set; a note names it."""
         fix = "edit it in what is printed if another is wanted"
         self.findings.note("RST-N084", Where(path=(key,)), f"not in the source; set to {value}", why, fix)
         return value
@@ -194,14 +190,14 @@ class Parts:
         return str(self.assume(key, words["grpo"], f"{self.program} needs an estimator that does without a critic"))
 
     def _trained(self, notation: Notation) -> str | None:
-        """The program's word for the estimator that Roost trains the job with, where the job says none."""
+        """The program's word for the estimator that Roost trains the job with; None if the job names its own."""
         if ESTIMATOR in self.plan.settings:
             return None
         trained = (str(setting.value) for setting in self.plan.training if setting.name == ESTIMATOR)
         return ESTIMATORS[notation].get(TRAINED.get(next(trained, ""), ""))
 
     def penalty(self, key: str, usual: float) -> float | None:
-        """The coefficient of KL: None without one, and the usual one where there is a reference that the job uses."""
+        """The KL coefficient: the job's, else `usual` if it has a reference, else None."""
         said = self.plan.settings.get(KL_COEF)
         if said is not None:
             return float(said)
@@ -215,14 +211,14 @@ class Parts:
 
     @property
     def completion(self) -> int | None:
-        """Most tokens of a completion: as said, or what a sequence has left after the longest prompt."""
+        """Most tokens of a completion: as written, or what the longest prompt leaves of a sequence."""
         prompt, response = (self.plan.settings.get(name) for name in (PROMPT, RESPONSE))
         sequence = self.actor.model.sequence
         left = sequence - int(prompt) if prompt and sequence and prompt < sequence else None
         return int(response) if response else left
 
     def lengths(self, prompt_key: str, usual: int) -> tuple[int, int] | None:
-        """Longest prompt and completion; None where the job does not say how long sequences are."""
+        """Most tokens of a prompt and of a completion; None if the job does not limit sequences."""
         prompt, response, sequence = known_lengths(self.plan, self.actor.model.sequence)
         if response and not sequence:
             why = f"{self.program} has two lengths, and the job says that of a completion alone"
@@ -244,7 +240,7 @@ def is_kl_off(plan: Plan) -> bool:
 
 
 def known_lengths(plan: Plan, sequence: int | None) -> tuple[int | None, int | None, int | None]:
-    """Most tokens of a prompt, of a completion, and of both, which is at most their sum; None where it is not known."""
+    """Most tokens of a prompt, of a completion, and of both together; each None if it is not known."""
     prompt, response = (int(said) if (said := plan.settings.get(name)) else None for name in (PROMPT, RESPONSE))
     if not sequence:
         return prompt, response, None
@@ -255,7 +251,7 @@ def known_lengths(plan: Plan, sequence: int | None) -> tuple[int | None, int | N
 
 
 def estimator_word(plan: Plan, notation: Notation) -> str | None:
-    """The notation's word for the job's advantage estimator; None where the job says none, or one it lacks."""
+    """The notation's word for the job's advantage estimator; None if the job names none, or the notation lacks it."""
     said = shared_estimator(plan.settings)
     if not isinstance(said, str):
         return None
@@ -265,12 +261,12 @@ def estimator_word(plan: Plan, notation: Notation) -> str | None:
 
 
 def above_one(**sizes: int) -> dict[str, Any]:
-    """Sizes that are written: those above 1."""
+    """Those of the sizes that are above 1; others are not written."""
     return {key: size for key, size in sizes.items() if size > 1}
 
 
 def megatron_sizes(sizes: ParallelSizes) -> dict[str, Any]:
-    """Sizes by Megatron's names: those above 1, and that of single experts where it is not the tensor size."""
+    """Sizes by Megatron's names: those above 1, and the expert tensor size if it is set."""
     of_experts = {} if sizes.expert_tensor is None else {EXPERT_TENSOR: sizes.expert_tensor}
     return of_experts | above_one(
         tensor_model_parallel_size=sizes.tensor,
@@ -281,5 +277,5 @@ def megatron_sizes(sizes: ParallelSizes) -> dict[str, Any]:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Values that there are; None and empty ones are left out."""
+    """The values without those that are None or empty."""
     return {key: value for key, value in values.items() if value not in (None, {}, ())}

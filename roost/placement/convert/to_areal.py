@@ -25,7 +25,7 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.convert.parts import Parts, given
 from roost.placement.plan import Plan, learner_backend, whitens
 
-# Means that estimators subtract before they whiten all tokens.
+# Scopes of the mean that estimators subtract before they whiten all tokens.
 _WHITENED = {"reinforce_plus_plus": RewardScope.NONE, "reinforce_plus_plus_baseline": RewardScope.GROUP}
 _WITH_ACTOR = {"type": "colocation", "target": "actor"}
 

@@ -13,7 +13,7 @@ from roost.placement.convert.parts import Parts, known_lengths
 from roost.placement.plan import Plan, uses_model
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
-REWARD_FUNCTION = "REWARD.py"  # to be replaced: a plan does not say what rewards are computed with
+REWARD_FUNCTION = "REWARD.py"  # to be replaced: a plan does not name the reward function
 USUAL_PROMPT = 512  # tokens, as in verl and SkyRL
 _ROLES = {"actor": "actor", "reference": "ref", "critic": "critic", "reward": "reward"}
 

@@ -18,7 +18,7 @@ from roost.placement.component_plan import ComponentPlan, PlacementMode
 from roost.placement.convert.parts import KEEP, estimator_word, given, precision, says_recomputing
 from roost.placement.plan import Plan, backend, has_devices, learner_backend, uses_model, whitens
 
-# Of all layers, by Megatron's names.
+# Recompute all layers, by Megatron's names.
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "huggingface"}
 PACKED = "PackedPlacementStrategy"
@@ -26,7 +26,7 @@ MODEL_ROLES = (Role.LEARNER, Role.ENGINE, Role.SCORER)
 
 
 def to_rlinf(plan: Plan, findings: Findings, with_sizes: bool = True) -> dict[str, Any]:
-    """The config. Parallel sizes make RLinf split ranks by them; without them every process stays where it is."""
+    """The config. RLinf splits ranks by parallel sizes that are written; without them every process keeps its ranks."""
     inventory = plan.inventory
     sizes = sorted(set(inventory.accelerator_counts.tolist()))
     if len(sizes) > 1:
@@ -55,7 +55,7 @@ def to_rlinf(plan: Plan, findings: Findings, with_sizes: bool = True) -> dict[st
 
 
 def _groups_of_variables(plan: Plan) -> dict[str, dict[str, Any]]:
-    """The node group for each component with variables of its own: all nodes, with those variables."""
+    """A node group of all nodes for each component with its own variables, which the group sets."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     by_component = {}
     taken = {group.label for group in plan.inventory.groups}
@@ -112,7 +112,7 @@ def _sections(plan: Plan, with_sizes: bool) -> dict[str, Any]:
     if sequence is not None:
         sections["runner"] = {"seq_length": sequence}
     if any(part.name == "inference" and part.strategy == PACKED for part in parts):
-        sections["algorithm"] = {"recompute_logprobs": True}  # what the component is for
+        sections["algorithm"] = {"recompute_logprobs": True}  # which the component does
     algorithm = _algorithm(plan)
     if algorithm:
         sections["algorithm"] = sections.get("algorithm", {}) | algorithm
@@ -168,7 +168,7 @@ def _engine(part: ComponentPlan, plan: Plan) -> dict[str, Any]:
 
 
 def _sizes(part: ComponentPlan, is_written: bool) -> dict[str, int]:
-    """Parallel sizes; those of 1 only where the layout that cuts by sizes made the plan."""
+    """Parallel sizes; those of 1 only if `is_written` or another is above 1."""
     sizes = part.parallel
     named: Mapping[str, int]
     if part.role is Role.ENGINE:
@@ -199,7 +199,7 @@ def _placement(part: ComponentPlan, findings: Findings, own_group: Mapping[str, 
 
 
 def _devices_text(part: ComponentPlan, findings: Findings) -> str:
-    """The resource ranks of each process as segments; what no segment can say is a finding."""
+    """The resource ranks of each process as segments; a process that no segment can express is a finding."""
     table = part.table
     resources = table.inventory.resources(part.node_groups)
     entries = zip(resources.nodes.tolist(), resources.groups.tolist(), resources.starts.tolist(), strict=False)

@@ -67,7 +67,7 @@ def _estimator(plan: Plan) -> dict[str, Any]:
     said = plan.settings.get(ESTIMATOR)
     is_agentic = any(part.name == "train_env_manager" for part in plan.components)
     is_named = said in NOT_WHITENED and not is_agentic and plan.notation not in (Notation.ROLL, Notation.AREAL)
-    said = NOT_WHITENED[str(said)] if is_named else said  # all tokens are whitened, as other programs do
+    said = NOT_WHITENED[str(said)] if is_named else said  # other programs whiten all tokens, which is written below
     whitened = {"whiten_advantages": True} if is_named or whitens(plan) else {}
     if said == TEACHER:
         return {"is_pure_opd": True, **whitened}
@@ -168,7 +168,7 @@ def _devices(part: ComponentPlan, plan: Plan, findings: Findings, place: Where) 
 
 
 def _strategy(part: ComponentPlan, notation: Notation, per_worker: int) -> str | None:
-    """The strategy that the plan came from, or the one that cuts workers as the plan does."""
+    """ROLL's own strategy if the job is one of ROLL; else the one that splits workers as the plan does."""
     if notation is Notation.ROLL:
         return part.model.strategy
     word = backend(part, notation)
@@ -206,7 +206,7 @@ def _settings(part: ComponentPlan, strategy: str) -> dict[str, Any]:
 
 
 def _expression(devices: list[int]) -> str:
-    """`list(range(...))` where the devices are a run, sums of those where they are a few, else the list itself."""
+    """`list(range(...))` if the devices are a run, a sum of these for a few runs, else the list itself."""
     spelled = spell_ranks(devices, limit=10**9).split(",")
     if len(spelled) > 8 or any("-" not in run for run in spelled):
         return str(devices)  # ROLL evaluates a string, never a list

@@ -91,7 +91,7 @@ def _learner(parts: Parts) -> dict[str, Any]:
 
 
 def _sizes(part: ComponentPlan) -> dict[str, Any]:
-    """Parallel sizes of one model; SkyRL's are 1 where they are not written."""
+    """Parallel sizes of one model; SkyRL's default is 1."""
     if learner_backend(part) == "megatron":
         return given(megatron_config=megatron_sizes(part.parallel))
     return above_one(sequence_parallel_size=part.parallel.context)

@@ -91,7 +91,7 @@ def _penalty(values: dict[str, Any], parts: Parts) -> None:
 def _learner(
     part: ComponentPlan, notation: Notation, engine: str = "fsdp_config", others: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The section of a learner: FSDP is `engine` in it, and `others` are the offloads where none is written."""
+    """The section of a learner. `engine` is its key for FSDP; offloads that only `others` has are written as false."""
     sizes, model = part.parallel, part.model
     word = learner_backend(part, _BACKENDS)
     is_megatron = word == "megatron"
@@ -133,7 +133,7 @@ def _engine(part: ComponentPlan, parts: Parts) -> dict[str, Any]:
 
 
 def _own_engines(values: dict[str, Any], parts: Parts) -> None:
-    """Engines beside the trainer's nodes, which only asynchronous trainers have."""
+    """Write engines on GPUs of their own, which only asynchronous trainers have."""
     shared, devices = set(parts.devices("actor")), parts.devices("rollout")
     own = [device for device in devices if device not in shared]
     if not own:
