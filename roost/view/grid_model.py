@@ -16,13 +16,13 @@ from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable
 from roost.placement.plan import Plan
 
-# Okabe and Ito's colours (2008) stay apart under the common kinds of colour blindness; the tones after them repeat the
-# hues, which the short names tell apart.
+# The colours of Okabe and Ito (2008) are distinct with the common kinds of colour blindness. The ones after them repeat
+# hues; the short names distinguish those.
 COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#f0e442", "#8a8f98",
     "#7fb8d8", "#8a5f00", "#7fceb9", "#1f6a9a", "#7a3f62", "#f0a67a", "#7d7600", "#4b5058",
 )  # fmt: skip
-# The usual components look the same in every plan.
+# Colours of the usual components, the same in every plan.
 USUAL = {"actor": 0, "rollout": 1, "inference": 2, "env": 3, "reward": 4, "critic": 5, "agent": 6, "reference": 7}
 INK, PAPER = "#14171c", "#ffffff"
 
@@ -53,7 +53,7 @@ def marks(names: Sequence[str]) -> tuple[Mark, ...]:
 
 
 def _short_names(name: str) -> Iterator[str]:
-    """Yield ever longer candidates, without end."""
+    """Yield candidates for a short name, without end."""
     words = re.findall(r"[^\W_]+", name) or ["?"]
     letters = "".join(words)
     first = letters[0].upper()
@@ -81,7 +81,7 @@ def ink_on(colour: str) -> str:
     """
     lightness = _luminance(colour)
     dark, light = (lightness + 0.05) / (_luminance(INK) + 0.05), 1.05 / (lightness + 0.05)
-    # Dark text is favoured a little: at small sizes it is read better than the formula says.
+    # Prefer dark text a little: small text is easier to read dark than the formula says.
     return INK if dark * 1.05 >= light else PAPER
 
 
@@ -92,7 +92,7 @@ def _luminance(colour: str) -> float:
 
 
 class Progression(NamedTuple):
-    """`length` numbers from `start` on, each `step` above the one before."""
+    """An arithmetic progression of `length` numbers."""
 
     start: int
     step: int
@@ -100,7 +100,7 @@ class Progression(NamedTuple):
 
 
 def progressions(numbers: Ints, fewest_apart: int = 2) -> Iterator[Progression]:
-    """The numbers in order, cut greedily; one with another step than 1 has at least `fewest_apart` numbers.
+    """Progressions that give the numbers in order; those with another step than 1 have at least `fewest_apart` numbers.
 
     >>> [tuple(part) for part in progressions(np.array([0, 1, 2, 5, 5, 9]))]
     [(0, 1, 3), (5, 0, 2), (9, 1, 1)]
@@ -120,7 +120,7 @@ def progressions(numbers: Ints, fewest_apart: int = 2) -> Iterator[Progression]:
         position = end + 1
 
 
-SHOWN_PROCESSES = 8  # of a node, where they cannot be said in fewer words
+SHOWN_PROCESSES = 8  # of a node, if their devices follow no pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class FoldedRow:
     first: int
     last: int
     nodes: tuple[int, ...]  # in order of first use, each once
-    is_dealt: bool  # round robin over the nodes
+    is_round_robin: bool
     devices: str
     group: str
 
@@ -148,13 +148,13 @@ class FoldedRow:
     @property
     def node_ranks(self) -> str:
         spelled = spell_ranks(self.nodes, limit=6)
-        return f"{spelled} in turn" if self.is_dealt else spelled
+        return f"{spelled} in turn" if self.is_round_robin else spelled
 
 
 def fold(table: PlacementTable) -> list[FoldedRow]:
     """Fold processes into runs: consecutive nodes with the same devices and software."""
     if not len(table.device_nodes) and bool(np.any(np.diff(table.nodes) < 0)) and len(table.labels) == 1:
-        return [_dealt_row(table)]
+        return [_round_robin_row(table)]
     rows = []
     for _, same in groupby(_node_runs(table), key=lambda run: run[2]):
         runs = list(same)
@@ -166,7 +166,7 @@ def fold(table: PlacementTable) -> list[FoldedRow]:
     return rows
 
 
-def _dealt_row(table: PlacementTable) -> FoldedRow:
+def _round_robin_row(table: PlacementTable) -> FoldedRow:
     """One row for workers without devices that are spread round robin over nodes."""
     order = np.sort(np.unique(table.nodes, return_index=True)[1])
     return FoldedRow(0, len(table) - 1, tuple(table.nodes[order].tolist()), True, "-", _label(table, 0))
@@ -238,8 +238,7 @@ def _across_nodes(table: PlacementTable, process: int) -> str:
     return " and ".join(own + places.get(away, f" of the node {away:+d} away") for away, own in held)
 
 
-# Nodes that are not neighbours are one row only where they follow each other evenly and there are at least so many.
-FEWEST_APART = 4
+FEWEST_APART = 4  # nodes that are not neighbours share a row only if they are at least so many, at equal distances
 _RUNS_HERE, _HOLDS_NOTHING = -1, -2  # in place of a device index: the process runs on the node; it has no device
 
 

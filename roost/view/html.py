@@ -27,7 +27,7 @@ from roost.view.phases import DevicePhases, device_phases, machine_text
 from roost.view.text import machines_line, sent_by_dimension, shown_mesh
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
-# What could end a script element, or what older browsers take for a line's end inside one.
+# Characters that could end a script element, or that older browsers take for the end of a line inside one.
 _ESCAPES = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -121,7 +121,7 @@ def page_data(plan: Plan) -> dict[str, Any]:
 
 
 def pack(column: Sequence[int] | Ints) -> Packed:
-    """Numbers as progressions of start, step and length, one after the other; one number is itself.
+    """Numbers as a flat list of progressions (start, step, length); a single number stays itself.
 
     >>> pack([7]), pack([0, 1, 2, 3]), pack([5, 5, 5, 0, 8])
     (7, [0, 1, 4], [5, 0, 3, 0, 8, 2])
@@ -173,7 +173,7 @@ def _residents(layout: NodeLayout, numbers: Mapping[str, int]) -> list[tuple[lis
 
 
 def _run(run: Run, layout: int, numbers: Mapping[str, int]) -> list[Any]:
-    """First node, how far apart, how many, layout, and for each component its lowest rank on each node."""
+    """First node, step, number of nodes, layout, and for each component its lowest rank on each node."""
     ranks = {numbers[name]: pack(column) for name, column in run.first_ranks.items()}
     return [run.nodes[0], run.nodes.step, len(run.nodes), layout, ranks]
 
@@ -270,7 +270,7 @@ def _traffic(part: ComponentPlan, number: int) -> dict[str, Any] | None:
 
 
 def _finding(finding: Finding) -> dict[str, str]:
-    """The finding with its place as an editor takes it, `file:line:column`."""
+    """The finding with its position as editors take it, `file:line:column`."""
     where = finding.where
     return {
         "severity": finding.severity.value,

@@ -115,7 +115,7 @@ def _row(component: str, cells: tuple[PhaseCell, ...]) -> ComponentPhases:
 
 def _memory_use(part: ClassResidency, phase: Phase, total: float | None) -> MemoryUse:
     is_whole = part.used_gib(phase) is not None
-    # Weights in flight alone mean nothing if no other memory of the device is known.
+    # Without the rest of the device's memory, weights in flight alone would mislead.
     parts = [(name, size) for name, size in part.parts(phase) if size is not None and (is_whole or name != IN_FLIGHT)]
     moving = sum((size for name, size in parts if name == IN_FLIGHT), 0.0)
     return MemoryUse(sum((size for _, size in parts), 0.0), moving, is_whole, total)
@@ -167,7 +167,7 @@ def _indices_by_node(devices: Ints, inventory: Inventory) -> Iterator[tuple[int,
 
 
 def _nodes_of(devices: Ints, inventory: Inventory) -> Ints:
-    # Nodes without accelerators begin where the next one does; the last of equal beginnings is the node that has some.
+    # A node without accelerators has the same first number as the next; side="right" finds the node that has some.
     return np.searchsorted(inventory.first_accelerators, devices, side="right") - 1
 
 
@@ -262,7 +262,7 @@ def memory_rows(plan: Plan) -> tuple[MemoryRow, ...]:
 
 
 def unknown_memory(plan: Plan, rows: Sequence[MemoryRow]) -> str:
-    """Reasons for figures that are unknown in the rows; empty where all are known."""
+    """Why figures in the rows are unknown; empty if all are known."""
     missing = dict.fromkeys(name for row in rows if None in row.used for name in row.components)
     reasons: dict[str, list[str]] = {}
     for part in (plan[name] for name in missing):

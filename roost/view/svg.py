@@ -1,4 +1,4 @@
-"""Shapes and text of an SVG, with everything a user wrote escaped. Lengths are in pixels."""
+"""A plan as SVG. Lengths are in pixels; all text is escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 Element = ElementTree.Element
 # XML 1.0 cannot represent these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_CHARACTER = 0.6  # estimated width of a character as a fraction of the font size; fonts differ, so on the wide side
+_CHARACTER = 0.6  # width of a character as a fraction of the font size, estimated high because fonts differ
 
 
 def add(parent: Element, kind: str, words: str | None = None, **attributes: object) -> Element:
@@ -305,7 +305,7 @@ def _draw_memory(
 
 
 MARGIN, NARROWEST = 24, 760
-# Text on a component's colour has its own fill; all else follows the reader's light or dark.
+# Text on a component's colour has its own fill; everything else follows the reader's light or dark theme.
 STYLE = f"""
 text {{ font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }}
 text:not([fill]) {{ fill: {INK}; }}
@@ -374,7 +374,7 @@ def _draw_legend(parent: Element, marks: Sequence[Mark], sizes: Sequence[int], t
 
 
 def _set_size(root: Element, paper: Element, wide: float, high: float) -> None:
-    """Set the size, which is known only when everything is drawn."""
+    """Set the size of the picture, which is known once everything is drawn."""
     for element in (root, paper):
         element.set("width", f"{wide:g}")
         element.set("height", f"{high:g}")

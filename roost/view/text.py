@@ -25,7 +25,7 @@ from roost.placement.memory.traffic import Traffic, micro_batch_tokens, micro_ba
 from roost.placement.plan import Plan
 from roost.view.grid_model import FoldedRow, fold
 
-MAX_ROWS = 40  # rows of one component; a layout that cannot be folded is cut there
+MAX_ROWS = 40  # most rows of one component
 ASSUMED = {"expert": "expert (even routing)"}  # dimensions whose bytes depend on the data
 
 
@@ -84,7 +84,7 @@ def _traffic(part: ComponentPlan) -> str:
 
 
 def sent_by_dimension(traffic: Traffic) -> list[tuple[str, float]]:
-    """Bytes of each dimension that sends any, by its name and what its prediction assumes.
+    """Bytes of each dimension that sends any; its name includes what the prediction assumes.
 
     >>> sent_by_dimension(Traffic(replicate=0.0, fsdp=2e9, context=0.0, tensor=0.0, expert=1e9))
     [('fsdp', 2000000000.0), ('expert (even routing)', 1000000000.0)]
@@ -170,7 +170,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "bl
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> None:
-    """Print findings with position, reason and fix; notes come last, those that share a hint together, above it."""
+    """Print findings with position, reason and fix. Notes come last; those with the same hint share one line of it."""
     found = list(findings)
     hints = list(dict.fromkeys(each.fix for each in found if each.severity is Severity.NOTE))
     ordered = sorted(found, key=lambda each: 1 + hints.index(each.fix) if each.severity is Severity.NOTE else 0)
@@ -201,7 +201,7 @@ def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file
 
 
 def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> None:
-    """Print unused keys of a config: key, reason, replacement. As a table, if that leaves the keys whole."""
+    """Print unused keys of a config with reason and replacement: as a table, or as lists if keys are too long."""
     rows = [_key_row(use, file) for use in keys]
     if max((len(row[0]) for row in rows), default=0) * 2 > console.width:
         for key, *texts in rows:
@@ -231,7 +231,7 @@ def _short(key: Where, file: str | None) -> str:
 
 def explain_setting(setting: ResolvedSetting, notation: Notation) -> list[str]:
     """Sentences about one setting: its value, what decides it, its meaning, and the keys that can set it."""
-    # Only now: plans without training settings do not wait for them.
+    # Imported here, because plans without training settings do not need them.
     from roost.config.notations.dialects import DERIVED_FROM
     from roost.config.train import SETTINGS
 

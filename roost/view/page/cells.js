@@ -1,6 +1,6 @@
 // The cells of a row: who holds each accelerator, each declared device, and the node's CPUs.
 
-// What a column of a row stands for: its holders, and the device they hold.
+// The device and the holders of a column of a row.
 function contentOf(row, column) {
   const { layout } = row.run;
   if (column <= layout.cells.length) {
@@ -61,7 +61,7 @@ function drawRow(plan, view, row, index, top) {
   return element;
 }
 
-// Ranks are told on single nodes; in a row that stands for many, they differ from node to node.
+// Ranks are shown on rows of one node; on a row of several, they differ from node to node.
 function stripe(plan, row, holder, isLong, joined = "") {
   const component = plan.components[holder.component];
   const many = holder.offsets.length;
@@ -101,7 +101,7 @@ function drawCell(plan, view, row, holders, number) {
   );
 }
 
-// Whether the same process holds the neighbours as well, and in the same place of a cell as high as this.
+// Classes for a holder that also holds the neighbouring devices, in the same stripe of a cell of the same height.
 function joinedWith(layout, view, holder, number) {
   const shownAt = (index) => (layout.cells[index] ?? []).filter((other) => !view.hidden.has(other.component));
   const own = shownAt(number);

@@ -1,4 +1,4 @@
-// The processes of what was picked, with all they are started with.
+// The panel with the processes of the selected cell and their start settings.
 
 function makeDetails(plan) {
   const panel = byId("details");
@@ -38,12 +38,12 @@ function makeDetails(plan) {
       make("h2", {}, `node ${node}, ${place.title}`),
       make("p", { class: "dim" }, `${about}${host}`),
       ...(place.length > 1 ? [stepper(place, (position) => draw(plan, panel, { ...place, position }, close))] : []),
-      ...(cards.length ? cards : [make("p", {}, "Nobody holds it: it is free.")]),
+      ...(cards.length ? cards : [make("p", {}, "No process holds it.")]),
     );
   }
 }
 
-// A folded row stands for many nodes; any of them can be looked at.
+// A field that selects one node of a folded row.
 function stepper(place, onChange) {
   const { run } = place;
   const input = make("input", {
@@ -60,7 +60,7 @@ function stepper(place, onChange) {
   return make("label", { class: "stepper" }, `one of ${counted(run.length, "node")} alike: `, input);
 }
 
-// Processes that are started alike are one card; a hundred agents on a node need no hundred.
+// Processes with equal start settings and devices share a card.
 function cardsOf(plan, place, holder, node) {
   const processes = ranksOf(place.run, place.position, holder).map((rank) =>
     processOf(plan, holder.component, rank, node),

@@ -1,4 +1,4 @@
-// Elements from values. Text goes in as text, never as markup: names and variables come from users.
+// Creates elements. Text is inserted as text, never as markup: names and variables come from users.
 
 function make(kind, attributes = {}, ...children) {
   const element = document.createElement(kind);
@@ -20,7 +20,7 @@ function swatch(component) {
   return make("span", { class: "swatch", "--colour": component.colour, "--on": component.ink }, component.short);
 }
 
-// Ascending numbers as people write them: 0-3,8.
+// Ascending numbers with runs folded: 0-3,8.
 function spell(numbers, most = 8) {
   const runs = [];
   for (const number of numbers) {

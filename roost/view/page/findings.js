@@ -1,4 +1,4 @@
-// What was doubtful about the plan, with its place in the config and its fix.
+// Warnings about the plan, with their positions in the config and their fixes.
 
 function drawFindings(plan) {
   if (!plan.findings.length) return byId("findings").remove();

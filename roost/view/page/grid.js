@@ -1,7 +1,7 @@
-// The grid: only the rows in sight are in the document, so that thousands of nodes cost what a screenful costs.
+// The grid. Only the visible rows are in the document, so that thousands of nodes cost no more than a screenful.
 
-const TALLEST = 1500; // pixels up to which the grid is as long as its rows; beyond, it scrolls within itself
-const MARGIN = 400; // pixels drawn above and below what is in sight
+const TALLEST = 1500; // pixels; a taller grid scrolls by itself
+const MARGIN = 400; // pixels drawn above and below the visible rows
 
 class GridView {
   constructor(plan, view, onPick, onFold) {
@@ -42,7 +42,7 @@ class GridView {
     this.mark();
   }
 
-  // The active row is always there: a focus that left the document would be lost.
+  // Includes the active row: focus on an element that leaves the document is lost.
   rowsInSight(isPrinted) {
     const wanted = new Set(this.rows.length ? [this.active.row] : []);
     const isTall = this.grid.classList.contains("tall") && !isPrinted;
@@ -53,7 +53,7 @@ class GridView {
     return wanted;
   }
 
-  // In the order of the rows, so that a screen reader meets them in order.
+  // Rows are in order in the document, for screen readers.
   insert(index) {
     const element = drawRow(this.plan, this.view, this.rows[index], index, this.tops[index]);
     const isLast = !this.body.lastChild || Number(this.body.lastChild.dataset.row) < index;
@@ -112,7 +112,7 @@ class GridView {
   }
 
   listen() {
-    // What happened in which cell, whatever of it was hit.
+    // Calls `react` for events anywhere in a cell.
     const onCell = (kind, react) =>
       this.body.addEventListener(kind, (event) => {
         const cell = event.target.closest("[data-column]");
@@ -147,7 +147,7 @@ class GridView {
   }
 }
 
-// The first row whose lower end is below a height, by halving.
+// The first row whose lower end is below a height, by binary search.
 function firstBelow(tops, from) {
   let [low, high] = [0, tops.length - 1];
   while (low < high) {

@@ -1,6 +1,6 @@
 // The plan from its folded form: runs of equal nodes, each with a layout and the lowest rank of each component by node.
 
-// Numbers from progressions of start, step and length; one number stands for itself.
+// Numbers from a flat list of progressions (start, step, length); a single number is itself.
 function unpack(packed) {
   if (typeof packed === "number") return [packed];
   const numbers = [];
@@ -35,7 +35,7 @@ function readPlan(data) {
   return { ...data, layouts, runs, groups, places: placesOf(runs, data.num_nodes) };
 }
 
-// For each node its run; the position in the run follows from it.
+// The number of each node's run.
 function placesOf(runs, length) {
   const places = new Int32Array(length);
   runs.forEach((run, number) => {
@@ -62,7 +62,7 @@ function ranksOf(run, position, holder) {
   return holder.offsets.map((offset) => lowest + offset);
 }
 
-// Where a process runs: mostly the node that is looked at, else the one whose residents it is among.
+// The node that a process runs on: usually `node`, else the one that has it among its residents.
 function homeOf(plan, component, rank, node) {
   const isHome = (run, position) => {
     const residents = run.layout.residents.get(component);
@@ -76,7 +76,7 @@ function homeOf(plan, component, rank, node) {
   return node;
 }
 
-// The devices of a process as [node, kind, indices]; only a process that spans nodes is looked for on all of them.
+// The devices of a process as [node, kind, indices]; searches all nodes only if processes of the component span nodes.
 function devicesOf(plan, component, rank, home) {
   const found = [];
   const look = (run, position) => {
@@ -99,7 +99,7 @@ function devicesOf(plan, component, rank, home) {
   return found.sort((one, other) => one[0] - other[0]);
 }
 
-// All that is known of one process, looked at from a node where it runs or holds something.
+// The details of one process; `node` is any node where it runs or holds a device.
 function processOf(plan, component, rank, node) {
   const home = homeOf(plan, component, rank, node);
   const run = runOf(plan, home);

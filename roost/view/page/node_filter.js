@@ -1,4 +1,4 @@
-// Which nodes a person means by `3`, `8-15`, `0-3,a800` or a part of a host name.
+// The node filter: ranks and ranges (`3`, `8-15`), node groups (`0-3,a800`), or parts of host names.
 
 function findNodes(plan, text) {
   const words = text.split(/[\s,]+/).filter(Boolean);
@@ -13,7 +13,7 @@ function findNodes(plan, text) {
 }
 
 function nodesOf(plan, word) {
-  // A label comes first: groups are called 4090 as well.
+  // Labels come first: a group may be called 4090.
   if (plan.groups.has(word)) return { nodes: plan.groups.get(word) };
   const range = /^(\d+)(?:-(\d+))?$/.exec(word);
   if (range) {

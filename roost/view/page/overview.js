@@ -1,4 +1,4 @@
-// A large cluster at a glance: every accelerator a few pixels, in the colours of its holders.
+// An overview of a large cluster: a few pixels for each accelerator, in the colours of its holders.
 
 const FEWEST_NODES = 33;
 const MOST_NODES = 20000; // beyond, a node would be less than a pixel
@@ -46,7 +46,7 @@ function makeOverview(plan, view, onNode) {
   return { update };
 }
 
-// The largest scale at which the picture stays low enough to leave room for the rows.
+// The largest scale at which the picture is low enough to leave room for the rows.
 function shapeOf(plan, width) {
   const devices = Math.max(1, largest(plan.layouts.map((layout) => layout.cells.length)));
   for (const scale of [5, 4, 3, 2, 1]) {

@@ -1,4 +1,4 @@
-// The page: its header, its parts, and what the filters change.
+// Draws the page and connects its filters.
 
 function drawHeader(plan) {
   const facts = [

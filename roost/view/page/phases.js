@@ -1,4 +1,4 @@
-// Who runs, stays, sleeps or stops in which phase, on each class of devices, and what that holds in memory.
+// States of components by phase on each class of devices, and their memory.
 
 function drawPhases(plan) {
   const section = byId("phases");

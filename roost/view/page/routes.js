@@ -1,4 +1,4 @@
-// How the learner's weights reach each engine, and what the ranks of learners send to each other.
+// Weight routes to each engine, and traffic between the ranks of learners.
 
 function drawRoutes(plan) {
   if (!plan.routes.length) return byId("routes").remove();

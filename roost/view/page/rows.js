@@ -1,4 +1,4 @@
-// Which rows the grid shows, and how tall each is: decided here, drawn in grid.js.
+// The rows of the grid and their heights; grid.js draws them.
 
 const COLUMNS = 8; // accelerators side by side; a node with more has several lines
 const MOST_STRIPES = 4; // holders drawn in one cell; the rest are counted
@@ -6,7 +6,7 @@ const UNFOLDED_NODES = 32; // a cluster of up to so many nodes is shown node by 
 const PILL = 24;
 const GAP = 4;
 
-// Rows in order: runs and single nodes. `length` is how many nodes a row stands for: 1, or the run's.
+// Rows in order, of single nodes or of runs; `length` is the number of nodes of a row.
 function rowsOf(plan, view) {
   const rows = [];
   const isShown = (run) => view.hidden.size === 0 || [...run.lowest.keys()].some((number) => !view.hidden.has(number));

@@ -1,4 +1,4 @@
-// A short note beside what is pointed at or focused.
+// The tooltip of the cell under the pointer or with the focus.
 
 function showTip(anchor, content) {
   const tip = byId("tip");
