@@ -1,4 +1,4 @@
-"""Render the job file of a scheduler from an allocation."""
+"""Render the job file of a scheduler from the node requests of a plan."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KUBERNETES_RESOURCES = {
     AcceleratorType.NPU: "huawei.com/Ascend910",
     AcceleratorType.INTEL_GPU: "gpu.intel.com/i915",
 }
-# Names of cards in clouds, the longer first: A100 is part of no other, L4 of L40S.
+# Names of cards in clouds. A name that is part of another, such as L4 of L40S, comes after it.
 GPU_NAMES = (
     *("GB300", "GB200", "B300", "B200", "GH200", "H200", "H100", "H800", "H20", "A800", "A100", "MI355X", "MI325X"),
     *("MI300X", "L40S", "L40", "A40", "A10G", "A10", "A6000", "V100", "T4", "RTX5090", "RTX4090", "RTX3090", "L4"),
 )
-LARGE_A100_GB = 70  # SkyPilot has names of its own for the card of 80 GB
+LARGE_A100_GB = 70  # SkyPilot has another name for the A100 of 80 GB
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{2}))?(?::(\d{2}))?")
 MOUNT = re.compile(r"(.+):(/(?!/).*)")
 LONGEST_NAME = 40  # KubeRay appends to it, and Kubernetes allows 63
@@ -64,16 +64,16 @@ SUFFIXES = {  # of job files
     Scheduler.DSTACK: ".dstack.yml",
     Scheduler.SSH: ".ssh.sh",
 }
-WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes of a job must be given Ray's token
+WITHOUT_SHARED_HOME = (Scheduler.SKYPILOT, Scheduler.DSTACK)  # nodes get Ray's token as a secret
 TOKEN = "RAY_AUTH_TOKEN"
 SKY_CARD, DSTACK_CARD = "resources.accelerators=", "resources.gpu.name="  # options that name the card of all nodes
 SKY_VOLUME = "volumes."  # option that mounts a volume of SkyPilot: volumes./shared=NAME
 AS_YAML = (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK)
-ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}
+ONE_KIND = {Scheduler.SKYPILOT: "SkyPilot", Scheduler.DSTACK: "dstack"}  # give all nodes the same resources
 
 
 class CannotRender(ValueError):
-    """A scheduler cannot give what the plan needs, or an option is wrong."""
+    """The scheduler cannot provide what the plan needs, or an option is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class JobOptions:
     workdir: str
     runs: str = "runs"
     scratch: str | None = None  # of the live run, if `runs` is a URL
-    train_words: tuple[str, ...] = ()  # further words of `roost train`
+    train_words: tuple[str, ...] = ()  # more arguments of `roost train`
     command: str | None = None  # instead of `roost train`
     time: str | None = None  # as Slurm writes it: 1-12:00:00
     image: str | None = None
@@ -127,7 +127,7 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
 
 
 def template_of(scheduler: Scheduler) -> str:
-    """Roost's own template, a start for one's own."""
+    """Roost's template of a scheduler."""
     return (files("roost.schedulers") / "templates" / f"{scheduler}.j2").read_text(encoding="utf-8")
 
 
@@ -138,7 +138,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
     words += ["--scratch", options.scratch] if options.scratch is not None else []
     words.append("--auto-resume")  # the scheduler may start the job again
-    # bash replaces itself by a simple command, which so gets the signals.
+    # bash replaces itself by a simple command, so that the command gets the signals.
     train = shlex.join(words if options.command is None else ["bash", "-c", options.command])
     secrets = [name for name, value in options.env.items() if value is None]
     first = allocation.requests[0]
@@ -174,7 +174,7 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
 
 
 def job_name(name: str) -> str:
-    """A name that every scheduler takes: lower-case letters, digits and dashes.
+    """A name that every scheduler accepts: lower-case letters, digits and dashes.
 
     >>> job_name("Math_8B (v2)")
     'math-8b-v2'
@@ -218,7 +218,7 @@ SBATCH = frozenset(SBATCH_LONG.split())
 
 
 def check_slurm_options(written: Sequence[str], labels: Sequence[str]) -> None:
-    """Raise CannotRender for an option that is no `[GROUP:]KEY[=VALUE]`, or of a node group that is not there."""
+    """Raise CannotRender for an option that is not `[GROUP:]KEY[=VALUE]`, or that names an unknown node group."""
     for option in written:
         found = SLURM_OPTION.fullmatch(option)
         if found is None:
@@ -226,12 +226,12 @@ def check_slurm_options(written: Sequence[str], labels: Sequence[str]) -> None:
                 f"--option {option!r} is not KEY=VALUE or KEY, such as partition=gpu, or GROUP:partition=gpu"
             )
         if found[1] is not None and found[1] not in labels:
-            there = did_you_mean(found[1], labels) or f"there are {', '.join(labels)}"
-            raise CannotRender(f"--option {option!r}: the plan has no node group {found[1]}; {there}")
+            hint = did_you_mean(found[1], labels) or f"there are {', '.join(labels)}"
+            raise CannotRender(f"--option {option!r}: the plan has no node group {found[1]}; {hint}")
 
 
 def unknown_slurm_options(written: Sequence[str]) -> list[str]:
-    """Notes on options that sbatch itself does not have.
+    """Notes on options that sbatch does not have.
 
     >>> unknown_slurm_options(["partition=gpu", "lab:cust=a"])
     ['--option lab:cust=a: sbatch has no such option, unless a plugin of the site adds it']
@@ -247,7 +247,7 @@ def unknown_slurm_options(written: Sequence[str]) -> list[str]:
 
 
 def slurm_options(written: Sequence[str], label: str) -> list[str]:
-    """Options of one component: those for all, then those of its node group, which replace them.
+    """Options of one node group: those for all groups, then its own, which replace them.
 
     >>> slurm_options(["partition=gpu", "franka:partition=lab", "exclusive"], "franka")
     ['exclusive', 'partition=lab']
@@ -264,7 +264,7 @@ def slurm_options(written: Sequence[str], label: str) -> list[str]:
 
 
 def gpu_name(request: NodeRequest, is_given: bool = False) -> str:
-    """The name that clouds have for a card; with `is_given` an option replaces it, and it may be unknown.
+    """The name of a card in clouds. It may be unknown with `is_given`, as an option then replaces it.
 
     >>> gpu_name(NodeRequest("a", range(1), 8, "NV_GPU", "NVIDIA A100-SXM4-80GB", 79.6, 1, 1))
     'A100-80GB'
@@ -283,7 +283,7 @@ def gpu_name(request: NodeRequest, is_given: bool = False) -> str:
 
 
 def _with_count(option: str, count: int) -> str:
-    """The option that names SkyPilot's card with the number that the plan needs; others as they are.
+    """An option that names SkyPilot's card, with the number that the plan needs; other options unchanged.
 
     >>> _with_count("resources.accelerators=H100", 8), _with_count("resources.infra=aws", 8)
     ('resources.accelerators=H100:8', 'resources.infra=aws')
@@ -299,7 +299,7 @@ def _with_count(option: str, count: int) -> str:
 
 
 def resource_name(request: NodeRequest) -> str:
-    """The extended resource of Kubernetes for these accelerators."""
+    """The Kubernetes resource of the accelerators."""
     known = {str(kind): name for kind, name in KUBERNETES_RESOURCES.items()}
     if request.accelerator_type not in known:
         raise CannotRender(f"no Kubernetes resource is known for {request.accelerator_type}; give a --template")
@@ -307,7 +307,7 @@ def resource_name(request: NodeRequest) -> str:
 
 
 def apptainer_gpus(requests: Sequence[NodeRequest]) -> str:
-    """Option of Apptainer, and a space, that lets a container use the GPUs of its node; empty if there are none."""
+    """Options of Apptainer that let a container use the GPUs of its node, each with a space after it."""
     flags = {str(AcceleratorType.NV_GPU): "--nv ", str(AcceleratorType.AMD_GPU): "--rocm "}
     used = {request.accelerator_type for request in requests if request.requested_accelerators}
     return "".join(flag for kind, flag in flags.items() if kind in used)
@@ -326,12 +326,12 @@ def split_mount(mount: str) -> tuple[str, str]:
 
 
 def in_double_quotes(text: str) -> str:
-    """Text for between double quotes of a shell, where it stays what it is."""
+    """Escape text for use inside double quotes of a shell."""
     return re.sub(r'(["$`\\])', r"\\\1", text)
 
 
 def sbatch_quote(text: str) -> str:
-    """A value of an #SBATCH line, in double quotes if it needs them; sbatch expands nothing there.
+    """A value of an #SBATCH line, in double quotes if needed. sbatch expands no variables there.
 
     >>> sbatch_quote("/shared/my team/%j.out")
     '"/shared/my team/%j.out"'
@@ -376,7 +376,7 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
 
 
 def notes_of(scheduler: Scheduler, options: JobOptions, nodes: int = 1) -> list[str]:
-    """Notes on a job file: checkpoints that are lost with the machines, Roost that is not there, limits not set."""
+    """Notes on a job file: checkpoints lost with the machines, Roost not installed, time limits not used."""
     notes = unknown_slurm_options(options.options) if scheduler is Scheduler.SLURM else []
     if scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK) and not options.image and not options.setup:
         notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
@@ -385,7 +385,7 @@ def notes_of(scheduler: Scheduler, options: JobOptions, nodes: int = 1) -> list[
     is_remote = "://" in options.runs
     local = options.scratch or "runs" if is_remote else options.runs
     if scheduler not in AS_YAML or (is_remote and nodes == 1):
-        return notes  # machines that stay, or runs on object storage
+        return notes  # machines stay, or runs are on object storage
     if scheduler is Scheduler.KUBERAY and not local.startswith("/"):
         return notes  # below the working folder, which is mounted
     kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]

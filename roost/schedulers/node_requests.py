@@ -1,4 +1,4 @@
-"""Requests of a plan: nodes, accelerators, CPUs and memory to request, by node group."""
+"""The nodes, accelerators, CPUs and memory to request for a plan, by node group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roost.runtime.checks import Demand, demands_of
 PER_ACCELERATOR_CPUS = 4.0  # time-shared by learner, engine and their data loading
 PER_PROCESS_CPUS = 1.0  # of a process without an accelerator
 NODE_CPUS = 2.0  # Ray's raylet and agents, and the node daemon
-DRIVER_CPUS = 4.0  # on node 0: episodes, rewards of the driver, Ray's control service
+DRIVER_CPUS = 4.0  # on node 0: the driver's episodes and rewards, Ray's control service
 # GB of host memory
 MODEL_PROCESS_GB = 8.0  # torch, CUDA and pinned buffers of a process on an accelerator
 PER_PROCESS_GB = 1.0  # of a process without an accelerator
@@ -33,7 +33,7 @@ DEFAULT_LABEL = "nodes"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSizes:
-    """CPUs and GB of host memory that the user gives for one process of a component."""
+    """CPUs and GB of host memory of one process of a component, as the user sets them."""
 
     cpus: Mapping[str, float] = field(default_factory=dict)
     memory_gb: Mapping[str, float] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class NodeRequest:
 
     @property
     def ranks(self) -> str:
-        """Ranks as a config spells them."""
+        """The node ranks as text."""
         return spell_ranks(self.node_ranks)
 
     @property
     def requested_accelerators(self) -> int:
-        """Devices that a scheduler allocates; simulated ones are none."""
+        """Number of devices that a scheduler allocates; simulated ones do not count."""
         return 0 if self.accelerator_type == AcceleratorType.SIMULATED else self.accelerators
 
     @property
@@ -75,7 +75,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequests:
-    """Requests in rank order; together they are the nodes of the job."""
+    """Requests for all nodes of a job, in rank order."""
 
     requests: tuple[NodeRequest, ...]
     notes: tuple[str, ...] = ()
@@ -88,8 +88,8 @@ class NodeRequests:
 def requests_of(plan: Plan, sizes: ProcessSizes = ProcessSizes(), num_nodes: int | None = None) -> NodeRequests:
     """Request the plan's nodes up to the last one in use, or `num_nodes`, by node group and kind of machine.
 
-    All accelerators of a node are requested: device numbers of the plan count them. CPUs and memory are what the
-    processes of the busiest node of a group need.
+    All accelerators of a node are requested, because the plan's device numbers count all of them. CPUs and memory are
+    those that the busiest node of a group needs.
 
     >>> import roost
     >>> cluster = {"num_nodes": 2, "num_gpus_per_node": 8, "component_placement": {"actor,rollout": "all"}}
@@ -117,13 +117,13 @@ def requests_of(plan: Plan, sizes: ProcessSizes = ProcessSizes(), num_nodes: int
 def _by_node(
     inventory: Inventory,
     demands: Mapping[int, Demand],
-    of_demand: Callable[[Demand], float],
-    everywhere: float,
+    of_processes: Callable[[Demand], float],
+    of_node: float,
     of_driver: float,
 ) -> list[float]:
-    needed = [
-        everywhere + (of_demand(demands[rank]) if rank in demands else 0.0) for rank in range(inventory.num_nodes)
-    ]
+    """An amount for each node: of its processes, of the node itself, and on node 0 of the driver."""
+    ranks = range(inventory.num_nodes)
+    needed = [of_node + (of_processes(demands[rank]) if rank in demands else 0.0) for rank in ranks]
     needed[0] += of_driver
     return needed
 
@@ -132,7 +132,7 @@ def _cpus(demand: Demand, sizes: ProcessSizes) -> float:
     given = math.fsum(share.processes * sizes.cpus.get(share.component, 0.0) for share in demand.shares)
     others = [share for share in demand.shares if share.component not in sizes.cpus]
     without = sum(share.processes for share in others if not share.accelerators)
-    # By accelerator, not by process: components that share one time-share it.
+    # By accelerator, not by process: components on one accelerator time-share it.
     accelerators = demand.accelerators if any(share.accelerators for share in others) else 0
     return given + without * PER_PROCESS_CPUS + accelerators * PER_ACCELERATOR_CPUS
 
@@ -147,9 +147,9 @@ def _memory(demand: Demand, sizes: ProcessSizes) -> float:
 
 
 def _host_memory(plan: Plan) -> Sequence[float]:
-    """GB that learners, scorers and engines have in host memory on each node, when they have most.
+    """Peak GB of learners, scorers and engines in the host memory of each node.
 
-    An offload of unknown size counts as much as the device has.
+    Offloaded state of unknown size counts as the memory of its device.
     """
     uses = host_uses(plan.components, plan.residency, plan.inventory, assumes_device=True)
     most: list[float] = np.max([use.total for use in uses], axis=0).tolist()
@@ -166,7 +166,7 @@ def _labels(inventory: Inventory) -> list[str]:
 
 
 def _machine(node: Node) -> tuple[object, ...]:
-    """Properties that a scheduler tells machines apart by."""
+    """Properties by which a scheduler distinguishes machines."""
     return (node.accelerators, node.accelerator_type, node.accelerator_model, node.memory_gb, tuple(node.hardware))
 
 
@@ -174,7 +174,7 @@ def _request(label: str, ranks: range, inventory: Inventory, cpus: list[float], 
     nodes = [inventory.nodes[rank] for rank in ranks]
     first = nodes[0]
     wanted = math.ceil(max(memory[rank] for rank in ranks) / (1 - SHARED_MEMORY))
-    there = min((node.host_memory_gb for node in nodes if node.host_memory_gb), default=None)
+    limit = min((node.host_memory_gb for node in nodes if node.host_memory_gb), default=None)
     return NodeRequest(
         label,
         ranks,
@@ -183,7 +183,7 @@ def _request(label: str, ranks: range, inventory: Inventory, cpus: list[float], 
         first.accelerator_model,
         first.memory_gb,
         math.ceil(max(cpus[rank] for rank in ranks)),
-        wanted if there is None else min(wanted, math.floor(there)),
+        wanted if limit is None else min(wanted, math.floor(limit)),
         tuple(first.hardware),
         tuple(node.host for node in nodes) if all(node.host for node in nodes) else (),
     )
