@@ -39,7 +39,7 @@ class DeviceUse(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of time in which the same components were busy on a device."""
+    """An interval in which the same components were busy on a device."""
 
     start_ns: int
     end_ns: int
@@ -59,7 +59,7 @@ def device_uses(workers: Sequence[WorkerSpans], window: Interval | None = None) 
 
 
 def use_of(device: Device, parts: Mapping[str, list[Interval]], window: Interval) -> DeviceUse:
-    """The use of one device on which each component was busy in the intervals given, all inside the window."""
+    """The use of one device, from the intervals in the window in which each component was busy on it."""
     wall = window[1] - window[0]
     busy = total(union(chain.from_iterable(parts.values())))
     return DeviceUse(*device, busy, wall - busy, wall, {name: total(intervals) for name, intervals in parts.items()})
@@ -93,7 +93,7 @@ def busy_times(workers: Sequence[WorkerSpans], window: Interval) -> BusyTimes:
 
 
 def busy_intervals(spans: Iterable[Span]) -> list[Interval]:
-    """Times in which a worker works: in its calls, and in work outside of them, except while it waits.
+    """Times in which a worker is busy: in calls and in other work, except while it waits.
 
     A wait counts only for its own lane: a worker that serves two calls, of which one waits, is busy with the other.
 
@@ -109,7 +109,7 @@ def busy_intervals(spans: Iterable[Span]) -> list[Interval]:
 
 
 def segments(parts: Mapping[str, list[Interval]]) -> list[Segment]:
-    """The busy time of a device cut into stretches that never overlap, each with the components busy in it.
+    """The busy time of a device in intervals that do not overlap, each with the components busy in it.
 
     >>> for segment in segments({"actor": [(0, 30)], "rollout": [(20, 40)]}):
     ...     print(*segment)
@@ -131,7 +131,7 @@ def segments(parts: Mapping[str, list[Interval]]) -> list[Segment]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times in the fewest intervals, ascending; empty ones are dropped.
+    """The union of intervals, as few as possible and ascending; empty ones are dropped.
 
     >>> union([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)])
     [(0, 4), (5, 9)]
@@ -148,7 +148,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(intervals: Iterable[Interval], without: Iterable[Interval]) -> list[Interval]:
-    """The times in the one and not in the other.
+    """The times in `intervals` and not in `without`.
 
     >>> subtract([(0, 10), (20, 30)], [(5, 22), (25, 26)])
     [(0, 5), (22, 25), (26, 30)]
@@ -205,9 +205,9 @@ def write_trace(
 ) -> TraceSummary:
     """Write the trace of a job: for each node its devices, then its workers in the order given.
 
-    `nodes` has the host name of each node rank. The window is the time to show, in nanoseconds since the epoch: all
-    spans if None; spans that reach out of it are cut. The clocks of the nodes must agree already. The
-    file appears at once and whole, and events are written one by one, so it may be larger than memory.
+    `nodes` has the host name of each node rank. The window is the time to show, in nanoseconds since the epoch (None:
+    that of all spans); spans are cut at its ends. The clocks of the nodes must agree already. The file is replaced at
+    once when it is complete. Events are written one by one, so the file may be larger than memory.
 
     >>> import tempfile
     >>> worker = WorkerSpans("actor", 3, 0, ((0, 1),), (Span("train", "call", 5000, 9000),))
@@ -257,8 +257,8 @@ def trace_events(
     for worker in workers:
         workers_of.setdefault(worker.node, []).append(worker)
     ranks = sorted({*nodes, *devices_of, *workers_of})
-    # Readers take number 0 for the system's idle task and a lane with its process's number for the main thread; some
-    # take equal lane numbers in two processes for one lane. So none is 0, and all differ.
+    # Viewers take number 0 for the system's idle task, a lane with the number of its process for the main thread, and
+    # some take equal lane numbers in two processes for one lane. So no number is 0, and all differ.
     numbers = count(max(ranks, default=0) + 2)
     for rank in ranks:
         pid = rank + 1
@@ -288,10 +288,10 @@ def lane_name(worker: WorkerSpans, lane: int) -> str:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Nanoseconds in the unit of a trace, such that a reader that multiplies and cuts gets them back exactly.
+    """Nanoseconds as the microseconds of a trace, from which a viewer that truncates gets the same nanoseconds.
 
-    1.001 * 1000 is a little less than 1001. A reader that cuts it to 1000 sees a span end before what is inside it, and
-    drops one of the two; the next larger float has no such loss.
+    1.001 * 1000 is a little less than 1001. A viewer that truncates it to 1000 sees a span end before the spans inside
+    it, and drops one; the next larger float avoids that.
 
     >>> microseconds(1500), microseconds(1001), int(microseconds(1001) * 1000)
     (1.5, 1.0010000000000001, 1001)
@@ -303,7 +303,7 @@ def microseconds(nanoseconds: int) -> float:
 def _lanes(spans: Sequence[Span], window: Interval) -> Iterator[tuple[int, list[Span]]]:
     """Spans that overlap the window by lane, in event order."""
     lanes: dict[int, list[Span]] = {}
-    # A span is recorded after those inside it; turned round, the stable sort keeps it before one with the same times.
+    # A span is recorded after those inside it; in reverse, the stable sort keeps it before one with the same times.
     for span in reversed(spans):
         if span.start_ns <= window[1] and span.end_ns >= window[0]:
             lanes.setdefault(span.thread, []).append(span)
@@ -334,7 +334,7 @@ def _complete(name: str, category: str, pid: int, tid: int, interval: Interval, 
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Iterator[Event]:
-    """The name of a process or a lane, and its place: they are shown in the order of their numbers."""
+    """Events that name a process or a lane, and sort it by its number."""
     place = {"ph": "M", "pid": pid, "tid": tid}
     yield {**place, "name": f"{what}_name", "args": {"name": name}}
     yield {**place, "name": f"{what}_sort_index", "args": {"sort_index": tid}}
@@ -344,5 +344,5 @@ def _encoded(event: Event) -> str:
     try:
         return _JSON.encode(event)
     except (TypeError, ValueError):
-        # What people attach to a span may be no JSON: not a number, keys that are no text, a value that holds itself.
+        # Users may attach values to a span that are not JSON: NaN, keys that are not text, or cycles.
         return _JSON.encode({**event, "args": {str(key): repr(value) for key, value in event["args"].items()}})

@@ -15,14 +15,15 @@ Category = Literal["call", "work", "wait"]
 CATEGORIES = ("call", "work", "wait")
 MOST_SPANS = 100_000
 
-# A span as the recorder keeps it, with the times of its own clock: a Span is made when it is drained, off the hot path.
+# A closed span with times of the recorder's clock. `drain` makes Spans of them, off the hot path.
 _Closed: TypeAlias = tuple[str, Category, int, int, int, Mapping[str, Any] | None]
 
 
 class Span(NamedTuple):
     """An interval of a process: a call it served, a piece of work, or a wait for a peer, channel or lock.
 
-    Times are nanoseconds since the epoch. Spans of one lane (`thread`) follow each other or nest; lane 0 is the main.
+    Times are nanoseconds since the epoch. Spans of one lane (`thread`) follow each other or nest; lane 0 is the main
+    one.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Span(NamedTuple):
 
 
 class WorkerSpans(NamedTuple):
-    """The spans of one process of a component, with where it runs; a device is (node rank, number on the node)."""
+    """The spans of one process of a component, and where it runs. A device is (node rank, number on the node)."""
 
     component: str
     rank: int
@@ -70,10 +71,10 @@ class Clock:
 class SpanRecorder:
     """Records the spans of a process, from any of its threads and tasks, and adds up times by tag.
 
-    An outermost span takes the lowest free lane. A span inside another shares its lane, also where a task or
-    `asyncio.to_thread` opens it on behalf of the other; of several that run side by side the first shares the lane
-    and the rest take lanes of their own. Undrained spans are bounded: when there are too many the oldest go first,
-    because a call closes after what is inside it and says more.
+    An outermost span takes the lowest free lane. A span inside another shares its lane, also if it is opened in a task
+    or by `asyncio.to_thread`; of several that run at the same time, the first shares the lane and the others take lanes
+    of their own. At most `limit` spans wait to be drained; then the oldest are dropped, because a call closes after the
+    spans inside it and says more.
 
     >>> recorder = SpanRecorder(Clock(iter(range(0, 100, 10)).__next__, lambda: 1005))
     >>> with recorder.span("generate", "call", step=7):
@@ -95,7 +96,7 @@ class SpanRecorder:
         clock = clock or Clock()
         self._now = clock.monotonic  # the epoch is added when spans are drained, not while they are measured
         self._epoch = clock.offset
-        # A finalizer may open a span while this very thread holds the lock, so it must let its owner in again.
+        # Reentrant, because a finalizer may open a span while its thread holds the lock.
         self._lock = threading.RLock()
         self._spans: deque[_Closed] = deque(maxlen=limit)
         self._limit = limit
@@ -116,7 +117,7 @@ class SpanRecorder:
     def timer(
         self, tag: str, /, category: Literal["call", "work"] = "work", trace: bool = True, **args: Any
     ) -> OpenSpan:
-        """A span whose duration is also added to its tag; with `trace=False` it is only added.
+        """A span whose duration is added to a tag; with `trace=False` it is not recorded otherwise.
 
         Timers of one tag that overlap, nested or side by side, each add their whole duration.
         """
@@ -146,9 +147,8 @@ class SpanRecorder:
             if tag in self._times:
                 return self._times.pop(tag) / 1e9
             tags = sorted(self._times)
-        from roost.config.findings import (
-            did_you_mean,  # here because only a mistake needs it, and every worker starts here
-        )
+        # Imported here, because every worker imports this module and only this error needs it.
+        from roost.config.findings import did_you_mean
 
         hint = did_you_mean(tag, tags) or f"there are {', '.join(tags) or 'none'}"
         raise KeyError(f"no time under {tag!r} since it was last popped; {hint}")
@@ -175,7 +175,7 @@ class SpanRecorder:
         return lane
 
     def _leave_lane(self, span: OpenSpan, end: int) -> int:
-        """Close a span; gives the number of the lane to record it in."""
+        """Close a span; return the number of the lane to record it in."""
         lane = span.lane
         if lane.open[-1] is span:
             lane.open.pop()
@@ -183,8 +183,8 @@ class SpanRecorder:
                 lane.idle_since = end
                 heapq.heappush(self._free, lane.number)
             return lane.number
-        # It closes before a span that was opened inside it, as the call does that started a background task. The two
-        # overlap without nesting, so this one goes to a lane that was idle all the while.
+        # It closes before a span that was opened inside it, such as a background task that a call started. The two
+        # overlap without nesting, so this one is recorded in a lane that was idle for its whole duration.
         lane.open.remove(span)
         idle = [number for number in self._free if self._lanes[number].idle_since <= span.start]
         if idle:
@@ -197,7 +197,7 @@ class SpanRecorder:
 
 
 class _Lane:
-    """A row of the trace: what is open in it, outermost first, and since when nothing is."""
+    """A row of the trace: its open spans, outermost first, and since when it has none."""
 
     __slots__ = ("idle_since", "number", "open")
 
@@ -252,7 +252,7 @@ class OpenSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         recorder = self._recorder
-        if self._parent is not None:  # else tasks that start each other would keep each other's spans for ever
+        if self._parent is not None:  # shorten the chain: tasks that start each other would keep all spans alive
             self._parent = self._parent.nearest_open()
         with recorder._lock:
             end = recorder._now()
@@ -271,8 +271,8 @@ class OpenSpan:
     def nearest_open(self) -> OpenSpan | None:
         """This span, or the nearest around it that is still open.
 
-        Closing a span does not take it out of its context: tasks have copies of that, and a generator may be closed in
-        another context than it was opened in.
+        A closed span stays in its context: tasks have copies of the context, and a generator may be closed in another
+        context than the one it was opened in.
         """
         span: OpenSpan | None = self
         while span is not None and not span.is_open:
