@@ -1,4 +1,4 @@
-"""`Image`: the file of an image, and where its tokens begin."""
+"""`Image`: an image file and the position of its first token; and the images of chat messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_PIXELS = 1 << 26  # of an image that is decoded: a small file may hold g
 
 
 class ImageError(ValueError):
-    """Something is not an image that can be read."""
+    """An image cannot be read, or does not fit its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Image:
 
     data: bytes
     start: int = 0
-    digest: bytes = field(default=b"", compare=False)  # name of the content, computed unless it is given
+    digest: bytes = field(default=b"", compare=False)  # hash of the data, computed unless it is given
 
     def __post_init__(self) -> None:
         if not self.digest:
@@ -153,16 +153,16 @@ def _header(data: bytes) -> Any:
     return found
 
 
-MARKER = "<image>"  # in the text of a data set's prompt
-KINDS = ("image", "image_url", "input_image")
-SHOWN = "[image]"
+MARKER = "<image>"  # placeholder in the text of a data set's prompt
+IMAGE_TYPES = ("image", "image_url", "input_image")  # of parts of messages
+SHOWN = "[image]"  # for an image in plain text
 
 Message = Mapping[str, Any]
 
 
 def is_image(part: Any) -> bool:
     """Return True for a part of a message that is an image."""
-    return isinstance(part, Mapping) and part.get("type") in KINDS
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES
 
 
 def has_images(content: Any) -> bool:
@@ -170,7 +170,7 @@ def has_images(content: Any) -> bool:
 
 
 def image_bytes(part: Mapping[str, Any], folder: Path) -> bytes | None:
-    """File of an image part, in OpenAI's, Anthropic's or Hugging Face's form; None for a placeholder."""
+    """Bytes of an image part in the form of OpenAI, Anthropic or Hugging Face; None for a placeholder."""
     source = part.get("source")
     if isinstance(source, Mapping) and isinstance(source.get("url"), str):
         return from_data_url(source["url"])
@@ -193,7 +193,7 @@ def count_placeholders(messages: Sequence[Message], folder: Path = Path()) -> in
 
 
 def fill_images(messages: Sequence[Message], files: Sequence[bytes], folder: Path = Path()) -> list[dict[str, Any]]:
-    """Messages with their images as parts that hold the file; `files` fill the placeholders in order.
+    """Messages with image parts that hold the file's bytes; `files` fill the placeholders in order.
 
     Without placeholders, images go to the start of the first user message.
 
@@ -244,13 +244,13 @@ def _filled(content: Any, files: Iterator[bytes], folder: Path) -> Any:
 
 
 def files_of(messages: Sequence[Message]) -> list[bytes]:
-    """Files of the images in messages that `fill_images` returned."""
+    """The image files in messages that `fill_images` returned."""
     parts = [part for message in messages if has_images(message.get("content")) for part in message["content"]]
     return [part["image"] for part in parts if is_image(part)]
 
 
 def read_text(content: Any, with_names: bool = False) -> str:
-    """Text of parts of a message, with a mark for each image, or with the name of its content."""
+    """Text of a message's parts, with `[image]` for each image, or `[image DIGEST]` with `with_names`."""
     return "".join(
         (f"[image {Image(part['image']).digest.hex()}]" if with_names else SHOWN) if is_image(part) else part["text"]
         for part in content

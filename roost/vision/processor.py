@@ -16,16 +16,16 @@ from roost.vision.image import Image, ImageError, decode_rgb, size
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 Ints = npt.NDArray[np.int64]
-KEPT_BYTES = 512 << 20  # of patches that are kept: those of one prompt are needed for every sample of its group
+KEPT_BYTES = 512 << 20  # of cached patches: those of a prompt are needed for every sample of its group
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Patches:
-    """An image as a vision tower takes it, in an eighth of the bytes: a byte per number, one of the equal frames."""
+    """An image as a vision tower takes it, in an eighth of its bytes: one byte per value, one of equal frames."""
 
     raw: npt.NDArray[np.uint8]  # [patches, channels, pixels of a patch], resized
     values: npt.NDArray[np.float32]  # [channels, 256], the normalized value of each
-    frames: int  # equal ones that a patch has
+    frames: int  # number of equal frames of a patch
     grid: tuple[int, int, int]  # time, height and width in patches
 
     @property
@@ -44,7 +44,7 @@ class PromptPositions:
     positions: Ints  # [3, tokens of the prompt]
 
     def at(self, start: int, end: int) -> Ints:
-        """Positions of tokens `start` to `end`, [3, tokens]; those after the prompt are text."""
+        """Positions of tokens from `start` up to `end`, [3, tokens]; tokens after the prompt are text."""
         size = self.positions.shape[1]
         after = np.arange(max(start, size), max(end, size)) - size + int(self.positions.max()) + 1
         return np.concatenate([self.positions[:, start:end], np.broadcast_to(after, (3, len(after)))], axis=1)
@@ -69,7 +69,7 @@ class Processor:
             return None
         if not reads_images(config):
             return None
-        # Pillow's resizing, also where torchvision is installed: tokens and pixels are then the same on every machine.
+        # Resize by Pillow even if torchvision is installed, so that tokens and pixels are the same on every machine.
         images = AutoImageProcessor.from_pretrained(model, backend="pil")
         return cls(images, config.image_token_id, config.vision_config.spatial_merge_size)
 
@@ -86,7 +86,7 @@ class Processor:
         return Patches(raw, self._values, self._images.temporal_patch_size, grid)
 
     def expand(self, token_ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], tuple[Image, ...]]:
-        """Tokens with each placeholder repeated as often as its image has tokens, and the images at their positions."""
+        """The tokens, with one placeholder for each token of an image; and the images with their positions."""
         holders = sum(token == self.token_id for token in token_ids)
         if holders != len(files):
             raise ImageError(f"a prompt has {counted(holders, 'image placeholder')} but {counted(len(files), 'image')}")
@@ -103,13 +103,13 @@ class Processor:
         return ids, tuple(images)
 
     def layout(self, token_ids: Sequence[int], images: Sequence[Image]) -> PromptPositions:
-        """Positions of a prompt. Raise ImageError unless each image has all its tokens at its position."""
+        """Positions of a prompt. Raise ImageError unless the tokens of each image are placeholders."""
         end = 0
         for image in images:
             span = self.span(image)
             if not end <= span.start < span.stop <= len(token_ids):
                 raise ImageError(f"an image has tokens {span.start} to {span.stop} of {len(token_ids)}")
-            if any(token_ids[place] != self.token_id for place in span):
+            if any(token_ids[index] != self.token_id for index in span):
                 raise ImageError(f"tokens {span.start} to {span.stop} are not all {self.token_id}, as its image needs")
             end = span.stop
         spans = tuple((image, self.span(image)) for image in images)
@@ -123,8 +123,8 @@ class Processor:
     def positions(self, length: int, images: Sequence[Image]) -> Ints:
         """Time, height and width of each token, [3, length]; a sequence may end within an image.
 
-        Text counts up by one in all three. An image's tokens count from the text before it, and the text after it goes
-        on after the largest of them.
+        Text tokens count up by one in all three. The tokens of an image count from the text before it; the text after
+        the image continues after the largest of them.
         """
         parts: list[Ints] = []
         done, following = 0, 0
@@ -154,12 +154,12 @@ def _one_frame(images: Any, pixels: Any) -> Any:
 
 
 def normalized_values(images: Any) -> npt.NDArray[np.float32]:
-    """The image processor's value of each colour, [channels, 256], read from an image that has all of them."""
+    """The image processor's normalized value of each byte, [channels, 256], read from an image with all 256."""
     from PIL import Image as Pillow
 
     edge = images.patch_size * images.merge_size
     size = (edge, edge * -(-256 // edge**2))  # width, height
-    ramp = Pillow.frombytes("L", size, bytes(place % 256 for place in range(size[0] * size[1]))).convert("RGB")
+    ramp = Pillow.frombytes("L", size, bytes(index % 256 for index in range(size[0] * size[1]))).convert("RGB")
     raw, _ = _raw_patches(images, ramp, do_resize=False)
     pixels = _one_frame(images, images(images=[ramp], do_resize=False, return_tensors="np")["pixel_values"])
     values = np.zeros((raw.shape[1], 256), np.float32)

@@ -1,4 +1,4 @@
-"""The vision tower of a transformers model: patches in, embeddings among those of the tokens out."""
+"""The vision tower of a transformers model: from patches to embeddings among those of the text tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roost.vision.cache import ByteCache
 from roost.vision.image import Image
 from roost.vision.processor import Processor
 
-# Extra terms that some models pass to their attention, which Roost's would silently ignore.
+# Extra terms that some models pass to their attention, and that Roost's attention would silently ignore.
 UNSUPPORTED_ATTENTION_TERMS = ("softcap", "s_aux", "position_bias", "alibi_slopes")
-KEPT_BYTES = 256 << 20  # of embeddings that an engine keeps on its device
+KEPT_BYTES = 256 << 20  # of embeddings that an engine caches on its device
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -26,7 +26,7 @@ class ImageRows:
     pixels: Tensor
     grids: Tensor
     places: Tensor
-    kept: Tensor  # which of the tower's outputs stand at these places: a sequence may end within an image
+    kept: Tensor  # rows of the tower's output for these positions; a sequence may end within an image
 
 
 def model_class(config: Any) -> Any:
@@ -39,14 +39,14 @@ def model_class(config: Any) -> Any:
 
 
 def attention_of(config: Any, name: str) -> str | dict[str, str]:
-    """Attention implementations: ours for the text, torch's for the tower, whose patches are not a sequence."""
+    """Attention implementations: `name` for the text, torch's for the tower, whose patches are not a sequence."""
     return name if getattr(config, "vision_config", None) is None else {"text_config": name, "vision_config": "sdpa"}
 
 
 def image_rows(
     processor: Processor, sequences: Sequence[tuple[int, int, Sequence[Image]]], device: torch.device
 ) -> ImageRows | None:
-    """Images of sequences, each with its first position in the batch and its length; None without images."""
+    """Images of sequences (first position in the batch, length, images); None without images."""
     pixels, grids, places, kept = [], [], [], []
     done = 0
     known: dict[bytes, int] = {}  # samples of one prompt share their images, and the tower computes each once
@@ -69,14 +69,14 @@ def image_rows(
 
 
 class FeatureCache:
-    """Embeddings of images, kept for the requests that show them again, until the weights change."""
+    """A cache of image embeddings for requests with the same images; clear it when the weights change."""
 
     def __init__(self, body: Any, processor: Processor, limit: int = KEPT_BYTES) -> None:
         self._body, self._processor = body, processor
         self._kept = ByteCache[Tensor](limit, lambda kept: kept.nbytes)
 
     def get(self, image: Image) -> Tensor:
-        """Embeddings of an image's tokens. Each image runs alone, so that they do not vary with the batch."""
+        """Embeddings of an image's tokens. Each image is computed alone, so that they do not depend on the batch."""
         return self._kept.get(image.digest, lambda: self._computed(image))
 
     def _computed(self, image: Image) -> Tensor:
@@ -95,10 +95,10 @@ def features(body: Any, pixels: Tensor, grids: Tensor) -> Tensor:
 
 
 def embedded(body: Any, token_ids: Tensor, images: ImageRows | None) -> Tensor:
-    """Embeddings of the tokens of a batch, with those of its images in their places.
+    """Embeddings of the tokens of a batch, with those of its images at their positions.
 
-    A token that looks like a placeholder but belongs to no image, because the policy generated it, is embedded as any
-    other. Without images the tower runs on a blank one: ranks must call the same sharded layers.
+    A placeholder token that the policy generated belongs to no image and is embedded like any other token. Without
+    images, the tower runs on a blank one, because all ranks must call the same sharded layers.
     """
     tokens: Tensor = body.get_input_embeddings()(token_ids)
     if images is None:
