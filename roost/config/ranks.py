@@ -143,7 +143,7 @@ def spell_ranks(ranks: list[int] | tuple[int, ...] | range, limit: int = 12) -> 
     return ",".join(spelled)
 
 
-def spell_nodes(ranks: list[int]) -> str:
+def spell_nodes(ranks: list[int] | tuple[int, ...]) -> str:
     """Node ranks with their noun.
 
     >>> spell_nodes([3]), spell_nodes([0, 1, 2])
