@@ -41,16 +41,16 @@ Redirections = tuple[Input | None, Word | None, bool, bool, bool]
 
 
 class Parser(WordParser):
-    """Parses one text."""
+    """Parses a script, or text within one."""
 
-    stdin: Input | None = None  # of the command that is parsed
+    stdin: Input | None = None  # of the command being parsed
     stdout: Word | None = None
     is_redirected = False
     appends: bool = False
     merges_stderr: bool = False
 
     def parse(self) -> tuple[tuple[Statement, ...], ShellError | None]:
-        """The statements before the first error, and the error; as in bash, statements before the error are run."""
+        """The statements before the first syntax error, which bash runs too, and that error."""
         statements: list[Statement] = []
         try:
             while True:
@@ -267,7 +267,7 @@ class Parser(WordParser):
             if _CONDITION_END.match(self.text, self.at):
                 self.at += 2
                 return Condition(tuple(tokens), self._position(start))
-            is_expression = tokens[-1:] == ["=~"]  # whose brackets and bars are its own
+            is_expression = tokens[-1:] == ["=~"]  # brackets and bars are part of a regular expression
             operators = () if is_expression else ("&&", "||", "(", ")", "<", ">")
             operator = next((one for one in operators if self._take(one)), None)
             if operator is not None:
@@ -282,24 +282,25 @@ class Parser(WordParser):
         outer = self._begin_redirections()
         while self._redirection():
             pass
-        given, written, elsewhere, _, joins = self._end_redirections(outer)
-        if given is None and written is None and not elsewhere and not joins:
+        stdin, stdout, is_redirected, _, merges_stderr = self._end_redirections(outer)
+        if stdin is None and stdout is None and not is_redirected and not merges_stderr:
             return compound
-        return Group((compound,), stdin=given, stdout=written, is_redirected=elsewhere, merges_stderr=joins)
+        return Group((compound,), stdin=stdin, stdout=stdout, is_redirected=is_redirected, merges_stderr=merges_stderr)
 
     def _begin_redirections(self) -> Redirections:
-        """Begin those of another command; returns those of the one around it."""
+        """Begin the redirections of a nested command; returns those of the command around it."""
         outer = self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr
         self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr = None, None, False, False, False
         return outer
 
     def _end_redirections(self, outer: Redirections) -> Redirections:
+        """The redirections of the nested command; continues with those of the command around it."""
         found = self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr
         self.stdin, self.stdout, self.is_redirected, self.appends, self.merges_stderr = outer
         return found
 
     def _redirection(self) -> bool:
-        """Consume a redirection, if one stands here, and note the input and the file of the output."""
+        """Parse a redirection; False if there is none here."""
         self._skip_blanks()
         match = _REDIRECTION.match(self.text, self.at)
         if match is None:
@@ -361,7 +362,7 @@ class Parser(WordParser):
         return Simple(tuple(assignments), tuple(words), self._position(start), *redirected)
 
     def _assignment(self) -> Assignment | None:
-        """The assignment that stands here; None where there is none."""
+        """Parse an assignment; None if there is none here."""
         name = _ASSIGNED.match(self.text, self.at)
         if name is None:
             return None

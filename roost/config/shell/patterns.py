@@ -19,7 +19,7 @@ _CLASS = re.compile(r"\[:(\w+):\]")
 
 
 def with_classes(pattern: str) -> str | None:
-    """A pattern with `[:digit:]` and its like spelled out; None where it has one that is not known.
+    """A pattern with `[:digit:]` and the like spelled out; None if it has a class that is not supported.
 
     >>> with_classes("[[:digit:]_]*")
     '[0-9_]*'
@@ -39,7 +39,7 @@ def matches_pattern(text: str, pattern: str) -> bool:
 
 
 def regular(pattern: str) -> str | None:
-    """A regular expression of bash as one of Python; None where they may differ."""
+    """A regular expression of bash as one of Python; None if the two may differ."""
     spelled = with_classes(pattern)
     if spelled is None:
         return None

@@ -25,7 +25,7 @@ def read_script(
 ) -> Reading | None:
     """Read the commands that a script would start; None, with findings, if the file cannot be read.
 
-    `job_commands` are variables with the command that a batch script of a framework runs.
+    `job_commands` are the variables that hold the command of a batch script, such as COMMAND of NeMo-RL.
     """
     text = _text_of(file, findings)
     if text is None:

@@ -1,4 +1,4 @@
-"""The parts of a bash script, as the parser gives them."""
+"""Syntax tree of a bash script, with the position of each word."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from roost.config.findings import Position
 
 
 class ShellError(ValueError):
-    """The script cannot be parsed from this place on."""
+    """A syntax error; the script is not parsed beyond it."""
 
     def __init__(self, what: str, position: Position) -> None:
         self.what, self.position = what, position
         super().__init__(what)
 
 
-MAX_PLACES = 5_000  # of one text; of a longer one only the beginning is known
-# Offsets in a text, in order, where the text from each on is written, and whether its characters have that one place,
-# as those of a value have that is not written in the script.
+MAX_PLACES = 5_000  # of one text; with more, only the position of its start is kept
+# Source map of a text: offsets in order, the position of the character at each offset, and whether the characters after
+# it have that same position, such as those of an environment variable, or the positions that follow it in the file.
 Places = tuple[tuple[int, Position, bool], ...]
 
 
 def line_places(text: str, file: str | None) -> Places:
-    """Places of the lines of a whole file."""
+    """Source map of a whole file, line by line."""
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     return tuple((start, (file, number, 1), False) for number, start in enumerate(starts, 1))
 
 
 def position_in(places: Places, at: int) -> Position:
-    """Where the character at an offset is written."""
-    start, (file, line, column), is_one = places[bisect.bisect_right(places, at, key=itemgetter(0)) - 1]
-    return (file, line, column) if is_one else (file, line, (column or 1) + at - start)
+    """Position of the character at an offset."""
+    start, (file, line, column), is_fixed = places[bisect.bisect_right(places, at, key=itemgetter(0)) - 1]
+    return (file, line, column) if is_fixed else (file, line, (column or 1) + at - start)
 
 
 def places_between(places: Places, start: int, end: int) -> Places:
-    """Places of the text between two offsets."""
+    """Source map of the text between two offsets."""
     first = bisect.bisect_right(places, start, key=itemgetter(0))
     last = bisect.bisect_left(places, end, key=itemgetter(0))
     begin = (0, position_in(places, start), places[first - 1][2])
-    return (begin, *((at - start, position, is_one) for at, position, is_one in places[first:last]))
+    return (begin, *((at - start, position, is_fixed) for at, position, is_fixed in places[first:last]))
 
 
 class SourceText(str):
-    """Text that knows where it is written; joining lines and removing backslashes move it away from there."""
+    """Text with its source map, since joined lines and removed backslashes shift it against the file."""
 
     places: Places
 
@@ -66,11 +66,11 @@ class SourceText(str):
 
 
 def joined_text(texts: Iterable[str]) -> str:
-    """Texts as one, with the places of those that know them."""
+    """Concatenate texts, with the source maps of those that have one."""
     pieces, places, length = [], [], 0
     for text in texts:
         if isinstance(text, SourceText):
-            places += [(length + at, position, is_one) for at, position, is_one in text.places]
+            places += [(length + at, position, is_fixed) for at, position, is_fixed in text.places]
         pieces.append(text)
         length += len(text)
     whole = "".join(pieces)
@@ -78,12 +78,12 @@ def joined_text(texts: Iterable[str]) -> str:
 
 
 def places_of(text: str, start: Position) -> Places:
-    """Places of a text, of which only the start may be known."""
+    """Source map of a text; all of a plain text is at `start`."""
     return text.places if isinstance(text, SourceText) else ((0, start, True),)
 
 
 def placed(text: str, start: Position) -> SourceText:
-    """A text that has a place, if only one for all of it."""
+    """The text with a source map: its own, or `start` for all of it."""
     return text if isinstance(text, SourceText) else SourceText(text, places_of(text, start))
 
 
@@ -97,7 +97,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`$X`, `${X:-word}`, `${#X}`, `${!X}`, `${A[@]}` and their like."""
+    """`$X`, `${X:-word}`, `${#X}`, `${!X}`, `${A[@]}` and the like."""
 
     name: str
     raw: str
@@ -116,7 +116,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """`$(command)`, backquotes, or `<(command)`, whose output is not known; None where it is no valid script."""
+    """`$(command)`, backquotes, or `<(command)`; no body if it has a syntax error, or stands for a file name."""
 
     body: tuple[Statement, ...] | None
     raw: str
@@ -144,13 +144,13 @@ class Word:
 
     @property
     def text(self) -> str | None:
-        """The word itself, where it has no expansion."""
+        """The text of a word without expansions; None for other words."""
         texts = [part.text for part in self.parts if isinstance(part, Literal)]
         return "".join(texts) if len(texts) == len(self.parts) else None
 
 
 def word_of(parts: list[Part], position: Position) -> Word:
-    """A word, with literals that follow each other as one."""
+    """A word of these parts, with adjacent literals merged."""
     found: list[Part] = []
     for is_quoted, run in groupby(parts, lambda part: part.is_quoted if isinstance(part, Literal) else None):
         pieces = list(run)
@@ -175,7 +175,7 @@ class Assignment:
 
 @dataclass(eq=False, slots=True)
 class Input:
-    """Text that a command is given by `<<<`, or by `<<`, whose body stands after its line; None from a file."""
+    """Input of a command: text after `<<<`, or the here-document of `<<`; no body if it is a file."""
 
     body: Word | None = None
     delimiter: str = ""
@@ -192,7 +192,7 @@ class Simple:
     position: Position
     stdin: Input | None = None
     stdout: Word | None = None  # the file that its output goes to
-    is_redirected: bool = False  # its output goes to a file or elsewhere
+    is_redirected: bool = False  # its output goes to a file or another descriptor
     appends: bool = False  # to that file
     merges_stderr: bool = False  # 2>&1
 
@@ -215,9 +215,9 @@ class AndOr:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`{ ...; }`, or `( ... )`, whose variables are its own, as are those of what `&` runs in the background.
+    """`{ ...; }`, or a subshell: `( ... )`, or a command that `&` runs in the background.
 
-    Other compound commands stand in one if they are given an input or a file for their output.
+    Another compound command with redirections is wrapped in a group that has them.
     """
 
     body: tuple[Statement, ...]
@@ -225,8 +225,8 @@ class Group:
     stdin: Input | None = None
     stdout: Word | None = None
     is_background: bool = False
-    is_redirected: bool = False  # its output goes to a file or elsewhere
-    merges_stderr: bool = False  # its errors go where its output goes
+    is_redirected: bool = False  # its output goes to a file or another descriptor
+    merges_stderr: bool = False  # 2>&1, or |&
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +250,9 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """`for X in words`; without words it goes over the arguments.
+    """`for X in words`, or over the arguments if there is no `in`.
 
-    `for ((...))` has no name, and its three expressions are the words.
+    `for ((...))` has no name, and its words are the three expressions.
     """
 
     name: str
@@ -272,7 +272,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A definition."""
+    """A function definition."""
 
     name: str
     body: Statement
@@ -299,7 +299,7 @@ Statement = Simple | Pipeline | AndOr | Group | If | Loop | For | Case | Functio
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Bodies of a function, None for no definition, of which a condition that is not known decides."""
+    """Bodies that a function may have, depending on an unknown condition; None if it may be undefined."""
 
     bodies: tuple[Statement | None, ...]
     position: Position

@@ -1,4 +1,4 @@
-"""Words of a bash script: quotes, expansions, and where each stands."""
+"""A parser of the words of a bash script: quotes and expansions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ESCAPE = re.compile(
 
 
 class WordParser(ABC):
-    """Parses the words of one text; `places` says where a text that is no whole file is written."""
+    """Parses the words of a text; `places` is the source map of a text that is not a whole file."""
 
     def __init__(self, text: str, file: str | None, places: Places | None = None, depth: int = 0) -> None:
         self.text, self.file, self.places = text, file, places or line_places(text, file)
@@ -51,7 +51,7 @@ class WordParser(ABC):
     @abstractmethod
     def _body(self, *ends: str) -> tuple[Statement, ...]: ...
 
-    # --- places and characters
+    # --- positions and characters
 
     def _position(self, at: int | None = None) -> Position:
         return position_in(self.places, self.at if at is None else at)
@@ -93,7 +93,7 @@ class WordParser(ABC):
                 self.at += 1
             elif self._peek("\\\n"):
                 self.at += 2
-            elif self.at == len(self.text) - 1 and self._peek("\\"):  # at the end of a script it is no word
+            elif self.at == len(self.text) - 1 and self._peek("\\"):  # alone at the end of a script
                 self.at += 1
             elif self._peek("\\\r\n"):
                 self.at += 3
@@ -104,7 +104,7 @@ class WordParser(ABC):
                 return
 
     def _skip_lines(self) -> None:
-        """Blanks, comments and line ends, and the here-documents that begin after one."""
+        """Skip blanks, comments and line ends, and the here-documents after a line end."""
         self._skip_blanks()
         while self._take("\n"):
             self._skip_here_documents()
@@ -146,9 +146,9 @@ class WordParser(ABC):
     # --- words
 
     def _word(self, ends: str = END_OF_WORD, is_pattern: bool = False) -> Word:
-        """A word; without `ends`, one that goes on to the next blank, as regular expressions do.
+        """The word up to one of the characters `ends`, or up to a blank if `ends` is empty, as for regular expressions.
 
-        A pattern may have `@(a|b)` and its like.
+        A pattern may have `@(a|b)` and the like.
         """
         position, start = self._position(), self.at
         parts: list[Part] = []
@@ -186,7 +186,7 @@ class WordParser(ABC):
         return word
 
     def _inner(self, start: int, end: int, is_quoted: bool = True) -> Word:
-        """The text between two places as one word."""
+        """The text between two offsets as one word."""
         parser = type(self)(self.text[:end], self.file, self.places, self.depth)
         parser.at = start
         parser._enter()
@@ -257,7 +257,7 @@ class WordParser(ABC):
         return Substitution(None if error else body, match[0], is_quoted)
 
     def _command_substitution(self, start: int, is_quoted: bool, is_input: bool = False) -> Substitution:
-        """`$(...)`; what opens it is at `start`, and `(` is here."""
+        """Parse `$(...)` or `<(...)`, which begins at `start`; the parser is at its `(`."""
         self._enter()
         outer, self.here_documents = self.here_documents, []
         self.at += 1
@@ -320,7 +320,7 @@ class WordParser(ABC):
             raise self._error("${ is not followed by a name", start)
         self.at = name.end()
         index = None
-        if is_indirect and (listed := re.compile(r"[*@](?=\})").match(self.text, self.at)):  # names that begin so
+        if is_indirect and (listed := re.compile(r"[*@](?=\})").match(self.text, self.at)):  # ${!PREFIX*}
             self.at += 2
             self.depth -= 1
             return Parameter(name[0], self.text[start : self.at], is_quoted, None, listed[0], is_indirect=True)
@@ -334,7 +334,7 @@ class WordParser(ABC):
         argument = None
         if operator is not None:
             self.at = operator.end()
-            is_pattern = operator[0][0] in "#%/^,"  # whose signs are those of a pattern inside quotes too
+            is_pattern = operator[0][0] in "#%/^,"  # special characters of a pattern stay special inside quotes
             argument = self._argument(is_quoted and not is_pattern, start)
         if not self._take("}"):
             raise self._error("${ is not closed", start)
@@ -365,7 +365,7 @@ class WordParser(ABC):
         raise self._error("${ is not closed", start)
 
     def _matching(self, start: int, end: str) -> int | None:
-        """Where the `))` or `]` of what opened just before `start` is; None where there is none."""
+        """Offset of the `))` or `]` that closes what opened just before `start`; None if nothing does."""
         if end == "]":
             return self._index_end(start)
         depth, at = 0, start
@@ -383,7 +383,7 @@ class WordParser(ABC):
         return None
 
     def _index_end(self, start: int) -> int | None:
-        """Where the `]` of an index is; one in quotes, in an expansion, or of a bracket inside the index is another."""
+        """Offset of the `]` that closes an index, past those in quotes, expansions and inner brackets, or None."""
         ends, at = ["]"], start
         while at < len(self.text) and len(ends) < MAX_DEPTH and self.text[at] != "\n":
             character, end = self.text[at], ends[-1]
@@ -409,7 +409,7 @@ class WordParser(ABC):
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """The text of an escape of `$'...'`; one that bash does not know stays as it is."""
+    """The text of an escape in `$'...'`; unknown escapes stay as they are."""
     numbers, short, long, control, letter = match.groups()
     if numbers:
         codes = re.findall(r"x[\da-fA-F]+|\d+", numbers)
