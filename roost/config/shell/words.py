@@ -251,7 +251,8 @@ class WordParser(ABC):
             raise self._error("a backquote is not closed")
         self.at = match.end()
         places = places_between(self.places, *match.span(1))
-        inner = type(self)(match[1].replace("\\`", "`"), self.file, places, self.depth)
+        text = re.sub(r"\\([$`\\])", r"\1", match[1])  # other backslashes stay for the command
+        inner = type(self)(text, self.file, places, self.depth)
         inner._enter()
         body, error = inner.parse()
         return Substitution(None if error else body, match[0], is_quoted)
