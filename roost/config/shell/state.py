@@ -342,6 +342,7 @@ def join(states: list[State], doubt: Doubt) -> State:
     result.integers = first.integers.union(*(state.integers for state in others))
     result.exported = first.exported.union(*(state.exported for state in others))
     result.touched = first.touched.union(*(state.touched for state in others))
+    result.others = next((state.others for state in states if state.others is not None), None)
     names = dict.fromkeys(name for state in states for name in state.variables)
     for name in names:
         value = first.variables.get(name)

@@ -117,6 +117,7 @@ def test_a_script_starts_what_bash_starts(name, tmp_path):
         ("A=(b); [ -f x ] && A=(a b); A[0]=k; show ${A[1]}", "index of an element"),
         ('X="a b"; [ -f x ] && X="a c"; show ${#X}', "condition in line 1"),
         ("export $(cat missing.env | xargs); show $N", "$(cat missing.env | xargs), which is not known, may give it"),
+        ("if [ -f x ]; then M=1; else export $(cat .env); fi; show $N", "$(cat .env), which is not known, may give it"),
         ('f() { show "$3"; }; A=(a $(cat x)); f "${A[@]}" b', "output of a command"),
         ('set -- a $(cat x) b c; show "${@:3}"', "elements are not known"),
         ("X=abcd; show ${X:$(nproc):1}", "bounds are not known"),
