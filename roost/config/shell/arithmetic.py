@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 MAX_EXPRESSION = 2000  # characters
 MAX_SHIFT = 62
 MAX_DEPTH = 60
-_BITS = 64  # the numbers of bash
+_BITS = 64  # of a number in bash
 _TOKEN = re.compile(
     r"\s*(?:(0[xX][0-9a-fA-F]+|\d+#\w+|\d+)|(?:\$?\{?([A-Za-z_]\w*)\}?)"
     r"|(<<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^<>=!~?:,()]))"
 )
+# Binary operators by rising precedence.
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"|": operator.or_},
     {"^": operator.xor},
@@ -22,7 +23,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
     {"<<": lambda one, two: one << _exponent(two), ">>": lambda one, two: one >> _exponent(two)},
     {"+": operator.add, "-": operator.sub},
-    {"*": operator.mul, "/": lambda one, two: _divided(one, two), "%": lambda one, two: _rest(one, two)},
+    {"*": operator.mul, "/": lambda one, two: _divided(one, two), "%": lambda one, two: _remainder(one, two)},
 )
 _BINARY = {name: function for level in _LEVELS for name, function in level.items()}
 _ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
@@ -51,7 +52,7 @@ def evaluate(expression: str, number_of: Callable[[str], int], assign: Callable[
     if not expression.strip():
         return 0
     try:
-        return _Reader(_tokens(expression), number_of, assign).whole()
+        return _Evaluator(_tokens(expression), number_of, assign).whole()
     except (ValueError, ZeroDivisionError, RecursionError, OverflowError, MemoryError, KeyError) as error:
         raise NotKnown(f"{expression.strip()} cannot be computed") from error
 
@@ -63,7 +64,7 @@ def _tokens(expression: str) -> list[str | int]:
     while expression[at:].strip():
         match = _TOKEN.match(expression, at)
         if match is None:
-            raise NotKnown("the expression has a sign that is not known")
+            raise NotKnown("the expression has an unknown operator")
         found.append(_literal(match[1]) if match[1] else match[2] or match[3])
         at = match.end()
     return found
@@ -72,7 +73,9 @@ def _tokens(expression: str) -> list[str | int]:
 def _literal(text: str) -> int:
     base, _, digits = text.rpartition("#")
     if base:
-        return int(digits, int(base)) if 2 <= int(base) <= 36 else int("")
+        if not 2 <= int(base) <= 36:
+            raise NotKnown("the base is not read")
+        return int(digits, int(base))
     if text[:2] in ("0x", "0X"):
         return int(text, 16)
     return int(text, 8 if text.startswith("0") else 10)
@@ -94,12 +97,12 @@ def _divided(one: int, two: int) -> int:
     return abs(one) // abs(two) * (1 if (one < 0) == (two < 0) else -1)  # bash rounds towards zero
 
 
-def _rest(one: int, two: int) -> int:
+def _remainder(one: int, two: int) -> int:
     return abs(one) % abs(two) * (1 if one >= 0 else -1)
 
 
-class _Reader:
-    """Reads and computes at once; while `skips` is set, what is read is not taken and has no effect."""
+class _Evaluator:
+    """Parses and computes in one pass; while `skips` is above 0, an operand is parsed without effect."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 
 
 def with_braces(word: Word) -> Iterator[Word]:
-    """The words that a word with braces stands for; a brace that is quoted is none.
+    """The words that a word with braces stands for; quoted braces do not count.
 
     >>> [one.text for one in with_braces(Word((Literal("x{a,b{1..2},}"),), (None, None, None)))]
     ['xa', 'xb1', 'xb2', 'x']
@@ -32,17 +32,17 @@ def with_braces(word: Word) -> Iterator[Word]:
         else:
             pieces.append(part)
     for found in _expanded(pieces):
-        yield word_of(list(_spelled(found)), word.position)
+        yield word_of(list(_joined_names(found)), word.position)
 
 
-def _is(piece: Part, text: str) -> bool:
+def _is_literal(piece: Part, text: str) -> bool:
     return isinstance(piece, Literal) and not piece.is_quoted and piece.text == text
 
 
 def _expanded(pieces: list[Part]) -> Iterator[list[Part]]:
     for at, piece in enumerate(pieces):
-        is_empty = at == 0 and len(pieces) > 1 and _is(pieces[1], "}")  # {} is a word of its own
-        if not _is(piece, "{") or is_empty or (commas := _closed(pieces, at + 1)) is None:
+        is_empty = at == 0 and len(pieces) > 1 and _is_literal(pieces[1], "}")  # {} is a word of its own
+        if not _is_literal(piece, "{") or is_empty or (commas := _closed(pieces, at + 1)) is None:
             continue
         inner, after = pieces[at + 1 : commas[-1]], pieces[commas[-1] + 1 :]
         for choice in _choices(pieces, [at, *commas]) if len(commas) > 1 else _sequence(inner):
@@ -53,16 +53,16 @@ def _expanded(pieces: list[Part]) -> Iterator[list[Part]]:
 
 
 def _closed(pieces: list[Part], start: int) -> list[int] | None:
-    """Where the commas and the end of a brace are that opened before `start`; None where it is not closed."""
+    """Indexes of the commas and the end of the brace that opened before `start`; None if it is not closed."""
     depth, commas, is_sequence = 0, list[int](), False
     for at in range(start, len(pieces)):
-        if _is(pieces[at], "{"):
+        if _is_literal(pieces[at], "{"):
             depth += 1
-        elif depth == 0 and _is(pieces[at], ","):
+        elif depth == 0 and _is_literal(pieces[at], ","):
             commas.append(at)
-        elif depth == 0 and _is(pieces[at], ".."):
+        elif depth == 0 and _is_literal(pieces[at], ".."):
             is_sequence = True
-        elif _is(pieces[at], "}"):
+        elif _is_literal(pieces[at], "}"):
             if depth == 0 and (commas or is_sequence):
                 return [*commas, at]
             depth = max(0, depth - 1)
@@ -100,8 +100,8 @@ def _steps(first: str, last: str, step: str) -> Iterator[str]:
         yield chr(number) if first.isalpha() else str(number).zfill(width)
 
 
-def _spelled(parts: Sequence[Part]) -> Iterator[Part]:
-    """Parts of which a text behind `$X` is a part of its name, as braces are expanded before variables."""
+def _joined_names(parts: Sequence[Part]) -> Iterator[Part]:
+    """Parts with text after `$X` joined to its name, since braces are expanded first: `$X{1,2}` is `$X1 $X2`."""
     name: Parameter | None = None
     for part in parts:
         if name is not None and isinstance(part, Literal) and not part.is_quoted:

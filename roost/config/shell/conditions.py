@@ -1,4 +1,4 @@
-"""Conditions and outputs of commands, as far as their values are known: True, False or None."""
+"""Conditions (True, False, or None if unknown), and outputs of commands whose words are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS = {"pwd": "-P -L", "realpath": "-e -m -s -q", "readlink": "-f -e -m"}
 
 
 def echoed(arguments: Sequence[str]) -> str | None:
-    """Output of `echo`; None for escapes that are not known."""
+    """Output of `echo`; None for escapes that are not supported."""
     words, options = list(arguments), ""
     while words and re.fullmatch(r"-[neE]+", words[0]):
         options += words.pop(0)[1:]
@@ -44,7 +44,7 @@ def printed(arguments: Sequence[str]) -> str | None:
 
 
 def output_of(words: Sequence[str], state: State) -> str | None:
-    """Output of a command whose words are known; None where only a run tells it."""
+    """Output of a command; None if only a run tells it."""
     name, *arguments = words or ("",)
     if name == "echo":
         return echoed(arguments)
@@ -58,7 +58,7 @@ def output_of(words: Sequence[str], state: State) -> str | None:
 
 
 def _operands(name: str, arguments: Sequence[str]) -> list[str] | None:
-    """Arguments without the options that change nothing here; None for other options."""
+    """Arguments without options that do not change the output; None for other options."""
     words, allowed = list(arguments), _OPTIONS.get(name, "").split()
     if name == "basename" and words[:1] == ["-s"] and len(words) == 3:
         words = [words[2], words[1]]
@@ -71,7 +71,7 @@ def _operands(name: str, arguments: Sequence[str]) -> list[str] | None:
 
 
 def echo_of(words: Sequence[Value], state: State) -> Value | None:
-    """Output of `echo` and `printf`, whose words echo may have in parts that are not known."""
+    """Output of `echo` and `printf`; words of `echo` may have unknown parts."""
     texts = known_texts(words)
     if texts is not None:
         text = output_of(texts, state)
@@ -105,7 +105,7 @@ def _line_of(name: str, paths: Sequence[str], state: State) -> str | None:
 
 
 def is_folder_change(statement: Statement) -> tuple[Simple, Statement] | None:
-    """The `cd` and the rest of `cd folder && command`, a usual way to find where a script is."""
+    """The `cd` and the command of `cd folder && command`, a usual way to find the folder of a script."""
     if isinstance(statement, AndOr) and len(statement.rest) == 1 and statement.rest[0][0] == "&&":
         first, (_, second) = statement.first, statement.rest[0]
         if isinstance(first, Simple) and first.words and first.words[0].text == "cd":
@@ -276,7 +276,7 @@ class _Reader:
             key = "0"
         value = None if key is None else array.get(key)
         is_open = any(one.unknown is not None and one.unknown.is_list for one in array.values())
-        if self.state.maybe(name) is not None:
+        if self.state.fallback_for(name) is not None:
             return None
         if key is None or is_open or (value is not None and value.unknown is not None and value.unknown.is_unset):
             return None

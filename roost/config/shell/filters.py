@@ -17,6 +17,7 @@ _SET = re.compile(r"\[\^?\]?(?:\[:\w+:\]|[^\]])*\]")
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 _SETS = {"upper": string.ascii_uppercase, "lower": string.ascii_lowercase, "digit": string.digits, "space": " \t\n"}
 _LINES = re.compile(r"(head|tail) (?:-n ?|-)(\d{1,4})")
+# Number of fields, and one field, as awk prints them.
 _FIELDS = re.compile(r"awk -F ?'?([^\s\\|.*+?^$()\[\]{}])'? \{ ?print NF;? ?\}")
 _COLUMN = re.compile(r"awk (?:-F ?'?([^\s\\|.*+?^$()\[\]{}\"])'? )?\{ ?print \$(NF|\d);? ?\}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that getopts found, and where it goes on: at an argument, and at a letter of it."""
+    """An option that getopts found, and where it continues: the index of an argument, and of a letter in it."""
 
     name: str
     argument: str | None

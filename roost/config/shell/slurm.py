@@ -1,4 +1,4 @@
-"""Variables that Slurm gives a batch script, as far as its `#SBATCH` lines and the options of `sbatch` say them."""
+"""Variables that Slurm gives a batch script, from its `#SBATCH` lines and the options of `sbatch`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GPUS = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z][\w.-]*)?[:=](\d+)")  # gpu:8, 
 
 
 def batch_variables(text: str, file: str | None, options: Sequence[str] = ()) -> dict[str, Value]:
-    """Variables by name, each at the line that it follows from; options of the command decide."""
+    """Variables by name, each at its `#SBATCH` line; options of `sbatch` override these lines."""
     found: dict[str, tuple[str, Position]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -47,7 +47,7 @@ def _words(line: str) -> list[str]:
 
 
 def _read(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options that count something, by their long names; the value is empty where it is no number."""
+    """Options that count something, by their long names; a value that is no number is empty."""
     for at, word in enumerate(words):
         match = re.fullmatch(r"(--[a-z-]+)=(.*)|(-[NncG])=?(.+)", word)
         following = words[at + 1] if at + 1 < len(words) else ""
