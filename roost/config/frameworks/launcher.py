@@ -179,14 +179,14 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         )
     if reading.is_cut:
         report("RST-C037", Where(str(file)), "is too long to be followed to its end", fix="give the job's own script")
-    for path, position in reading.missing[:MAX_NAMED]:
+    for path, position in reading.missing_sources[:MAX_NAMED]:
         findings.warn(
             "RST-C039",
             Where(*position),
             f"{path or 'the file'} is not {'known' if path.startswith('$(') else 'here'}; what it sets is not known",
             fix="plan from the folder that the script is started in, with the files it sources",
         )
-    for path, position, why in reading.nested[:MAX_NAMED]:
+    for path, position, why in reading.not_followed[:MAX_NAMED]:
         findings.warn(
             "RST-C039",
             Where(*position),
@@ -229,7 +229,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         named = [shorten(text, MAX_NAME, placeholder=" ...") for text in starts[-MAX_NAMED:]]
         started = f"it starts {counted(len(starts), kind)}: {'; '.join(named)}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
-        absent = [f"{path} of line {position[1]} is not here" for path, position in reading.absent[:MAX_NAMED]]
+        absent = [f"{path} of line {position[1]} is not here" for path, position in reading.missing_scripts[:MAX_NAMED]]
         findings.error(
             "RST-C038",
             Where(str(file)),
@@ -246,9 +246,9 @@ def _other_fix(reading: Reading) -> str:
         word.unknown is not None and word.unknown.argument for one in reading.commands.values() for word in one.words
     ):
         return f"{GIVE_ARGUMENTS}, or "
-    if reading.absent:
+    if reading.missing_scripts:
         return "plan from the folder that it is started in, or "
-    return "plan it with the files that it sources, or " if reading.missing else ""
+    return "plan it with the files that it sources, or " if reading.missing_sources else ""
 
 
 def _started_by(command: Command) -> str:

@@ -13,9 +13,9 @@ from roost.config.findings import Position
 from roost.config.shell.builtins import Assignments
 from roost.config.shell.conditions import Status, echo_of, is_folder_change, known_texts, negated, output_of, piped
 from roost.config.shell.effects import submits
-from roost.config.shell.expand import folder_of
+from roost.config.shell.expand import resolved_path
 from roost.config.shell.filters import filtered
-from roost.config.shell.state import Doubt, State, Value, going_on, join, of_unknown, text_value, uncertain
+from roost.config.shell.state import Doubt, State, Value, join, of_unknown, split_by_flow, text_value, uncertain
 from roost.config.shell.syntax import (
     AndOr,
     ArithmeticCommand,
@@ -29,7 +29,7 @@ from roost.config.shell.syntax import (
 )
 
 _FILE_FILTERS = "cat grep sed awk cut head tail"
-_OF_MACHINE = re.compile(r"/+(proc|sys|dev|etc|run|var)/")  # files that differ where the script runs
+_OF_MACHINE = re.compile(r"/+(proc|sys|dev|etc|run|var)/")  # files that may differ where the script runs
 # Builtins and commands that print nothing.
 _SILENT = """[ : unset read mapfile readarray shift cd exit return break continue test true false let getopts sleep wait
     mkdir rm"""
@@ -49,14 +49,14 @@ class Outputs(Assignments):
     def _output_of_body(self, statements: Sequence[Statement], state: State) -> Value | None: ...
 
     @abstractmethod
-    def _apart(self, statements: Sequence[Statement], state: State) -> Status: ...
+    def _in_subshell(self, statements: Sequence[Statement], state: State) -> Status: ...
 
     @abstractmethod
-    def _reads(self, *words: Word) -> None: ...
+    def _note_arguments(self, *words: Word) -> None: ...
 
     def _content(self, path: str, state: State) -> Value | None:
         """The text of a file, with its place; None if it does not exist."""
-        file = folder_of(state, path)
+        file = resolved_path(state, path)
         text = self.read_text(file) if file not in state.written else None
         return state.written.get(file) if text is None else text_value(text, (path, 1, 1))
 
@@ -64,18 +64,18 @@ class Outputs(Assignments):
         """The output of a command such as `cat` or `grep` for a file that is here."""
         if len(words) < 2 or words[0] not in _FILE_FILTERS.split():
             return None
-        file = Path(os.path.normpath(folder_of(state, words[-1])))
+        file = Path(os.path.normpath(resolved_path(state, words[-1])))
         is_changed = any(one == file or one in file.parents for one in state.touched) and file not in state.written
         content = None if is_changed or _OF_MACHINE.match(str(file)) else self._content(words[-1], state)
         text = None if content is None else content.known
         return None if text is None or "\0" in text else filtered(text, words[:-1])
 
     def _output(self, part: Substitution, state: State) -> Value | None:
-        """The output of `$(...)` where it need not be run to be known."""
+        """The output of `$(...)`; None if it is not known without running it."""
         if part.body is None:
             return None
         if any(submits(statement) for statement in part.body):
-            self._apart(part.body, state)  # the number that it prints is not known
+            self._in_subshell(part.body, state)  # the number that it prints is not known
             return None
         is_body = len(part.body) != 1 or not isinstance(part.body[0], Simple | Pipeline | AndOr)
         found = self._output_of_body(part.body, state) if is_body else self._output_of_list(part.body[0], state.copy())
@@ -96,7 +96,7 @@ class Outputs(Assignments):
         found: Value | None = None
         texts = None
         if isinstance(first, Simple) and not first.is_redirected:
-            self._reads(*first.words)
+            self._note_arguments(*first.words)
             words = [value for word in first.words for value in self.expander.words(word, state)]
             texts = known_texts(words)
         is_function = isinstance(first, Simple) and bool(texts) and texts is not None and texts[0] in state.functions
@@ -162,12 +162,12 @@ class Branches(Outputs):
     ) -> Status:
         """Follow several branches when it is unknown which is taken; values that differ become unknown.
 
-        `names` are the variables that the condition looks at.
+        `names` are the variables that the condition tests.
         """
         self.doubts += 1
         self.steps += len(state.variables) // 100  # each is compared
-        looked_at = [value.unknown for name in names if (value := state.scalar(name)) is not None]
-        variable = next((one.variable for one in looked_at if one is not None and one.variable), "")
+        unknowns = [value.unknown for name in names if (value := state.scalar(name)) is not None]
+        variable = next((one.variable for one in unknowns if one is not None and one.variable), "")
         states, given, inputs = [], self.stdin, []
         printed = len(self.printed or ())
         for branch in branches:
@@ -181,13 +181,13 @@ class Branches(Outputs):
         self.doubts -= 1
         line = f"line {position[1]}" if position[1] else "another line"
         doubt = Doubt(position, f"it depends on the condition in {line}, which only a run decides", variable)
-        going, left = going_on(states)
+        continuing, left = split_by_flow(states)
         self.left += [(one, doubt) for one in left]
-        state.become(join(going, doubt))
+        state.become(join(continuing, doubt))
         return None
 
     def _rejoin(self, state: State, before: int, flows: Sequence[str]) -> bool:
-        """Join the shells that left since `before` with one of `flows`; False where there is none."""
+        """Join the states that left by one of `flows` since `before` into this one; False if there are none."""
         left = self.left[before:]
         ended = [one for one in left if one[0].flow in flows and one[0].levels == 1]
         self.left[before:] = [one for one in left if one[0].flow not in flows or one[0].levels > 1]

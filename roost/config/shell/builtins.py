@@ -13,7 +13,7 @@ from roost.config.shell.arithmetic import NotKnown
 from roost.config.shell.children import SCRIPT, Child
 from roost.config.shell.conditions import Status, bracket_status, known_texts, printed
 from roost.config.shell.effects import unset_names
-from roost.config.shell.expand import Expander, TooMuch, folder_of, merged, word_fields
+from roost.config.shell.expand import Expander, TooMuch, merged, resolved_path, word_separators
 from roost.config.shell.filters import filtered
 from roost.config.shell.getopts import next_option
 from roost.config.shell.slurm import batch_variables
@@ -24,35 +24,35 @@ from roost.config.shell.state import (
     State,
     Unknown,
     Value,
-    elements,
     next_index,
     of_unknown,
     text_value,
+    unknown_elements,
 )
 from roost.config.shell.syntax import Assignment, Input, Literal, Word
 
-_OF_SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PMI_", "OMPI_")  # variables that a job has where it runs
+_SCHEDULER_PREFIXES = ("SLURM_", "PBS_", "LSB_", "PMI_", "OMPI_")  # of variables that only a scheduler sets
 MAX_NESTED = 10  # scripts, functions and `bash -c` within each other
 
 
 class Builtins(ABC):
-    """Each method `_do_NAME` takes the arguments, the place and the shell, and returns the exit status."""
+    """Builtin commands: `_do_NAME` takes the arguments, the position and the shell, and returns the exit status."""
 
     environ: Mapping[str, str]
     read_text: Callable[[Path], str | None]
     expander: Expander
     reading: Reading
     depth: int
-    files: list[Path]  # that are read here, each from the one before
+    files: list[Path]  # being read, each sourced by the one before
     steps: int
-    loops: int  # around this place, within its function
-    doubts: int  # conditions around this place that are not known
-    exits: list[int]  # that were reached in this shell, each with the doubts at its place
-    inside: int  # subshells and started scripts around this place
+    loops: int  # around this statement, within its function
+    doubts: int  # unknown conditions around this statement
+    exits: list[int]  # the doubts at each `exit` that this shell reached
+    subshells: int  # and child scripts, around this statement
     conditions: list[tuple[str, ...]]  # variables of the conditions that are true here
-    # Shells that left a function or loop under a condition that is not known; they go on after its end.
+    # States that left a function or loop under an unknown condition; they continue after its end.
     left: list[tuple[State, Doubt]]
-    stdin: Value | None  # what is left of the input of the commands here
+    stdin: Value | None  # the unread input of commands; None if it is not known
     printed: list[Value | None] | None = None  # by what `$(...)` runs; None where it is not known
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Builtins(ABC):
     def _let(self, text: str, state: State, position: Position) -> Status: ...
 
     def _count(self, array: Array) -> None:
-        """Count the elements of an array that is assigned as steps."""
+        """Count an assigned array as steps, by its length."""
         self.steps += len(array) // 1000
         if len(array) > 20_000:
             raise TooMuch("an array is too long")
@@ -76,38 +76,39 @@ class Builtins(ABC):
         return None if text is None else filtered(text if given.delimiter else f"{text}\n", words)
 
     def _child_file(self, child: Child, position: Position, state: State) -> None:
+        """Read the file of a child script, or note that it is missing."""
         is_read = self._file(child.path, state, child.is_program)
         is_script = not child.is_program or SCRIPT.fullmatch(child.path) is not None
-        if not is_read and is_script and self.read_text(folder_of(state, child.path)) is None:
-            self.reading.absent.append((child.path, position))
+        if not is_read and is_script and self.read_text(resolved_path(state, child.path)) is None:
+            self.reading.missing_scripts.append((child.path, position))
 
-    def _take_batch(self, child: Child, state: State) -> None:
+    def _add_slurm_variables(self, child: Child, state: State) -> None:
         """Give a script that sbatch starts the variables of Slurm."""
         if child.options is not None:
-            text = child.text or state.written.get(file := folder_of(state, child.path))
+            text = child.text or state.written.get(file := resolved_path(state, child.path))
             script = (self.read_text(file) or "").replace("\r\n", "\n") if text is None else text.shown
-            state.take_batch(batch_variables(script, child.path or None, child.options), self.environ)
+            state.add_slurm_variables(batch_variables(script, child.path or None, child.options), self.environ)
 
     def _do_source(self, arguments: list[Value], position: Position, state: State) -> Status:
         path = arguments[0].tested if arguments else None
         if path is None:
-            self.reading.missing.append((arguments[0].shown if arguments else "", position))
+            self.reading.missing_sources.append((arguments[0].shown if arguments else "", position))
             return None
         if self.depth >= MAX_NESTED:
-            is_circle = folder_of(state, path) in self.files
+            is_circle = resolved_path(state, path) in self.files
             why = "sources itself" if is_circle else f"is nested more than {MAX_NESTED} deep"
-            self.reading.nested.append((path, position, why))
+            self.reading.not_followed.append((path, position, why))
             return None
         outer = state.arguments
         if len(arguments) > 1:
             state.arguments = tuple(arguments[1:])
         if not self._file(path, state) and Path(path).name != "activate":  # of a virtual environment
-            self.reading.missing.append((path, position))
+            self.reading.missing_sources.append((path, position))
         state.arguments = outer
         return None
 
     def _declare(self, command: str, words: Sequence[Value], assigned: Sequence[Assignment], state: State) -> None:
-        """Apply the attributes that `export`, `local`, `declare` and their like give to names, before assigning."""
+        """Apply the attributes that `export`, `local`, `declare` and the like give to names, before assigning."""
         texts = [word.prefix for word in words]
         options = "".join(text[1:] for text in texts if text.startswith(("-", "+")))
         is_unset = any(text.startswith("+") for text in texts)
@@ -138,8 +139,9 @@ class Builtins(ABC):
                 state.variables[match[1]] = argument.after(match.end())
             elif argument.is_open and not argument.prefix and argument.unknown is not None:  # export $(cat .env)
                 unknown = argument.unknown
-                state.others = replace(unknown, reason=f"{unknown.shown}, which is not known, may give it", variable="")
-                self.reading.missing.append((unknown.shown, position))
+                reason = f"{unknown.shown}, which is not known, may give it"
+                state.fallback = replace(unknown, reason=reason, variable="")
+                self.reading.missing_sources.append((unknown.shown, position))
         return True
 
     def _do_unset(self, arguments: list[Value], position: Position, state: State) -> Status:
@@ -166,7 +168,7 @@ class Builtins(ABC):
     def _unset_element(self, name: str, index: str, position: Position, state: State) -> None:
         key = self.expander.key(name, Word((Literal(index, True),), position), state)
         if key is None:
-            state.variables[name] = {"0": elements(name, position)}
+            state.variables[name] = {"0": unknown_elements(name, position)}
         else:
             array = dict(state.array(name))
             array.pop(key, None)
@@ -211,7 +213,7 @@ class Builtins(ABC):
         texts = [argument.known or "" for argument in arguments]
         options = "".join(text[1:] for text in texts if text.startswith("-"))
         names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
-        given, fields = self.stdin.known if self.stdin is not None else None, word_fields(state)
+        given, fields = self.stdin.known if self.stdin is not None else None, word_separators(state)
         if self.stdin is not None and set(options) == set("rd") and texts[-2:] == ["", *names]:  # read -r -d '' NAME
             is_stripped = fields is not None and fields.fullmatch("\n")
             state.variables[names[0]] = self.stdin.stripped() if is_stripped else self.stdin
@@ -315,7 +317,7 @@ class Builtins(ABC):
     def _do_cd(self, arguments: list[Value], position: Position, state: State) -> Status:
         paths = [argument.tested for argument in arguments if argument.known not in ("--", "-P", "-L")]
         path = paths[0] if paths else self.environ.get("HOME")
-        return self._go(None if path is None or path == "-" else _normal(folder_of(state, path)), position, state)
+        return self._go(None if path is None or path == "-" else _normal(resolved_path(state, path)), position, state)
 
     def _go(self, folder: Path | None, position: Position, state: State) -> Status:
         state.put("OLDPWD", None if state.folder is None else text_value(str(state.folder), position))
@@ -336,15 +338,15 @@ class Builtins(ABC):
         return self._go(folder, position, state)
 
     def _do_exit(self, arguments: list[Value], position: Position, state: State) -> Status:
-        """An exit with an error in a branch that is taken is reported, and the reading goes on.
+        """Note an exit with an error in a branch that is taken, and continue after it.
 
-        One of a subshell or of another script ends only that.
+        An exit of a subshell or a child script ends only that.
         """
         code = arguments[0].known if arguments else None
-        is_own = not self.doubts and not self.inside
+        is_own = not self.doubts and not self.subshells
         if code not in ("0", None) and is_own and self.conditions:
             values = {name: state.scalar(name) for name in self.conditions[-1]}
-            names = [_asked(name, values[name]) for name in values if _is_empty(name, values[name], state)]
+            names = [_name_to_give(name, values[name]) for name in values if _is_empty(name, values[name], state)]
             self.reading.stops.append((position, tuple(dict.fromkeys(names))))
             return None
         if is_own:
@@ -354,14 +356,14 @@ class Builtins(ABC):
         return {"0": True, None: None}.get(code, False)
 
     def _stop_at_unset(self, words: Sequence[Word], state: State) -> None:
-        """Report variables without a value that stop the script; a file that is not here may set them."""
+        """Note unset variables that stop the script, unless a missing file may set them."""
         names = [*unset_names(words, state)]
         if names and self.printed is not None:
             self.printed.append(None)
-        if self.doubts or self.reading.missing:
+        if self.doubts or self.reading.missing_sources:
             return
         for name, position in names:
-            if not name.startswith(_OF_SCHEDULERS) and (name,) not in [names for _, names in self.reading.stops]:
+            if not name.startswith(_SCHEDULER_PREFIXES) and (name,) not in [names for _, names in self.reading.stops]:
                 self.reading.stops.append((position, (name,)))
 
     def _do_return(self, arguments: list[Value], position: Position, state: State) -> Status:
@@ -468,7 +470,7 @@ class Assignments(Builtins):
                 is_listed = bool(several) and name not in state.associative
                 is_behind = is_listed and key not in [*array][: [*array].index(several[0])]
                 if key is None or is_behind:  # any element may be this one
-                    array = {"0": elements(name, assignment.position)}
+                    array = {"0": unknown_elements(name, assignment.position)}
                 elif assignment.appends and key in array:
                     array[key] = merged([*array[key].parts, *value.parts], value.position)
                 else:
@@ -506,7 +508,7 @@ class Assignments(Builtins):
                 key = self.expander.key(name, key_word, state)
                 value = self.expander.one(word, state)
                 if key is None:
-                    key, value = str(following), elements(name, assignment.position)
+                    key, value = str(following), unknown_elements(name, assignment.position)
                 array[key] = value
                 following = int(key) + 1 if key.isdecimal() else following
                 continue
@@ -523,7 +525,7 @@ class Assignments(Builtins):
         state.variables[name] = state.in_order(name, array) if has_keys else array
 
     def _with_first(self, name: str, value: Value, state: State) -> Array:
-        """An array with another element 0; what is not known there may be several elements."""
+        """An array with a new element 0; an unknown one before it may have been several elements."""
         array = state.array(name)
         first = array.get("0")
         self._count(array)
@@ -532,7 +534,7 @@ class Assignments(Builtins):
         return {"0": value} | array | {"0": value}  # it is listed first
 
     def _given(self, name: str, value: Value, assignment: Assignment) -> Value:
-        """A value whose command the caller answered by setting the variable, or with the variable to set."""
+        """The value that the caller set in place of an unknown one, or the unknown one with the variable to set."""
         unknown = value.unknown
         if unknown is None or value.tested is not None:
             return value
@@ -557,8 +559,8 @@ class Assignments(Builtins):
             return of_unknown(Unknown(f"${assignment.name}", reason, assignment.position, assignment.name))
 
 
-def _asked(name: str, value: Value | None) -> str:
-    """The variable without a value, or the argument that gives it one."""
+def _name_to_give(name: str, value: Value | None) -> str:
+    """The unset variable, or the argument of the script that gives it a value."""
     if name == "#" or name.isdigit():
         return "$1" if name == "#" else f"${name}"
     argument = value.unknown.argument if value is not None and value.unknown is not None else 0

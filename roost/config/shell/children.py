@@ -1,4 +1,4 @@
-"""Commands that start another one: where it begins, the script it is given, and the variables it is given."""
+"""Commands that start another one, such as `srun` and `docker run`: the command or script, and its variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 DOCKER = ("docker", "podman", "nerdctl")
 CONTAINERS = (*DOCKER, "apptainer", "singularity")
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra")
-# Commands that start the one after them, and how many words stand between beside options: docker run IMAGE.
+# Commands that start the one after them, and the words between, without options: `run IMAGE` of docker.
 _STARTERS: Mapping[str, int] = {
     **dict.fromkeys(("env", "sudo", "nohup", "time", "nice", "ionice", "setsid", "stdbuf", "numactl"), 0),
     **dict.fromkeys(("command", "srun", "sbatch", *MPI, "xvfb-run"), 0),
@@ -46,36 +46,38 @@ SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _PASSED = re.compile(r"(?<![^=,\s])([A-Za-z_]\w*)=")  # NAME=VALUE somewhere in a word
-_MARK = re.compile("\ue000(\\d+)\ue001")  # for a part that is not known
+_MARK = re.compile("\ue000(\\d+)\ue001")  # for an unknown part
 
 
 @dataclass(slots=True)
 class Environment:
-    """Variables that a command gives to the one that it starts."""
+    """Variables of the command that another one starts."""
 
     values: dict[str, Value] = field(default_factory=dict)
-    files: list[tuple[str, Value]] = field(default_factory=list)  # that give some: the command, and the path
+    files: list[tuple[str, Value]] = field(default_factory=list)  # that set some: who reads it, and its path
     passed: set[str] = field(default_factory=set)  # of the shell's own, into a container
     removed: set[str] = field(default_factory=set)
     kept: set[str] | None = None  # of the shell's own; None: all
-    is_container: bool = False  # whose own variables are those of no shell
+    is_container: bool = False  # it has no variables of the shell but those passed
 
     def applied(self, state: State, caller: Mapping[str, str], content: Callable[[str, State], Value | None]) -> State:
-        """The shell as the started command sees it; `caller` stands for the environment of a container.
+        """The shell's state as the started command sees it; a container has the environment of the `caller`.
 
-        `content` is the text of a file; variables that one gives that is not here are not known.
+        `content` gives the text of a file; variables of a missing one are unknown.
         """
         if self == Environment():
             return state
         inner = state.copy()
         hidden = set(self.removed)
-        passed, given, others = set(self.passed), dict[str, Value](), None
+        passed, given, fallback = set(self.passed), dict[str, Value](), None
         for by, path in self.files:
             text = None if path.known is None else content(path.known, state)
-            lines = None if text is None else _of_yaml(text) if by == "ray" else _of_lines(text, by not in DOCKER)
+            lines: Mapping[str, Value | None] | None = None
+            if text is not None:
+                lines = _yaml_variables(text) if by == "ray" else _file_variables(text, by not in DOCKER)
             if lines is None:
                 why = "which is not here" if text is None else "which is no YAML"
-                others = Unknown(path.shown, f"{path.shown}, {why}, may give it", path.position)
+                fallback = Unknown(path.shown, f"{path.shown}, {why}, may give it", path.position)
             else:
                 given |= {name: value for name, value in lines.items() if value is not None}
                 passed |= {name for name, value in lines.items() if value is None}
@@ -85,7 +87,7 @@ class Environment:
         if self.is_container:
             own = {name: state.scalar(name) for name in inner.exported - passed}
             hidden |= {name for name, value in own.items() if value is None or value.known != caller.get(name)}
-        inner.others = others if self.is_container or self.kept is not None else others or state.others
+        inner.fallback = fallback if self.is_container or self.kept is not None else fallback or state.fallback
         inner.exported = (inner.exported - hidden).union(given)
         inner.variables |= given
         return inner
@@ -93,7 +95,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The command that others start: where it begins, the one that starts it, and what it is given."""
+    """A command behind `env`, `srun` and the like: its index, the innermost of these, and its variables."""
 
     at: int
     by: str
@@ -106,14 +108,14 @@ class Child:
     """A script that a command is given: its text, or the path of its file, and its arguments."""
 
     text: Value | None = None
-    path: str = ""  # with a text: what it has for $0
+    path: str = ""  # beside a text: its $0
     arguments: tuple[Value, ...] = ()
     is_program: bool = False  # started by its own path, which may be of any program
     options: tuple[str, ...] | None = None  # of the sbatch that starts it
 
 
 def started(words: Sequence[Value]) -> Started:
-    """Follow `env`, `srun`, `docker run` and their like to the command that they start."""
+    """Follow `env`, `srun`, `docker run` and the like to the command that they start."""
     at, by, wrapped, environment = 0, "", None, Environment()
     while at < len(words) and (name := base_name(words[at])) in _STARTERS:
         by, at = name, at + 1
@@ -135,11 +137,11 @@ def started(words: Sequence[Value]) -> Started:
                 break
             if name == "sbatch" and option == "--wrap":
                 wrapped = value
-            _give(environment, name, option, value)
+            _apply_option(environment, name, option, value)
             at += length
         environment.is_container |= name in DOCKER
     for index in range(at, _shell_at(words)):
-        _doubt(environment, words[index], base_name(words[0]))
+        _make_unknown(environment, words[index], base_name(words[0]))
     return Started(at, by, environment, wrapped)
 
 
@@ -234,8 +236,8 @@ def _option(name: str, words: Sequence[Value], at: int) -> tuple[str, Value | No
     return (text, None, 1) if is_alone else (text, following, 2)
 
 
-def _give(environment: Environment, name: str, option: str, value: Value | None) -> None:
-    """Apply an option that says something about variables."""
+def _apply_option(environment: Environment, name: str, option: str, value: Value | None) -> None:
+    """Apply an option that sets, passes or removes variables."""
     if name == "env" and option in ("-u", "--unset") and value is not None:
         environment.removed.add(value.known or "")
     elif name == "env" and (option in ("-", "--ignore-environment") or re.fullmatch(r"-[0v]*i[0v]*", option)):
@@ -260,9 +262,9 @@ def _give(environment: Environment, name: str, option: str, value: Value | None)
     elif name == "ray" and option == "--runtime-env" and value is not None:
         environment.files.append((name, value))
     elif name == "ray" and option == "--runtime-env-json" and value is not None:
-        environment.values |= _of_json(value)
+        environment.values |= _json_variables(value)
     elif value is not None:
-        _doubt(environment, value, name)
+        _make_unknown(environment, value, name)
 
 
 def _assigned(words: Iterable[Value]) -> dict[str, Value]:
@@ -270,8 +272,8 @@ def _assigned(words: Iterable[Value]) -> dict[str, Value]:
     return {match[1]: word.after(match.end()) for match, word in matches if match is not None}
 
 
-def _doubt(environment: Environment, word: Value, by: str) -> None:
-    """Variables of a word whose form is not read are not known."""
+def _make_unknown(environment: Environment, word: Value, by: str) -> None:
+    """Make variables unknown that a word of another form seems to set."""
     for name in _PASSED.findall(word.prefix):
         if name.isupper():
             unknown = Unknown(f"${name}", f"how {by or 'the command'} gives it is not read", word.position)
@@ -302,7 +304,7 @@ def unmarked(text: str, unknowns: Sequence[Unknown], value: Value) -> Value:
     return replace(value, parts=tuple(part for part in parts if part))
 
 
-def _of_json(value: Value) -> dict[str, Value]:
+def _json_variables(value: Value) -> dict[str, Value]:
     """The `env_vars` of a runtime environment of Ray; of one that is no JSON, all names without values."""
     text, unknowns = marked(value)
     try:
@@ -311,17 +313,17 @@ def _of_json(value: Value) -> dict[str, Value]:
         names = [name for name in re.findall(r'"([A-Za-z_]\w*)"\s*:', text) if name.isupper()]
         reason = "the JSON that gives it is not known"
         return {name: of_unknown(Unknown(f"${name}", reason, value.position)) for name in names}
-    return _of_variables(given, unknowns, value)
+    return _env_vars(given, unknowns, value)
 
 
-def _of_yaml(value: Value) -> dict[str, Value] | None:
+def _yaml_variables(value: Value) -> dict[str, Value] | None:
     """The `env_vars` of a runtime environment of Ray; None if it is no YAML."""
     text, unknowns = marked(value)
     source = parse_yaml(text, value.position[0], Findings())
-    return None if source is None else _of_variables(source.values, unknowns, value, source.positions)
+    return None if source is None else _env_vars(source.values, unknowns, value, source.positions)
 
 
-def _of_variables(
+def _env_vars(
     given: Any, unknowns: Sequence[Unknown], value: Value, positions: Mapping[KeyPath, Position] = MappingProxyType({})
 ) -> dict[str, Value]:
     variables = given.get("env_vars") if isinstance(given, dict) else None
@@ -336,7 +338,7 @@ def _of_variables(
     return found
 
 
-def _of_lines(value: Value, is_shell: bool) -> dict[str, Value | None]:
+def _file_variables(value: Value, is_shell: bool) -> dict[str, Value | None]:
     """Variables of a file for `--env-file`, without values where the shell's own are passed.
 
     Docker takes what stands behind the first = as it is, quotes among it; Apptainer reads it as a shell does.

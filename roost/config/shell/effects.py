@@ -1,4 +1,4 @@
-"""Possible effects of a statement, from its text: whether it tests, succeeds, or changes the shell."""
+"""Possible effects of a statement, from its text: whether it tests, succeeds, or changes the shell's state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roost.config.shell.syntax import (
 _SUCCEED = """mkdir cd pushd popd pip pip3 uv conda module ray export declare local readonly typeset wget curl source .
     cp mv rm ln chmod touch tar unzip echo printf sleep set ulimit wait apt apt-get hf huggingface-cli"""
 _GIT = "clone pull fetch checkout switch init add commit push submodule lfs reset config apply am worktree stash tag"
-_REPLACED = (":-", "-", ":=", "=", ":+", "+", ":?", "?")  # operators of variables that may be unset
+_REPLACED = (":-", "-", ":=", "=", ":+", "+", ":?", "?")  # operators for variables that may be unset
 # Variables that bash has a value for without an assignment.
 _OWN = """BASH_SOURCE PWD OLDPWD RANDOM SECONDS EPOCHSECONDS HOSTNAME BASHPID PPID UID EUID LINENO FUNCNAME BASH
     BASH_VERSION BASH_REMATCH DIRSTACK GROUPS HOSTTYPE IFS MACHTYPE OPTARG OPTIND OSTYPE PIPESTATUS REPLY SHELLOPTS
@@ -89,7 +89,7 @@ def submits(statement: Statement) -> bool:
 
 
 def changes(statement: Statement, builtins: Collection[str]) -> bool:
-    """Return True if a statement may change the shell itself: it is no mere command of those that `builtins` lacks."""
+    """Return True if a statement may change the shell's state, as assignments and `builtins` do."""
     if isinstance(statement, Simple):
         name = statement.words[0].text if statement.words else None
         return bool(statement.assignments and not statement.words) or (name in builtins and name not in _HARMLESS)
@@ -119,7 +119,7 @@ def variables_of(statements: Sequence[Statement]) -> tuple[str, ...]:
 def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Position]]:
     """Variables and arguments without a value at which a shell stops: those of `${X:?}`, and with `set -u` all of them.
 
-    Empty arrays are none.
+    Empty arrays do not count.
     """
     for part, position in ((part, word.position) for word in words for part in word.parts):
         if not isinstance(part, Parameter) or part.is_list or part.index is not None or part.is_indirect:
@@ -134,7 +134,7 @@ def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Posi
 
 
 def _may_be_set(name: str, state: State) -> bool:
-    return name in (*state.variables, *_OWN.split()) or state.maybe(name) is not None
+    return name in (*state.variables, *_OWN.split()) or state.fallback_for(name) is not None
 
 
 def behind_options(words: Sequence[Value]) -> list[Value]:
@@ -147,21 +147,19 @@ def behind_options(words: Sequence[Value]) -> list[Value]:
     return rest
 
 
-def place_of(statement: AndOr) -> Position:
-    first = statement.first
-    while isinstance(first, Pipeline | AndOr) or (isinstance(first, Group) and first.body):
-        first = (
-            first.commands[0]
-            if isinstance(first, Pipeline)
-            else first.body[0]
-            if isinstance(first, Group)
-            else first.first
-        )
-    return getattr(first, "position", (None, None, None))
+def position_of(statement: Statement) -> Position:
+    """Position of the first command of a statement."""
+    if isinstance(statement, AndOr):
+        return position_of(statement.first)
+    if isinstance(statement, Pipeline):
+        return position_of(statement.commands[0])
+    if isinstance(statement, Group) and statement.body:
+        return position_of(statement.body[0])
+    return getattr(statement, "position", (None, None, None))
 
 
-def through(statement: Case, at: int) -> tuple[Statement, ...]:
-    """The body of a clause, with those that `;&` falls through to."""
+def with_fallthrough(statement: Case, at: int) -> tuple[Statement, ...]:
+    """The body of a clause, and the bodies that `;&` continues with."""
     found: list[Statement] = []
     for _, body, end in statement.clauses[at:]:
         found += body

@@ -17,10 +17,10 @@ from roost.config.shell.state import (
     State,
     Unknown,
     Value,
-    elements,
     next_index,
     of_unknown,
     text_value,
+    unknown_elements,
     widened_gaps,
     without_gap,
 )
@@ -44,7 +44,7 @@ MAX_TRIES = 100_000_000  # characters that patterns are tried on in one reading
 _GLOB = re.compile(r".*([*?]|/[^\s]*\[[^\]]+\])", re.DOTALL)
 _NUMBER = re.compile(r"\s*[-+]?(?:[1-9]\d{0,17}|0)\s*")
 OUTPUT = "the output of a command is known only where the script runs"
-# Variables that only a run has a value for.
+# Variables of bash whose values are known only at run time.
 AT_RUN_TIME = frozenset(
     """RANDOM SRANDOM SECONDS EPOCHSECONDS EPOCHREALTIME HOSTNAME BASHPID PPID UID EUID GROUPS LINENO FUNCNAME
     PIPESTATUS BASH_REMATCH BASH_COMMAND BASH_LINENO BASH_VERSION BASH_VERSINFO DIRSTACK HOSTTYPE MACHTYPE OSTYPE OLDPWD
@@ -55,11 +55,11 @@ Outputs = Callable[[Substitution, State], Value | None]
 
 
 class TooMuch(ValueError):
-    """A word would become longer than any that a script is written for."""
+    """A limit on words or values was reached."""
 
 
 class Expander:
-    """Expands words in a state; `outputs` gives the output of commands that need not be run to know it."""
+    """Expands words in a state; `outputs` gives the output of a substitution, or None if only a run tells it."""
 
     def __init__(self, outputs: Outputs) -> None:
         self.outputs = outputs
@@ -78,7 +78,7 @@ class Expander:
         return found
 
     def listed(self, word: Word, state: State) -> list[Value]:
-        """The items that a word of a list becomes, which a pattern of file names leaves open."""
+        """The items of a list that a word expands to; those of a pattern of file names are unknown."""
         texts = [part.text for part in word.parts if isinstance(part, Literal) and not part.is_quoted]
         found = self.words(word, state)
         if not any(_GLOB.match(text) for text in texts) or any("=" in one.prefix for one in found):
@@ -87,7 +87,7 @@ class Expander:
         return [of_unknown(Unknown(shown, FILES, word.position, is_list=True))]
 
     def arguments(self, words: Sequence[Word], state: State) -> list[Value]:
-        """The arguments of a command; one before a variable that is not set has it: it may be a flag."""
+        """The arguments of a command; one before an unset variable notes it as dropped, for it may be a flag."""
         found: list[Value] = []
         for word in words:
             values = self.words(word, state)
@@ -130,7 +130,7 @@ class Expander:
         return with_classes(found)
 
     def number(self, word: Word, state: State) -> int:
-        """The value of an arithmetic expression; NotKnown where it depends on a run."""
+        """The value of an arithmetic expression; raises NotKnown if it depends on a run."""
         value = self.one(word, state)
         text = value.tested
         try:
@@ -141,7 +141,7 @@ class Expander:
             names = [one.variable for one in value.parts if isinstance(one, Unknown) and one.variable]
             for name, is_element in assigned_names(value.shown):
                 if is_element:
-                    state.variables[name] = {"0": elements(name, word.position)}
+                    state.variables[name] = {"0": unknown_elements(name, word.position)}
                     continue
                 reason = "it is computed from what is not known"
                 unknown = value.unknown or Unknown(value.shown, reason, word.position)
@@ -193,8 +193,8 @@ class Expander:
                 found.append(replace(merged(current, position), dropped=dropped, is_split=is_unsure))
             current, has_word, is_unsure = [], False, False
 
-        parts, fields = list(self._spliced(word.parts, state, position)), word_fields(state)
-        splits_at_blanks = fields is not None and fields.pattern == "[ \t\n]+"
+        parts, separators = list(self._spliced(word.parts, state, position)), word_separators(state)
+        splits_at_blanks = separators is not None and separators.pattern == "[ \t\n]+"
         is_alone = len(parts) == 1
         for at, (part, is_split) in enumerate(parts):
             if isinstance(part, Literal) and (part.is_quoted or not is_split):
@@ -213,7 +213,7 @@ class Expander:
                 for index, value in enumerate(values):
                     if index:
                         close()
-                    if (is_alone and value.position[1] is not None) or (is_alone and value.position[0] is not None):
+                    if is_alone and value.position[:2] != (None, None):
                         position = value.position
                     current += value.parts
                     has_word, dropped, is_unsure = True, value.dropped, is_unsure or (is_list and value.is_split)
@@ -232,12 +232,12 @@ class Expander:
                         has_word = True
                         is_unsure |= not piece.is_unset and _may_have_blanks(part)
                         continue
-                    if fields is None:
+                    if separators is None:
                         current.append(Unknown(piece, "IFS, which splits it, is not known", position, is_list=True))
                         has_word = True
                         continue
                     start = 0
-                    for delimiter in fields.finditer(piece):
+                    for delimiter in separators.finditer(piece):
                         if delimiter.start() > start:
                             current.append(piece[start : delimiter.start()])
                             has_word = True
@@ -254,7 +254,7 @@ class Expander:
     def _spliced(
         self, parts: Sequence[Part], state: State, position: Position, is_split: bool = False
     ) -> Iterator[tuple[Part, bool]]:
-        """The parts of a word, and whether their text is split; the quotes in `${X:-"a b"}` hold as those around it."""
+        """The parts of a word, and whether their text is split; `${X:-"a b"}` gives the parts of its default."""
         for part in parts:
             argument = self._quoted_argument(part, state, position)
             if argument is None:
@@ -263,12 +263,12 @@ class Expander:
                 yield from self._spliced(argument.parts, state, position, is_split=True)
 
     def _quoted_argument(self, part: Part, state: State, position: Position) -> Word | None:
-        """The word that an expansion without quotes stands for, where that word has some."""
+        """The default or alternative that an unquoted expansion becomes, if it has quotes; else None."""
         if not isinstance(part, Parameter) or part.is_quoted or part.is_list or part.is_length or part.is_indirect:
             return None
         if part.operator not in (":-", "-", ":+", "+") or part.argument is None or not _has_quotes(part.argument):
             return None
-        if state.maybe(part.name) is not None:
+        if state.fallback_for(part.name) is not None:
             return None
         is_missing = _is_missing(part, self._plain(part, state, position))
         return part.argument if is_missing == (part.operator in (":-", "-")) else None
@@ -303,7 +303,8 @@ class Expander:
         value = self._plain(part, state, position)
         if part.is_length:
             text = value.tested if value is not None else ""
-            return [text_value(str(len(text)), position) if text is not None else _blurred(value or Value(), part)]
+            length = None if text is None else text_value(str(len(text)), position)
+            return [_unknown_after(value or Value(), part) if length is None else length]
         return [self._with_operator(part, value, state, position)]
 
     def _list(self, part: Parameter, state: State, position: Position) -> list[Value]:
@@ -375,7 +376,7 @@ class Expander:
                 state.variables[part.name] = found
             return found
         if operator in (":+", "+"):
-            if (open_value := state.maybe(part.name)) is not None:
+            if (open_value := state.fallback_for(part.name)) is not None:
                 return open_value
             return Value((), position) if is_missing else self.one(argument, state)
         if value is None:
@@ -396,7 +397,7 @@ class Expander:
     def _substring(self, value: Value, argument: Word, part: Parameter, state: State) -> Value:
         text = value.tested
         if text is None:
-            return _blurred(value, part)
+            return _unknown_after(value, part)
         try:
             begin, count = self._bounds(argument, state)
         except NotKnown:
@@ -406,7 +407,7 @@ class Expander:
         return text_value(text[begin:end] if 0 <= begin <= end else "", value.position)
 
     def _bounds(self, argument: Word, state: State) -> tuple[int, int | None]:
-        """The first and the number of `${X:first:number}`, without one None; NotKnown where they depend on a run."""
+        """Offset and length of `${X:offset:length}`; no length gives None. Raises NotKnown if they depend on a run."""
         bounds = self.one(argument, state).tested
         if bounds is None or "?" in bounds:
             raise NotKnown("bounds")
@@ -434,13 +435,13 @@ class Expander:
         return found[:count]
 
     def _changed(self, value: Value, part: Parameter, state: State) -> Value:
-        """`${X%pattern}`, `${X/pattern/text}`, `${X^^}` and their like."""
+        """`${X%pattern}`, `${X/pattern/text}`, `${X^^}` and the like."""
         operator, argument = part.operator, part.argument
         if not operator or argument is None:
             return value
         text = value.tested
         if text is None:
-            return _blurred(value, part)
+            return _unknown_after(value, part)
         if len(text) > MAX_VALUE:
             raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
         if operator in ("^^", ",,"):
@@ -534,8 +535,8 @@ def _separator(state: State, part: Part) -> str | Unknown:
     return text[:1]
 
 
-def _blurred(value: Value, part: Parameter) -> Value:
-    """A part of a value that is not known, for the reason that the value is not; its known text may be cut off."""
+def _unknown_after(value: Value, part: Parameter) -> Value:
+    """An unknown value after an operator, which may cut off its known text; unknown for the same reason."""
     unknown = next((one for one in value.parts if isinstance(one, Unknown) and not one.is_unset), None)
     return value if unknown is None or len(value.parts) == 1 else of_unknown(replace(unknown, text=part.raw))
 
@@ -547,7 +548,7 @@ def _may_have_blanks(part: Part) -> bool:
 
 
 def _placed(value: Value, position: Position) -> Value:
-    """A value whose texts have a place: its own, or that of the word where it has none."""
+    """A value whose texts have source maps: their own, or the position of the value or the word."""
     start = value.position if value.position[0] is not None else position
     return replace(value, parts=tuple(placed(part, start) if isinstance(part, str) else part for part in value.parts))
 
@@ -556,8 +557,8 @@ def _joined(values: list[Value], between: str | Unknown) -> list[str | Unknown]:
     return [piece for at, one in enumerate(values) for piece in ([between] if at else []) + list(one.parts)]
 
 
-def word_fields(state: State) -> re.Pattern[str] | None:
-    """Characters that split words; None where IFS is not known."""
+def word_separators(state: State) -> re.Pattern[str] | None:
+    """Separators of words as a regular expression; None if IFS is not known."""
     given = state.scalar("IFS")
     text = IFS if given is None else given.tested
     if text is None:
@@ -569,26 +570,26 @@ def word_fields(state: State) -> re.Pattern[str] | None:
 
 
 def merged(parts: list[str | Unknown], position: Position) -> Value:
-    """The value of parts, with texts that follow each other as one."""
-    merged: list[str | Unknown] = []
+    """The value of these parts, with adjacent texts merged."""
+    found: list[str | Unknown] = []
     texts: list[str] = []
     for part in parts:
         if isinstance(part, str):
             texts.append(part)
             continue
         if texts and any(texts):
-            merged.append(joined_text(texts))
+            found.append(joined_text(texts))
         texts = []
-        merged.append(part)
+        found.append(part)
     if any(texts):
-        merged.append(joined_text(texts))
-    if any(isinstance(part, Unknown) and part.is_gap for part in merged):
-        merged = [part for part in widened_gaps(merged) if part != ""]
-    if sum(len(part) for part in merged if isinstance(part, str)) > MAX_VALUE:
+        found.append(joined_text(texts))
+    if any(isinstance(part, Unknown) and part.is_gap for part in found):
+        found = [part for part in widened_gaps(found) if part != ""]
+    if sum(len(part) for part in found if isinstance(part, str)) > MAX_VALUE:
         raise TooMuch(f"a value is longer than {MAX_VALUE:,} characters")
-    return Value(tuple(merged), position)
+    return Value(tuple(found), position)
 
 
-def folder_of(state: State, path: str) -> Path:
-    """A path as the script means it."""
+def resolved_path(state: State, path: str) -> Path:
+    """A path of the script, seen from its current folder."""
     return (state.folder or Path()) / path

@@ -1,6 +1,6 @@
 """Reads a script statement by statement, follows its variables, and collects the commands it would start.
 
-Nothing is executed: a command is only recorded, and what it would print or change is not known.
+Nothing is executed: a command is only recorded, and its output and effects are mostly unknown.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from roost.config.shell.effects import (
     changes,
     is_command,
     is_test,
-    place_of,
+    position_of,
     succeeds,
-    through,
     variables_of,
+    with_fallthrough,
 )
-from roost.config.shell.expand import OUTPUT, Expander, TooMuch, folder_of, merged
+from roost.config.shell.expand import OUTPUT, Expander, TooMuch, merged, resolved_path
 from roost.config.shell.parser import Parser
 from roost.config.shell.patterns import matches_pattern
 from roost.config.shell.state import (
@@ -76,8 +76,9 @@ MAX_STEPS = 30_000  # statements of one reading
 MAX_OUTPUT_STEPS = 1_000  # of one `$(...)`
 MAX_ALL_OUTPUT_STEPS = 5_000  # of all
 MAX_COMMANDS = 2_000
-_OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # a first line that is of no shell
-_CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files that they are given
+_OTHER_KIND = re.compile(r"#!(?!.*\b(ba|z|da|k)?sh\b)|[^\n]*\0")  # first line of a file that is no shell script
+_CHANGING = "sed mv rm tee cp ln truncate patch"  # commands that change files among their arguments
+# Commands that are not recorded.
 _QUIET = "echo printf sleep mkdir rm trap ulimit wait pkill kill pip pip3 true :"
 
 
@@ -86,9 +87,9 @@ class _Stop(Exception):
 
 
 class Interpreter(Branches):
-    """Reads statements in a state; `environ` is what the caller gave.
+    """Reads statements in a state; `environ` is the caller's environment.
 
-    `job_commands` are variables with the command that a batch script of a framework runs.
+    `job_commands` are the variables that hold the command of a batch script, such as COMMAND of NeMo-RL.
     """
 
     def __init__(
@@ -102,19 +103,19 @@ class Interpreter(Branches):
         self.stdin: Value | None = None
         self.snapshot: Snapshot | None = None  # of the last command
         self.files: list[Path] = []
-        self.steps, self.depth, self.doubts, self.loops, self.inside = 0, 0, 0, 0, 0
+        self.steps, self.depth, self.doubts, self.loops, self.subshells = 0, 0, 0, 0, 0
         self.limit, self.output_steps = MAX_STEPS, 0
         self.exits: list[int] = []
         self.conditions: list[tuple[str, ...]] = []  # variables of the conditions that are true here
         self.left: list[tuple[State, Doubt]] = []
-        self.scripts: list[object] = []  # that are read here, with what each was given
+        self.scripts: list[object] = []  # that are being read, each with its arguments and environment
 
     def read(self, text: str, file: str, state: State) -> Reading:
         """Read a whole script."""
         statements, error = Parser(text, file).parse()
         if error is not None:
             self.reading.errors.append(error)
-        self.scripts.append((folder_of(state, file), state.arguments, state.environment))
+        self.scripts.append((resolved_path(state, file), state.arguments, state.environment))
         try:
             self._run_all(statements, state)
         except (_Stop, TooMuch, RecursionError):
@@ -146,10 +147,10 @@ class Interpreter(Branches):
             if self.printed is not None and statement.merges_stderr:
                 self.printed.append(None)
             with self._muted(statement.is_redirected):
-                status = (self._apart if statement.is_subshell else self._run_all)(statement.body, state)
+                status = (self._in_subshell if statement.is_subshell else self._run_all)(statement.body, state)
             self.stdin = self.stdin if statement.stdin is None else outer
             if statement.stdout is not None:
-                self._writes(Simple((), (), statement.stdout.position, None, statement.stdout), (), state)
+                self._note_writes(Simple((), (), statement.stdout.position, None, statement.stdout), (), state)
             return statement.is_background or status
         if isinstance(statement, If):
             return self._if(statement, 0, state)
@@ -180,7 +181,7 @@ class Interpreter(Branches):
                 status = self._in_doubt(
                     [partial(self._run, following), lambda _: True],
                     state,
-                    place_of(statement),
+                    position_of(statement),
                     variables_of((statement.first,)),
                 )
             elif status is wanted:
@@ -191,13 +192,13 @@ class Interpreter(Branches):
                 last, is_tested = following, is_test(following)
         return status
 
-    def _apart(self, statements: Sequence[Statement], state: State) -> Status:
+    def _in_subshell(self, statements: Sequence[Statement], state: State) -> Status:
         """Run statements in a subshell."""
         before, exits = len(self.left), len(self.exits)
-        self.inside += 1
+        self.subshells += 1
         inner = state.copy()
         status = self._run_all(statements, inner)
-        self.inside, state.written, state.touched = self.inside - 1, inner.written, inner.touched
+        self.subshells, state.written, state.touched = self.subshells - 1, inner.written, inner.touched
         is_open = len(self.left) > before or any(doubts > self.doubts for doubts in self.exits[exits:])
         if is_open and self.printed is not None:
             self.printed.append(None)  # what follows an end that is not certain is not always printed
@@ -214,13 +215,13 @@ class Interpreter(Branches):
         with self._muted(True):
             for command in statement.commands:
                 self.stdin = given
-                given = self._printed(command, state) if command is not statement.commands[-1] else None
-                self._apart((command,), state)
+                given = self._piped_output(command, state) if command is not statement.commands[-1] else None
+                self._in_subshell((command,), state)
         self.stdin = outer
         return None
 
-    def _printed(self, command: Statement, state: State) -> Value | None:
-        """Output of a command that the next one of the pipeline reads; None if it is not known."""
+    def _piped_output(self, command: Statement, state: State) -> Value | None:
+        """Output that the next command of a pipeline reads; None if it is not known."""
         if not isinstance(command, Simple) or command.is_redirected:
             return None
         name, body = command.words[0].text if command.words else "", command.stdin.body if command.stdin else None
@@ -247,7 +248,7 @@ class Interpreter(Branches):
         return self._in_doubt(branches, state, statement.position, variables_of(condition))
 
     def _take_input(self, given: Input | None, state: State) -> Value | None:
-        """Let commands read what one is given; returns what they had before."""
+        """Set the input of commands; returns what it was before."""
         outer = self.stdin
         if given is not None:
             self.stdin = self.expander.one(given.body, state) if given.body is not None else None
@@ -256,11 +257,11 @@ class Interpreter(Branches):
     def _case(self, statement: Case, state: State) -> Status:
         status: Status = True
         subject = self.expander.one(statement.subject, state).tested
-        self._reads(statement.subject)
+        self._note_arguments(statement.subject)
         possible: list[Callable[[State], object]] = []
         for at, (patterns, _, end) in enumerate(statement.clauses):
             found = [self.expander.pattern(pattern, state) for pattern in patterns]
-            run = partial(self._run_all, through(statement, at))
+            run = partial(self._run_all, with_fallthrough(statement, at))
             if subject is not None and None not in found:
                 if not any(matches_pattern(subject, pattern) for pattern in found if pattern is not None):
                     continue
@@ -278,7 +279,7 @@ class Interpreter(Branches):
         return self._in_doubt([*possible, lambda _: True], state, statement.position, names)
 
     def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status:
-        self._reads(statement.expression)
+        self._note_arguments(statement.expression)
         try:
             return self.expander.number(statement.expression, state) != 0
         except NotKnown:
@@ -293,7 +294,7 @@ class Interpreter(Branches):
 
     # --- simple commands
 
-    def _reads(self, *words: Word) -> None:
+    def _note_arguments(self, *words: Word) -> None:
         """Note whether the script looks at its arguments."""
         for word in words:
             for part in word.parts:
@@ -302,28 +303,28 @@ class Interpreter(Branches):
                     self.reading.reads_arguments = True
                 argument = getattr(part, "argument", None)
                 if argument is not None:
-                    self._reads(argument)
+                    self._note_arguments(argument)
 
     def _simple(self, statement: Simple, state: State) -> Status:
         for assignment in statement.assignments:
             items = [assignment.value] if isinstance(assignment.value, Word) else [word for _, word in assignment.value]
-            self._reads(*items)
+            self._note_arguments(*items)
             self._stop_at_unset(items, state)
-        self._reads(*statement.words)
+        self._note_arguments(*statement.words)
         self._stop_at_unset(statement.words, state)
         words = self.expander.arguments(statement.words, state)
         outer = self._take_input(statement.stdin, state)
         prints_inside = bool(words) and words[0].tested in (*state.functions, *RUNS_TEXT)
         with self._muted(statement.is_redirected and prints_inside):
-            status = self._started(statement, words, state)
+            status = self._assign_and_call(statement, words, state)
         if self.printed is not None and statement.merges_stderr and prints_inside:
             self.printed.append(None)
         if statement.stdin is not None:
             self.stdin = outer
         return status
 
-    def _writes(self, statement: Simple, words: Sequence[Value], state: State) -> None:
-        """Note the text that `cat` writes to a file; one that another command writes or changes is not known."""
+    def _note_writes(self, statement: Simple, words: Sequence[Value], state: State) -> None:
+        """Note the text that `cat` writes to a file; files that other commands change become unknown."""
         name = words[0].tested if words else ""
         is_read = name == "sed" and not any(one.prefix.startswith(("-i", "--in-place")) for one in words)
         paths = [one.known for one in words[1:]] if name in _CHANGING.split() and not is_read else []
@@ -334,11 +335,11 @@ class Interpreter(Branches):
                 before = self._content(path, state) if statement.appends else None
                 end = ("\n",) if statement.stdin is not None and not statement.stdin.delimiter else ()
                 text = replace(self.stdin, parts=(*(before.parts if before else ()), *self.stdin.parts, *end))
-                state.touched |= {Path(os.path.normpath(folder_of(state, path)))}
-                state.written = {**state.written, folder_of(state, path): text}
+                state.touched |= {Path(os.path.normpath(resolved_path(state, path)))}
+                state.written = {**state.written, resolved_path(state, path): text}
             else:
                 paths.append(path)
-        changed = [folder_of(state, path) for path in paths if path]
+        changed = [resolved_path(state, path) for path in paths if path]
         state.touched |= {Path(os.path.normpath(file)) for file in changed}
         for file in state.written:
             if any(one == file or one in file.parents for one in changed):
@@ -346,11 +347,11 @@ class Interpreter(Branches):
                 state.written = {**state.written, file: of_unknown(unknown)}
 
     def _output_of_body(self, statements: Sequence[Statement], state: State) -> Value | None:
-        """The output of statements in a subshell, as far as it is known without running a command."""
+        """The output of statements in a subshell; None if it is not known without running a command."""
         self.output_status = None
         if self.depth >= MAX_NESTED or self.output_steps > MAX_ALL_OUTPUT_STEPS:
             return None
-        counts, stdin = (self.depth, self.doubts, self.loops, self.inside), self.stdin
+        counts, stdin = (self.depth, self.doubts, self.loops, self.subshells), self.stdin
         lists: tuple[list[Any], ...] = (self.left, self.exits, self.conditions, self.files, self.scripts)
         lengths = [len(one) for one in lists]
         outer, limit, begun = self.printed, self.limit, self.steps
@@ -358,13 +359,13 @@ class Interpreter(Branches):
         self.depth += 1
         status: Status = None
         try:
-            status = self._apart(statements, state)
+            status = self._in_subshell(statements, state)
         except _Stop:
             if self.steps > limit:
                 raise
             self.printed = [None]
         found, self.printed, self.limit = self.printed, outer, limit
-        self.depth, self.doubts, self.loops, self.inside = counts
+        self.depth, self.doubts, self.loops, self.subshells = counts
         for one, length in zip(lists, lengths, strict=True):
             del one[length:]
         if outer is None:
@@ -384,11 +385,12 @@ class Interpreter(Branches):
         yield
         self.printed = outer
 
-    def _started(self, statement: Simple, words: list[Value], state: State) -> Status:
+    def _assign_and_call(self, statement: Simple, words: list[Value], state: State) -> Status:
+        """Run the assignments of a simple command, then the command; assignments before a command hold only in it."""
         name = words[0].tested if words else ""
         if self.printed is not None and words:
             self.printed.append(self._printed_by(statement, words, state))
-        self._writes(statement, words, state)
+        self._note_writes(statement, words, state)
         is_prefix = bool(words) and name not in ("export", "declare", "local", "readonly", "typeset")
         names = [assignment.name for assignment in statement.assignments]
         if is_prefix and name not in ("source", "."):
@@ -427,12 +429,12 @@ class Interpreter(Branches):
                 raise _Stop
             body = state.functions[name]
             if isinstance(body, Choice):
-                branches = [partial(self._chosen, one, words, position, inner, names) for one in body.bodies]
+                branches = [partial(self._call_one_body, one, words, position, inner, names) for one in body.bodies]
                 return self._in_doubt(branches, state, body.position)
             return self._function(body, arguments, state, {one: inner.variables[one] for one in names})
         return self._execute(words, position, state, inner, names)
 
-    def _chosen(
+    def _call_one_body(
         self,
         body: Statement | None,
         words: list[Value],
@@ -441,7 +443,7 @@ class Interpreter(Branches):
         names: Sequence[str],
         state: State,
     ) -> None:
-        """Call a function with one of the bodies that it may have, or the command of its name."""
+        """Call a function with one of the bodies that it may have; without one, run the command of its name."""
         given = {one: inner.variables[one] for one in names}
         if body is not None:
             self._function(body, words[1:], state, given)
@@ -487,17 +489,17 @@ class Interpreter(Branches):
             self.reading.is_cut = True
             return
         inner, before, exits = state.child(), len(self.left), len(self.exits)
-        self.inside += 1
+        self.subshells += 1
         inner.arguments, inner.script = child.arguments, child.path or inner.script
-        self._take_batch(child, inner)
-        script = (folder_of(inner, child.path), inner.arguments, inner.environment)
+        self._add_slurm_variables(child, inner)
+        script = (resolved_path(inner, child.path), inner.arguments, inner.environment)
         if child.text is not None:
             self._text(child.text, position, inner)
         elif child.path and script not in self.scripts:  # a job that submits itself again tells no more
             self.scripts.append(script)
             self._child_file(child, position, inner)
             self.scripts.pop()
-        self.inside, state.written, state.touched = self.inside - 1, inner.written, inner.touched
+        self.subshells, state.written, state.touched = self.subshells - 1, inner.written, inner.touched
         del self.left[before:], self.exits[exits:]
 
     def _record(self, words: list[Value], position: Position, state: State) -> None:
@@ -507,7 +509,7 @@ class Interpreter(Branches):
         if key not in self.reading.commands and len(self.reading.commands) < MAX_COMMANDS:
             self.steps += len(state.variables) // 1000  # each is compared
             self.snapshot = Snapshot(state.variables, self.snapshot)
-            here = (state.folder, self.doubts == 0, state.exported, state.written, state.others)
+            here = (state.folder, self.doubts == 0, state.exported, state.written, state.fallback)
             self.reading.commands[key] = Command(tuple(words), position, self.snapshot, *here)
 
     def _function(
@@ -550,10 +552,10 @@ class Interpreter(Branches):
 
     def _file(self, path: str, state: State, is_program: bool = False) -> bool:
         """Read another script in this state; False if it does not exist, or is a program of another kind."""
-        file = folder_of(state, path)
+        file = resolved_path(state, path)
         if (written := state.written.get(file)) is not None:
             if len(written.parts) == 1 and written.unknown is not None:
-                state.others = written.unknown
+                state.fallback = written.unknown
                 return True
             self._text(written, written.position, state)
             return True

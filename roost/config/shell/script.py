@@ -42,7 +42,7 @@ def read_script(
         text = text.replace("\r\n", "\n")
     given = tuple(Value((word,) if word else (), (COMMAND_LINE, None, None)) for word in arguments)
     state = initial_state(environ, given, str(file))
-    state.take_batch(batch_variables(text, str(file)), environ)
+    state.add_slurm_variables(batch_variables(text, str(file)), environ)
     return Interpreter(environ, _read_quietly, job_commands).read(text, str(file), state)
 
 

@@ -1,4 +1,4 @@
-"""Known state of a shell while a script is read: values, variables, arguments, folder; and the result of reading."""
+"""State of a shell while a script is read, as far as it is known, and the result of reading."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from roost.config.shell.syntax import Choice, ShellError, SourceText, Statement,
 
 MAX_SHOWN = 60
 MAX_JOINED = 20_000  # characters of values whose words are compared
-IFS = " \t\n"  # that a shell begins with
+IFS = " \t\n"  # of a new shell
 _PIECES = re.compile(r"\s+|\S+")
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A part of a value that only a run of the script would tell."""
+    """A part of a value that is known only when the script runs."""
 
     text: str  # as the script has it
     reason: str
     position: Position
-    variable: str = ""  # that the caller can set instead
-    argument: int = 0  # of the script, that the caller can give
-    is_unset: bool = False  # a variable without a value, which bash takes for empty
+    variable: str = ""  # a variable that the caller can set to give it
+    argument: int = 0  # number of the script's argument that gives it
+    is_unset: bool = False  # a variable without a value, which bash expands to nothing
     is_list: bool = False  # it may stand for any number of words
-    is_gap: bool = False  # it stands for words between others, and for the blanks around them
+    is_gap: bool = False  # it stands for any words between known ones, with the blanks around them
 
     def about(self, name: str) -> Value:
-        """The value of a variable that is not known for the same reason."""
+        """The value of the variable `name`, unknown for the same reason."""
         return of_unknown(replace(self, text=f"${name}", variable=name))
 
     @property
@@ -46,12 +46,12 @@ Parts = tuple["str | Unknown", ...]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Text and unknown parts, and the place of the word that it comes from."""
+    """Text and unknown parts, and the position of the word they come from."""
 
     parts: tuple[str | Unknown, ...] = ()
     position: Position = field(default=(None, None, None), compare=False)
-    dropped: Unknown | None = field(default=None, compare=False)  # a variable after it that is not set, and so no word
-    is_split: bool = field(default=False, compare=False)  # its unknown part stands without quotes: any number of words
+    dropped: Unknown | None = field(default=None, compare=False)  # an unset variable after it, which became no word
+    is_split: bool = field(default=False, compare=False)  # an unknown part is unquoted: any number of words
 
     @property
     def known(self) -> str | None:
@@ -61,7 +61,7 @@ class Value:
 
     @property
     def tested(self) -> str | None:
-        """The text as a condition sees it: a variable that is not set is empty."""
+        """The text with unset variables as empty, as bash expands them; None if another part is unknown."""
         return Value(tuple(part for part in self.parts if isinstance(part, str) or not part.is_unset)).known
 
     @property
@@ -99,7 +99,7 @@ class Value:
         return replace(self, parts=tuple(part for part in parts if part))
 
     def cut(self, start: tuple[int, int] = (0, 0), end: tuple[int, int] | None = None) -> Value:
-        """The value between two places: a part, and a character of it."""
+        """The value from `start` to `end`, each the index of a part and of a character in it."""
         parts = list(self.parts)
         if end is not None:
             last = parts[end[0]]
@@ -117,7 +117,7 @@ class Value:
         return replace(self, parts=parts)
 
     def as_script(self, start: Position) -> tuple[str, dict[str, Value]]:
-        """The text of a script, and the variables in it that stand for what is not known."""
+        """The value as text of a script, with variables in place of its unknown parts, and these variables."""
         pieces: list[str] = [SourceText("", ((0, start, True),))]
         variables = {}
         for number, part in enumerate(self.parts):
@@ -151,8 +151,8 @@ def of_unknown(unknown: Unknown) -> Value:
     return Value((unknown,), unknown.position)
 
 
-def elements(name: str, position: Position) -> Value:
-    """Elements of an array after one was set whose index is not known."""
+def unknown_elements(name: str, position: Position) -> Value:
+    """All elements of an array, unknown because one was set at an unknown index."""
     return of_unknown(Unknown(f"${{{name}[@]}}", "the index of an element is not known", position, name, is_list=True))
 
 
@@ -160,7 +160,7 @@ Array = dict[str, Value]  # by index or key, in order
 
 
 def next_index(array: Array) -> int:
-    """The index of an element that is added."""
+    """The index that an appended element gets."""
     last = next(reversed(array), "-1")
     if last.isdecimal():
         return int(last) + 1
@@ -173,7 +173,7 @@ Outer = tuple[Value | Array | None, tuple[str, ...]]  # the value of a variable,
 
 @dataclass(slots=True)
 class State:
-    """One shell; a copy is a subshell, or what holds if a condition is true."""
+    """State of one shell; a copy is that of a subshell, or of one branch of a condition."""
 
     variables: dict[str, Value | Array]
     arguments: tuple[Value, ...] = ()
@@ -181,7 +181,7 @@ class State:
     folder: Path | None = None
     script: str = ""  # $0
     file: str = ""  # BASH_SOURCE
-    flow: str = ""  # exit, return, break or continue, where one of them was reached
+    flow: str = ""  # exit, return, break or continue, once it is reached
     levels: int = 1  # of loops that break or continue leaves
     exported: frozenset[str] = frozenset()  # names of variables, and of functions with "()"
     exports_all: bool = False  # set -a
@@ -192,7 +192,7 @@ class State:
     folders: tuple[Path | None, ...] = ()  # that popd goes back to
     option_at: int = 1  # the letter of the argument that getopts reads next
     locals: dict[str, Outer] | None = None  # of a function, with what they are outside of it
-    others: Unknown | None = None  # for variables without a value, which a file that is not here may give one
+    fallback: Unknown | None = None  # for unset variables, which a missing file may set
     written: Mapping[Path, Value] = field(default_factory=dict)  # texts of files that the script writes
     touched: frozenset[Path] = frozenset()  # all files that it writes or changes
 
@@ -201,8 +201,8 @@ class State:
         own = None if self.locals is None else dict(self.locals)
         return replace(self, variables=dict(self.variables), functions=dict(self.functions), locals=own)
 
-    def take_batch(self, given: Mapping[str, Value], caller: Mapping[str, str]) -> None:
-        """Take the variables that Slurm sets, but those that the caller gave."""
+    def add_slurm_variables(self, given: Mapping[str, Value], caller: Mapping[str, str]) -> None:
+        """Set the variables that Slurm gives a batch script, except those of the caller."""
         own = {name: value for name, value in given.items() if name not in caller}
         if given and self.folder is not None and "SLURM_SUBMIT_DIR" not in caller:
             own["SLURM_SUBMIT_DIR"] = text_value(str(self.folder))
@@ -210,7 +210,7 @@ class State:
         self.exported = self.exported.union(own)
 
     def child(self) -> State:
-        """A shell that this one starts: it has what is exported."""
+        """State of a shell that this one starts: it has exported variables and functions only."""
         variables: dict[str, Value | Array] = {
             name: value
             for name, value in self.variables.items()
@@ -221,7 +221,7 @@ class State:
         exported = self.exported
         variables["OPTIND"] = text_value("1")
         own = (self.folder, self.script, self.file)
-        child = State(variables, self.arguments, functions, *own, exported=exported, others=self.others)
+        child = State(variables, self.arguments, functions, *own, exported=exported, fallback=self.fallback)
         child.written, child.touched = self.written, self.touched
         return child
 
@@ -232,12 +232,12 @@ class State:
         return frozenset((name, value) for name, value in values if isinstance(value, Value))
 
     def become(self, other: State) -> None:
-        """Take over another state."""
+        """Replace this state by another one."""
         for slot in fields(self):
             setattr(self, slot.name, getattr(other, slot.name))
 
     def make_local(self, name: str) -> bool:
-        """Keep a variable for the end of the function; False where it is local. It stays exported."""
+        """Make a variable local, still exported if it was; False outside of functions, or if it already is."""
         if self.locals is None or name in self.locals:
             return False
         kept = tuple(one for one in ATTRIBUTES if name in getattr(self, one))
@@ -246,7 +246,7 @@ class State:
         return True
 
     def end_function(self) -> None:
-        """Give local variables back what they were."""
+        """Restore the variables that were local."""
         for name, (value, kept) in (self.locals or {}).items():
             self.put(name, value)
             self._set_attributes(name, kept)
@@ -262,11 +262,11 @@ class State:
             if (name in names) != (one in given):
                 setattr(self, one, names ^ {name})
 
-    def maybe(self, name: str) -> Value | None:
-        """The unknown value of a variable that has one only if a file that is not here gives it; else None."""
-        if self.others is None or not name.isidentifier() or self.target(name) in self.variables:
+    def fallback_for(self, name: str) -> Value | None:
+        """The unknown value of an unset variable that a missing file may set; None for other variables."""
+        if self.fallback is None or not name.isidentifier() or self.target(name) in self.variables:
             return None
-        return self.others.about(name)
+        return self.fallback.about(name)
 
     def put(self, name: str, value: Value | Array | None) -> None:
         """Set a variable, or unset it."""
@@ -276,29 +276,29 @@ class State:
             self.variables[name] = value
 
     def target(self, name: str) -> str:
-        """The variable that a name stands for, which another one is where it is a reference."""
+        """The variable that a name refers to: itself, or the one that `declare -n` made it refer to."""
         value = self.variables.get(name) if name in self.references else None
         return (value.known or name) if isinstance(value, Value) else name
 
     def array(self, name: str) -> Array:
-        """The values of a variable as an array; of one that is not set, none."""
+        """A variable as an array; empty if it is not set."""
         value = self.variables.get(self.target(name))
         return value if isinstance(value, dict) else {} if value is None else {"0": value}
 
     def in_order(self, name: str, array: Array) -> Array:
-        """An array by index, as bash lists it; one with text as keys as it is."""
+        """An array sorted by index, as bash lists it; an associative one as it is."""
         if name in self.associative or not all(key.isdecimal() for key in array):
             return array
         return {key: array[key] for key in sorted(array, key=int)}
 
     def scalar(self, name: str) -> Value | None:
         """The value of a variable; the first of an array."""
-        value = self.variables.get(self.target(name), self.maybe(name))
+        value = self.variables.get(self.target(name), self.fallback_for(name))
         return value.get("0") if isinstance(value, dict) else value
 
 
 def initial_state(environ: Mapping[str, str], arguments: tuple[Value, ...], file: str) -> State:
-    """A shell that was just started by the caller."""
+    """State of a shell that the caller just started."""
     variables: dict[str, Value | Array] = {name: Value((text,) if text else ()) for name, text in environ.items()}
     exported = frozenset(variables) - {"IFS"}
     variables["IFS"] = text_value(IFS)  # not that of the caller
@@ -307,7 +307,7 @@ def initial_state(environ: Mapping[str, str], arguments: tuple[Value, ...], file
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A condition that is not known: its place, the reason that values give, and the variable it looks at."""
+    """An unknown condition: its position, the reason for values that depend on it, and the variable it tests."""
 
     position: Position
     reason: str
@@ -323,8 +323,8 @@ class Doubt:
         return Unknown(f"${name}", self.reason, self.position, self.variable)  # giving `name` itself decides nothing
 
 
-def going_on(states: list[State]) -> tuple[list[State], list[State]]:
-    """Branches that go on together, and those that left a function or loop.
+def split_by_flow(states: list[State]) -> tuple[list[State], list[State]]:
+    """Branches that continue together, and those that leave a function or loop.
 
     Branches that end the script are left out unless all do.
     """
@@ -334,7 +334,7 @@ def going_on(states: list[State]) -> tuple[list[State], list[State]]:
 
 
 def join(states: list[State], doubt: Doubt) -> State:
-    """Join the states of several branches, of which one is taken; values that differ become unknown."""
+    """The state after one of several branches; values that differ become unknown."""
     first, *others = states
     result = first.copy()
     result.associative = first.associative.union(*(state.associative for state in others))
@@ -342,7 +342,7 @@ def join(states: list[State], doubt: Doubt) -> State:
     result.integers = first.integers.union(*(state.integers for state in others))
     result.exported = first.exported.union(*(state.exported for state in others))
     result.touched = first.touched.union(*(state.touched for state in others))
-    result.others = next((state.others for state in states if state.others is not None), None)
+    result.fallback = next((state.fallback for state in states if state.fallback is not None), None)
     names = dict.fromkeys(name for state in states for name in state.variables)
     for name in names:
         value = first.variables.get(name)
@@ -388,7 +388,7 @@ def uncertain(state: State, before: State, doubt: Doubt) -> None:
 
 
 def _joined_keys(arrays: list[Array], unknown: Unknown) -> Array:
-    """An associative array with the values that all have; those that differ are not known."""
+    """An associative array with the values that are equal in all; others become unknown."""
     keys = dict.fromkeys(key for array in arrays for key in array)
     first, *others = arrays
     return {
@@ -400,7 +400,7 @@ def _joined_keys(arrays: list[Array], unknown: Unknown) -> Array:
 
 
 def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
-    """The elements that all begin with, one that is not known, and those that all end with."""
+    """The common first elements, an unknown one, and the common last elements."""
     lists = [list(array.values()) for array in arrays]
     head, tail = _common_ends(lists)
     text = f"a part of {unknown.text}" if head or tail else unknown.text
@@ -410,7 +410,7 @@ def _joined_array(arrays: list[Array], unknown: Unknown) -> Array:
 
 
 def _joined_words(values: list[Value], unknown: Unknown) -> Value:
-    """The words that all begin with, a part that is not known, and those that all end with."""
+    """The common first words, an unknown part, and the common last words."""
     if any(len(value.shown) > MAX_JOINED for value in values):
         return of_unknown(unknown)
     words, *others = ([*_words_of(value)] for value in values)
@@ -485,7 +485,7 @@ def without_gap(value: Value) -> Value:
 
 
 class Snapshot(Mapping[str, "Value | Array"]):
-    """Variables at one moment, as those of an earlier one and what differs from them."""
+    """Variables at one moment, stored as changes to an earlier snapshot if these are few."""
 
     def __init__(self, values: dict[str, Value | Array], earlier: Snapshot | None = None) -> None:
         base: dict[str, Value | Array] = {} if earlier is None else earlier.base
@@ -516,16 +516,16 @@ class Command:
     position: Position
     variables: Mapping[str, Value | Array]
     folder: Path | None
-    is_certain: bool  # False where a condition that is not known decides
+    is_certain: bool  # False if an unknown condition decides whether it is started
     exported: frozenset[str] = frozenset()  # names of the variables that it has
     written: Mapping[Path, Value] = field(default_factory=dict)  # files that the script wrote before
-    others: Unknown | None = None  # for variables that it lacks, which a file that is not here may give it
+    fallback: Unknown | None = None  # for variables that it lacks, which a missing file may set
 
     def given(self, name: str) -> Value | Array | None:
         """The value of a variable of its environment; None if it is not there."""
         if name in self.exported:
             return self.variables.get(name)
-        return None if self.others is None else self.others.about(name)
+        return None if self.fallback is None else self.fallback.about(name)
 
 
 @dataclass(slots=True)
@@ -533,11 +533,11 @@ class Reading:
     """Commands, missing files, errors and unknown values of a script."""
 
     commands: dict[tuple[object, ...], Command] = field(default_factory=dict)
-    missing: list[tuple[str, Position]] = field(default_factory=list)  # sourced files that are not here
-    absent: list[tuple[str, Position]] = field(default_factory=list)  # scripts that it starts, and that are not here
-    nested: list[tuple[str, Position, str]] = field(default_factory=list)  # files that are not followed, and why
+    missing_sources: list[tuple[str, Position]] = field(default_factory=list)
+    missing_scripts: list[tuple[str, Position]] = field(default_factory=list)  # that the script starts
+    not_followed: list[tuple[str, Position, str]] = field(default_factory=list)  # sourced files, and why
     errors: list[ShellError] = field(default_factory=list)
-    # Variables that the caller gave for a command's output: what they stand for, and their values.
+    # Variables that the caller set in place of an unknown value: that value, and theirs.
     given: dict[str, tuple[Unknown, str]] = field(default_factory=dict)
     reads_arguments: bool = False
     # An `exit` with an error that is always reached, and the variables without a value that lead to it.

@@ -549,14 +549,14 @@ def test_sourced_files_are_read_where_they_are(tmp_path):
     text = 'source "$(dirname "$0")/models/a.sh"\nsource "$(dirname "$0")/models/b.sh"\nshow "${ARGS[@]}"\n'
     reading = read(tmp_path, text)
     assert shown(reading) == [["--layers", "4"]]
-    assert [path.rpartition("/")[2] for path, _ in reading.missing] == ["b.sh"]
+    assert [path.rpartition("/")[2] for path, _ in reading.missing_sources] == ["b.sh"]
 
 
 def test_files_that_source_each_other_are_named(tmp_path):
     (tmp_path / "a.sh").write_text(f"source {tmp_path}/b.sh\n")
     (tmp_path / "b.sh").write_text(f"N=2; source {tmp_path}/a.sh\n")
     reading = read(tmp_path, f"source {tmp_path}/a.sh; show $N")
-    assert ([why for _, _, why in reading.nested], reading.missing) == (["sources itself"], [])
+    assert ([why for _, _, why in reading.not_followed], reading.missing_sources) == (["sources itself"], [])
     assert shown(reading) == [["2"]]
 
 
@@ -722,7 +722,7 @@ def test_functions_that_an_unknown_condition_defines_are_all_read(text, words, t
 def test_a_written_script_is_known_until_a_command_changes_it(change, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reading = read(tmp_path, f"cat > f.sh <<'EOF'\nshow 1\nEOF\n{change}\nbash f.sh")
-    assert (shown(reading), reading.absent) == (words, [])
+    assert (shown(reading), reading.missing_scripts) == (words, [])
 
 
 BATCH = "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node 2 # of them\n#SBATCH -c16 --gres=gpu:h100:4\n"
@@ -769,12 +769,12 @@ def test_a_batch_script_knows_the_folder_it_is_submitted_from(tmp_path, monkeypa
     ],
 )
 def test_scripts_that_are_started_and_are_not_here(text, absent, tmp_path):
-    assert [path for path, _ in read(tmp_path, text).absent] == absent
+    assert [path for path, _ in read(tmp_path, text).missing_scripts] == absent
 
 
 @pytest.mark.parametrize(("path", "is_named"), [("env.sh", True), (".venv/bin/activate", False)])
 def test_what_a_virtual_environment_sets_is_not_missed(path, is_named, tmp_path):
-    assert bool(read(tmp_path, f"source {path}").missing) == is_named
+    assert bool(read(tmp_path, f"source {path}").missing_sources) == is_named
 
 
 def test_windows_line_endings_are_named_by_their_first_line(tmp_path):
