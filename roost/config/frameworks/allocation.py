@@ -1,7 +1,7 @@
 """AReaL's allocation strings.
 
 `sglang:d4t2` is the backend of one role, `megatron:(attn:d1p12t4|ffn:d1p12e4)` one with a mixture of experts, and
-`sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4` the roles of a job: + parts devices, | shares them.
+`sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4` the roles of a job: + separates devices, | shares them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def parse_allocations(text: str, needs_backend: bool = False) -> list[list[Alloc
 
 
 def _shared(group: str) -> list[str]:
-    """The components of a group; the bar between attn and ffn does not part them."""
+    """The components of a group; the bar between attn and ffn does not separate two."""
     parts: list[str] = []
     for part in group.split("|"):
         if part.startswith("ffn:") and parts and "attn:" in parts[-1]:
@@ -117,7 +117,7 @@ def _one(text: str, needs_backend: bool) -> Allocation:
     backend, name, dimensions = match[1], match[2], match[3] or match[4]
     if backend is None and needs_backend:
         raise AllocationError("has no backend", "AReaL does not choose one any more")
-    backend = backend or ("fsdp" if set("pe") & set(re.findall("[a-z]", dimensions)) == set() else "megatron")
+    backend = backend or ("megatron" if set("pe") & set(dimensions) else "fsdp")
     if backend not in (*ENGINES, *LEARNERS):
         raise AllocationError(f"has the backend {backend!r}", f"AReaL knows {', '.join((*ENGINES, *LEARNERS))}")
     found = _dimensions(dimensions, "dtp" if backend in ENGINES else "dtpce", backend)

@@ -94,7 +94,7 @@ def read_areal(root: Section, notation: Notation) -> Job:
 FRAMEWORK = Framework(read_areal, PLACING, base=with_config_file)
 
 
-# What becomes of roles that need more GPUs than there are, by the type of the scheduler.
+# What happens if roles need more GPUs than there are, by scheduler type.
 _WITHOUT_ROOM = {
     "local": "the local scheduler then gives some GPUs to two roles and says nothing",
     "ray": "Ray waits for GPUs that the nodes do not have",
@@ -113,7 +113,10 @@ class _AReaL(Reader):
         default = int(DEFAULTS["cluster.n_gpus_per_node"])
         self.width = cluster.whole_number("n_gpus_per_node", 1, default, MAX_ACCELERATORS_PER_NODE) or default
         written = cluster.whole_number("n_nodes", 1, None, MAX_NODES)
-        self._legacy() if self._is_legacy() else self._roles(written)
+        if self._is_legacy():
+            self._legacy()
+        else:
+            self._roles(written)
         needed = max(1, -(-self.free // self.width))
         scheduler = self.root.below("scheduler").text("type") or "local"
         if written is not None and self.free > written * self.width:
@@ -142,7 +145,7 @@ class _AReaL(Reader):
         return settings | completion_of(prompt, response, sequence)
 
     def _lengths(self) -> tuple[int | None, int | None, int | None]:
-        """Most tokens of a prompt, of a completion, and of a sequence; None where it is not written."""
+        """Maximum tokens of a prompt, a completion and a sequence; None if not written."""
         actor, sampling = self.root.below("actor"), self.root.below("gconfig")
         response = sampling.whole_number("max_new_tokens", 1) or actor.whole_number("max_new_tokens", 1)
         return (
@@ -152,7 +155,7 @@ class _AReaL(Reader):
         )
 
     def _estimator(self, has_critic: bool) -> tuple[str, dict[str, object]]:
-        """The estimator by what normalises rewards, and the normalisations that its name leaves open.
+        """The advantage estimator, by how rewards are normalised, and the normalisations that its name does not say.
 
         Without a critic AReaL's generalised advantages are the rewards.
         """
@@ -249,7 +252,7 @@ class _AReaL(Reader):
         self._check_sharing()
 
     def _starts_reference(self, section: Section) -> bool:
-        """The reference is started for a KL only; say so where it is configured without one."""
+        """Return True if the reference is started, for a KL; note one that is configured without a KL."""
         actor, coefficient = self.root.below("actor"), self._penalty()
         if isinstance(coefficient, int | float) and coefficient > 0:
             return True
@@ -267,7 +270,7 @@ class _AReaL(Reader):
         return DEFAULTS["actor.kl_ctl"] if coefficient is None else coefficient
 
     def _awex_shares(self, actor: Allocation | None, nodes: int | None) -> bool:
-        """Return True if awex of the first version puts engines on the actor's GPUs, whatever the strategies say."""
+        """Return True if version 1 of awex puts engines on the actor's GPUs, whatever the strategies say."""
         section, rollout = self.root.below("actor"), self._parsed(self.root.below("rollout"), quietly=True)
         if actor is None or rollout is None or section.text("weight_update_mode") != "awex":
             return False
@@ -374,7 +377,7 @@ class _AReaL(Reader):
         return list(found)[: allocation.world] if allocation.world <= len(found) else list(found)
 
     def _check_sharing(self) -> None:
-        """Engines on the actor's GPUs need offloading, and another way for weights than xccl."""
+        """Check that engines on the actor's GPUs have offloading, and a weight route other than xccl."""
         if not self._shares_with_actor():
             return
         mode = self.root.below("actor").text("weight_update_mode") or DEFAULTS["actor.weight_update_mode"]

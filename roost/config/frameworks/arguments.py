@@ -1,4 +1,4 @@
-"""Arguments of a command and config files they name, as keys with values: Hydra overrides, flags, merged chains."""
+"""Arguments of a command and the config files they name: Hydra overrides, flags, merged chains of files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_DEPTH = 30
 
 @dataclass(slots=True)
 class Arguments:
-    """Keys and their values, where each stands, and the arguments whose key is not known."""
+    """Keys with their values and positions, and the arguments whose key is not known."""
 
     values: dict[Any, Any] = field(default_factory=dict)
     positions: dict[KeyPath, Position] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Arguments:
     added: set[KeyPath] = field(default_factory=set)  # overrides `+a.b=c`, which add a key to the program's own
 
     def set(self, path: KeyPath, value: Any, position: Position) -> None:
-        """Set a key as an override does: what stood below it is gone."""
+        """Set a key as an override does: keys below it are removed."""
         inner = self.values
         for key in path[:-1]:
             below = inner.get(key)
@@ -104,7 +104,7 @@ def typed(text: str) -> Any:
 
 
 def resolved(value: Value) -> Any:
-    """The typed value, or why it is not known and how to give it."""
+    """The typed value; if it is unknown, the reason and how to give it."""
     text = value.known
     if text is not None:
         return typed(text)
@@ -155,8 +155,8 @@ def read_overrides(words: Sequence[Value]) -> Arguments:
     return found
 
 
-def alone(flag: Value) -> Any:
-    """The value of a flag without one: true, or where a variable after it is not set, why the value is not known."""
+def switch_value(flag: Value) -> Any:
+    """The value of a flag that none follows: true, or unknown if an unset variable follows it."""
     unset = flag.dropped
     return True if unset is None else Unresolved(unset.shown, unset.reason, how_to_give(unset), is_empty=True)
 
@@ -182,7 +182,7 @@ def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Argume
                 found.set((flag,), resolved(word.after(match.end())), position)
                 flag = ""
             else:
-                found.set((flag,), alone(word) if flag not in switches else True, position)
+                found.set((flag,), switch_value(word) if flag not in switches else True, position)
                 flag = "" if flag in switches else flag
         elif word.unknown is not None and word.unknown.is_list:
             found.unknown.append(word)
@@ -194,11 +194,11 @@ def read_flags(words: Sequence[Value], switches: Collection[str] = ()) -> Argume
 
 
 MAX_FILES = 200  # of a chain
-OVERRIDE = "_override_"  # in a section: it replaces the parents' instead of being merged into it
+OVERRIDE = "_override_"  # in a section: it replaces that of the files below instead of being merged into it
 
 
 def is_chain(values: Mapping[Any, Any]) -> bool:
-    """Return True if `defaults` names files, as NeMo-RL has it, and not Hydra's groups.
+    """Return True if `defaults` names files, as in NeMo-RL, and not groups of Hydra.
 
     >>> is_chain({"defaults": "../grpo_math_1B.yaml"}), is_chain({"defaults": [{"model": "qwen"}, "_self_"]})
     (True, False)
@@ -213,7 +213,7 @@ def _paths(values: Mapping[Any, Any]) -> list[Any]:
 
 
 def read_chain(source: Source, findings: Findings, above: tuple[Path, ...] = ()) -> Source | None:
-    """A config merged over the files that its `defaults` name; None, with findings, where one is missing."""
+    """A config merged over the files that its `defaults` name; None, with findings, if one is missing."""
     file = Path(source.file or "")
     chain = (*above, file.resolve())
     where = source.where(("defaults",))
@@ -267,14 +267,14 @@ def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]
 
 
 def over_file(source: Source, arguments: Arguments) -> Arguments:
-    """The arguments over the config file that they change; Hydra's own keys of it are left out."""
+    """The arguments merged over a config file, without the file's Hydra keys."""
     own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
     values, positions = merged(own, arguments.values), {**source.positions, **arguments.positions}
     return Arguments(values, positions, arguments.options, arguments.unknown)
 
 
 def warn_defaults(source: Source, findings: Findings) -> None:
-    """Say that the groups of Hydra that a config names are not read behind a script."""
+    """Warn that the `defaults` of a config that a script names are not followed."""
     findings.warn(
         "RST-N060",
         source.where(("defaults",)),
@@ -284,7 +284,7 @@ def warn_defaults(source: Source, findings: Findings) -> None:
 
 
 def find_file(path: str, command: Command) -> Path | None:
-    """A file that a command names: seen from where it is started, or from a folder above the script."""
+    """A file that a command names, relative to its folder, the script's, or one above the script's; else None."""
     bases = [command.folder or Path(), *Path(command.position[0] or "").resolve().parents[:4]]
     return next((base / path for base in bases if base / path in command.written or is_file(base / path)), None)
 
@@ -293,9 +293,9 @@ _HYDRA_MAIN = re.compile(r"@hydra\.main\(([^)]*)\)")
 
 
 def hydra_config(start: Start) -> tuple[str | None, Path | None]:
-    """The name of the config that a program of Hydra takes, and its file, where it is here.
+    """The name of the config that a program of Hydra reads, and its file if it exists.
 
-    `--config-path` and the path of `@hydra.main` begin at the program's folder; `--config-dir` is one more.
+    `--config-path` and the path of `@hydra.main` are relative to the program's folder; `--config-dir` adds a folder.
     """
     options, command = start.arguments.options, start.command
     name, path, more = (
@@ -316,12 +316,12 @@ def hydra_config(start: Start) -> tuple[str | None, Path | None]:
     return text, next((file for one in files if (file := find_file(one, command)) is not None), None)
 
 
-_UNQUOTED = re.compile(r"(=\s*)(\ue000\d+\ue001)(?=\s*(?:#.*)?$)", re.MULTILINE)  # marks that are a value of TOML
+_UNQUOTED = re.compile(r"(=\s*)(\ue000\d+\ue001)(?=\s*(?:#.*)?$)", re.MULTILINE)  # marks without quotes
 
 
 def read_config(file: Path, command: Command, findings: Findings) -> Source | None:
-    """A YAML or TOML file that a command names; one that the script writes itself is read as it writes it."""
-    from roost.config.shell.children import marked, unmarked  # only now: other configs do not wait for it
+    """A YAML or TOML file that a command names, with the text that the script itself writes to it, if it does."""
+    from roost.config.shell.children import marked, unmarked  # imported late: other configs do not need it
 
     written, is_toml = command.written.get(file), file.suffix == ".toml"
     if written is None:
@@ -383,7 +383,7 @@ def _from_environment(text: str, command: Command) -> Any:
 
 
 def _changed(value: Any, change: Callable[[str], Any]) -> Any:
-    """A value with its texts changed."""
+    """A value with `change` applied to all texts in it."""
     if isinstance(value, Mapping):
         return {key: _changed(inner, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -400,7 +400,7 @@ def is_file(file: Path) -> bool:
 
 
 def file_option(name: str, arguments: Arguments, command: Command, findings: Findings) -> Path | None:
-    """The config file that an option names; None, with a finding, where it is not known or not here."""
+    """The config file that an option names; None, with a finding, if it is unknown or missing."""
     option = arguments.options.get(name)
     if option is None:
         return None
@@ -411,7 +411,7 @@ def file_option(name: str, arguments: Arguments, command: Command, findings: Fin
 
 
 def report_missing(word: Value, findings: Findings) -> None:
-    """Report a config file that is not known or not here."""
+    """Report a config file that is unknown or missing."""
     unknown = word.unknown
     findings.error(
         "RST-N060",
@@ -428,7 +428,7 @@ def report_missing(word: Value, findings: Findings) -> None:
 def calls_in(
     text: str, file: str, names: Collection[str]
 ) -> Iterator[tuple[str, Position, dict[str, tuple[Any, Position]]]]:
-    """Calls of some names in a Python script, with their places and keyword arguments; nothing of it is run."""
+    """Calls of these names in a Python script, with positions and keyword arguments; the script is not run."""
     if not any(name in text for name in names):
         return
     try:
@@ -450,7 +450,7 @@ def calls_in(
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Names that a script gives a value once, beside its functions."""
+    """Module-level names that are assigned exactly once."""
     stored = Counter(
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )

@@ -49,7 +49,7 @@ DEFAULTS: Mapping[str, Any] = {
     "--train.max_tokens_per_gpu": 16192,
     "--train.async_queue_size": 1,
 }
-MICRO_BATCH = {False: 1, True: 4}  # sequences by default: of flags with dots, and of those before them
+MICRO_BATCH = {False: 1, True: 4}  # default sequences, by whether flags are those without dots
 
 _SWITCHES = {
     "--train.colocate_all": "--colocate_all_models",
@@ -64,7 +64,7 @@ _SWITCHES = {
     "--algo.kl.use_loss": "--use_kl_loss",
     "--algo.advantage.no_std_norm": "--no_advantage_std_norm",
 }
-# The name of each flag before it had dots.
+# The names of flags before 2026-04-19, without dots.
 FLAT: Mapping[str, str] = {
     **{f"--{role}.{key}": f"--{role}_{key}" for role in ROLES for key in ("num_nodes", "num_gpus_per_node")},
     **{f"--vllm.{key}": f"--vllm_{key}" for key in ("num_engines", "tensor_parallel_size", "gpu_memory_utilization")},
@@ -119,8 +119,8 @@ class _Count:
 
 @dataclass(slots=True)
 class _OpenRLHF(Reader):
-    used: int = 0  # GPUs up to the last that has been given out
-    gaps: list[range] = field(default_factory=list)  # GPUs before it that have not
+    used: int = 0  # GPUs up to the last one taken
+    gaps: list[range] = field(default_factory=list)  # free GPUs before it
     width: int = USUAL_WIDTH  # GPUs of a machine
 
     def job(self) -> Job:
@@ -149,7 +149,7 @@ class _OpenRLHF(Reader):
         return any(key in values for key in FLAT.values()) and not any(key in values for key in FLAT)
 
     def _key(self, flag: str) -> str:
-        """The flag as it is written: with dots, or as it was called before."""
+        """The flag as it is written: with dots, or its older name."""
         is_old = FLAT[flag] in self.root.values or (self._is_flat and flag not in self.root.values)
         return FLAT[flag] if is_old else flag
 
@@ -170,7 +170,7 @@ class _OpenRLHF(Reader):
         return self.root.values.get(self._key(flag)) not in (None, False)
 
     def _check_version(self) -> None:
-        """A program takes flags with dots, or those before them, never both."""
+        """Report a mix of flags with dots and older ones, which no version takes."""
         dotted = [key for key in FLAT if key in self.root.values]
         flat = [key for key in FLAT.values() if key in self.root.values]
         if dotted and flat:
@@ -217,7 +217,7 @@ class _OpenRLHF(Reader):
         return found | {name: text for name, flag in functions.items() if (text := self._text(flag))}
 
     def _lengths(self) -> tuple[float | None, float | None, int]:
-        """Most tokens of a prompt, of a completion, and of both; None where it is not written."""
+        """Maximum tokens of a prompt, a completion and both; None if not written."""
         flags = ("--prompt_max_len", NEW_TOKENS, "--generate_max_len")
         prompt, new, generated = (first_number((self.root, flag)) for flag in flags)
         sequence = self._number("--data.max_len", 1)
@@ -258,7 +258,7 @@ class _OpenRLHF(Reader):
                 self.root.findings.note("RST-N067", self._where(flag), what, why, fix)
 
     def _take(self, count: int, size: int = 1) -> range:
-        """The next GPUs; engines of `size` begin at a machine's border where it would cut one of them."""
+        """The next free GPUs; engines of `size` GPUs begin on a new machine if its end would split one of them."""
         for index, gap in enumerate(self.gaps):
             if size == 1 and count <= len(gap):
                 self.gaps[index] = gap[count:]
@@ -292,7 +292,7 @@ class _OpenRLHF(Reader):
                 self._add(role, devices, kind)
 
     def _part(self, role: str, group: range, counts: Mapping[str, _Count]) -> range:
-        """The GPUs of a role in a group that it shares, which OpenRLHF does not compare with the role's number."""
+        """The GPUs of a role in a group that it shares; OpenRLHF does not check that the group is large enough."""
         gpus, name = counts[role].gpus, NAMES.get(role, role)
         if gpus > len(group):
             self.root.findings.error(
@@ -366,12 +366,8 @@ class _OpenRLHF(Reader):
             return use
         is_muon = self._is_muon(role)
         on_host = self._flag("--ds.adam_offload")
-        return ModelUse(
-            use.path,
-            use.config,
-            sharding=use.sharding,
-            strategy=use.strategy,
-            sequence=use.sequence,
+        return replace(
+            use,
             recomputes=self._flag("--actor.gradient_checkpointing_enable"),
             optimizer="muon" if is_muon else "adamw",
             optimizer_on_host=on_host and not is_muon,

@@ -24,13 +24,13 @@ from roost.config.findings import (
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
-    alone,
     find_file,
     merged,
     read_config,
     read_overrides,
     report_missing,
     resolved,
+    switch_value,
     value_at,
 )
 from roost.config.frameworks.pools import (
@@ -101,7 +101,7 @@ PLACING = (
 
 
 def read_arguments(words: Sequence[Value]) -> Arguments:
-    """Files `@ a.toml`, and flags `--a.b-c 1`, over them; overrides `a.b=1` mean the same."""
+    """Files `@ a.toml`, and flags `--a.b-c 1` or overrides `a.b=1` over them."""
     found = Arguments()
     path: KeyPath = ()
     position: Position = (None, None, None)
@@ -123,7 +123,7 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
                 found.set(path, resolved(word.after(flag.end())), position)
                 path = ()
             else:
-                found.set(path, alone(word), position)
+                found.set(path, switch_value(word), position)
         elif path:
             found.set(path, resolved(word), position)
             path = ()
@@ -136,7 +136,7 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
 
 
 def _unset(arguments: Arguments, path: KeyPath) -> None:
-    """Forget a flag that turned out to name the section of a file."""
+    """Remove a flag that turned out to name the section of a file: `--trainer @ a.toml`."""
     inner = arguments.values
     for key in path[:-1]:
         inner = inner[key]
@@ -145,7 +145,7 @@ def _unset(arguments: Arguments, path: KeyPath) -> None:
 
 
 def with_config_files(start: Start, findings: Findings) -> Arguments:
-    """The flags over the files that are named, the later over the earlier."""
+    """The flags merged over the files that are named; later files override earlier ones."""
     read = _layered(Source({}), start.arguments, findings, start.command)
     add_visible(read, start.command)
     return read
@@ -222,7 +222,7 @@ class _Prime(Reader):
         else:
             nodes = self._one_node()
         if nodes == 1 and deployment.text("type") != "multi_node":
-            self._show()
+            self._use_visible()
         settings: dict[str, object] = {"engines_sleep": False}
         lag = self.root.below("orchestrator").whole_number("max_off_policy_steps", 0)
         lag = DEFAULTS["orchestrator.max_off_policy_steps"] if lag is None else lag
@@ -245,8 +245,8 @@ class _Prime(Reader):
             return "rl"
         return "inference" if "vllm" in self.root or deployment.text("type") == "disaggregated" else "sft"
 
-    def _show(self) -> None:
-        """Move the job to the GPUs that its command may see, where it says which."""
+    def _use_visible(self) -> None:
+        """Place the job on the GPUs that its command may see, if these are known."""
         parts = [(part, part.requested) for part in self.components if isinstance(part.requested, DeviceList)]
         needed = max((max(requested.devices) + 1 for _, requested in parts), default=0)
         ids = enough_visible(visible_devices(self.root), needed, self.root, "processes")
@@ -318,11 +318,9 @@ class _Prime(Reader):
             )
             per_replica = own
         if bool(per_replica) != self._has_engines():
-            what = (
-                "gives engines no nodes, but there is a section [inference]"
-                if not per_replica
-                else (f"gives engines {counted(per_replica, 'node')}, but there is no section [inference]")
-            )
+            what = "gives engines no nodes, but there is a section [inference]"
+            if per_replica:
+                what = f"gives engines {counted(per_replica, 'node')}, but there is no section [inference]"
             self.does_not_fit(deployment.where("num_infer_nodes"), what, "", "write both or neither")
         replicas = self._number(deployment, "num_infer_replicas", 1, 1) or 1
         infer = per_replica * replicas
@@ -344,14 +342,11 @@ class _Prime(Reader):
             )
 
     def _own_nodes(self, inference: Section) -> int:
-        """Nodes of a replica as [inference.deployment] has them."""
+        """Nodes of a replica, by [inference.deployment]."""
         own = inference.below("deployment")
-        is_several = own.text("type") == "multi_node"
-        return (
-            (self._number(own, "num_nodes", 1, int(DEFAULTS["inference.deployment.num_nodes"])) or 1)
-            if is_several
-            else 1
-        )
+        if own.text("type") != "multi_node":
+            return 1
+        return self._number(own, "num_nodes", 1, int(DEFAULTS["inference.deployment.num_nodes"])) or 1
 
     def _groups(self, inference: Section) -> list[tuple[str, int]]:
         """Nodes for prefill and for decode of a replica; empty where engines do both."""
@@ -366,7 +361,7 @@ class _Prime(Reader):
         return groups
 
     def _replicas(self, groups: Sequence[tuple[str, int]], replicas: int, inference: Section) -> None:
-        """Engines replica by replica, in each the nodes for prefill before those for decode."""
+        """Place engines replica by replica: the nodes for prefill, then those for decode."""
         devices: dict[str, list[int]] = {}
         node = 0
         for _ in range(replicas):
@@ -423,9 +418,8 @@ class _Prime(Reader):
         """GPUs of an engine, and where that is written."""
         places = ((inference.below("vllm"), "tensor_parallel_size"), (inference.below("parallel"), "tp"))
         section, key = next((one for one in places if one[0].values.get(one[1]) is not None), places[0])
-        return section.whole_number(key, 1, int(DEFAULTS["inference.vllm.tensor_parallel_size"])) or 1, section.where(
-            key
-        )
+        size = section.whole_number(key, 1, int(DEFAULTS["inference.vllm.tensor_parallel_size"])) or 1
+        return size, section.where(key)
 
     def _engines(self, name: str, devices: Sequence[int], per_node: int, inference: Section) -> None:
         tensor, where = self._tensor(inference)
