@@ -29,7 +29,7 @@ USUAL_WIDTH = 8  # GPUs of a machine that pools are taken to share
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """So many GPUs on each of some nodes; `devices` are their numbers over all machines, node by node."""
+    """Nodes with equally many GPUs each; `devices` are their GPUs, numbered over all machines."""
 
     nodes: int
     per_node: int
@@ -48,8 +48,8 @@ class Machines:
 def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
     """The machines to plan on, for pools of (nodes, GPUs per node) in order.
 
-    Pools of as many nodes share machines if all fit into usual ones. Otherwise machines are as wide as the widest pool,
-    and each node of a pool is the first machine with enough GPUs left, so that no node's part is cut in two.
+    Pools with equal node counts share machines if all fit into usual ones. Otherwise machines are as wide as the widest
+    pool, and each node of a pool is the first machine with enough GPUs left, so that no node is split over two.
 
     >>> machines_for({"trainer": (1, 4), "rollout": (1, 8)}).pools["rollout"].devices
     (8, 9, 10, 11, 12, 13, 14, 15)
@@ -81,9 +81,9 @@ def engines_on(
     note: str = "",
     smaller: str = "",
 ) -> list[int]:
-    """The devices of as many engines as fit; those left over are warned about, and too few are an error.
+    """The devices of as many engines as fit; warns about those left over, and reports an error if none fits.
 
-    `note` says where the size is from, if it is not written; `smaller` is what to write for engines that fit.
+    `note` says where a size that is not written comes from; `smaller` is what to write for engines that fit.
     """
     count = len(devices) // size
     if count == 0:
@@ -110,7 +110,7 @@ def engines_on(
 def check_divides(
     sizes: ParallelSizes, count: int, where: Where, root: Section, names: str = "", what: str = "learner"
 ) -> None:
-    """A model must be split into parts that divide its devices; `names` are its sizes, where they differ."""
+    """Check that the parts of a model divide its devices; `names` describes sizes other than the usual three."""
     names = names or f"tensor {sizes.tensor} * pipeline {sizes.pipeline} * context {sizes.context}"
     if count % sizes.model:
         root.findings.error(
@@ -123,7 +123,7 @@ def check_divides(
 
 
 def engine_experts(section: Section, key: str, gpus: int, root: Section, program: str) -> int:
-    """The expert size of an engine, which is 1 or all `gpus` of each of its stages; TensorRT-LLM takes others too."""
+    """The expert size of an engine: 1, or all `gpus` of a stage; TensorRT-LLM takes others too."""
     expert = section.whole_number(key, 1, 1) or 1
     if expert not in (1, gpus) and section.values.get("name") != "trtllm":
         root.findings.error(
@@ -137,7 +137,7 @@ def engine_experts(section: Section, key: str, gpus: int, root: Section, program
 
 
 def add_visible(arguments: Arguments, command: Command, *section: str) -> None:
-    """Add the GPUs that a command is shown."""
+    """Add the GPUs that a command may see."""
     visible = command.variables.get(VISIBLE)
     if isinstance(visible, Value):
         text = visible.known if visible.known is not None else resolved(visible)
@@ -145,7 +145,7 @@ def add_visible(arguments: Arguments, command: Command, *section: str) -> None:
 
 
 def visible_devices(section: Section, *keys: str) -> list[int] | None:
-    """The GPUs that a command may see, of the first key that lists some."""
+    """The GPUs that a command may see, from the first key that lists some."""
     for key in (*keys, VISIBLE):
         value = section.get(key)
         parts = re.fullmatch(r"\d{1,6}(,\d{1,6})*", str(value).replace(" ", ""))
@@ -155,7 +155,7 @@ def visible_devices(section: Section, *keys: str) -> list[int] | None:
 
 
 def enough_visible(ids: list[int] | None, needed: int, section: Section, what: str = "processes") -> list[int] | None:
-    """As many GPUs as are needed, of those that a command may see; fewer are an error."""
+    """The first `needed` GPUs that a command may see; reports an error if there are fewer."""
     if ids is not None and len(ids) < needed:
         section.error(
             "RST-N082",
@@ -181,7 +181,7 @@ def megatron_sizes(
 
 
 def check_expert_parts(sizes: ParallelSizes, count: int, where: Where, part: Section, what: str = "learner") -> None:
-    """Megatron splits the experts of the model in `part` by sizes of their own, which must divide the same devices."""
+    """Check that the expert sizes of Megatron in `part` divide the model's devices."""
     if sizes.expert_tensor is None:
         return
     parts = sizes.expert_tensor * sizes.expert * sizes.pipeline
@@ -217,17 +217,17 @@ class Reader:
         sizes, use = parallel or ParallelSizes(), model or ModelUse()
         self.components.append(Component(name, written, where, requested, sizes, (), role, use))
 
-    def given_to(self, name: str) -> set[int]:
-        """The GPUs of a component; none where the job does not have it."""
+    def devices_of(self, name: str) -> set[int]:
+        """The GPUs of a component; none if the job does not have it."""
         requested = (part.requested for part in self.components if part.name == name)
         return {device for one in requested if isinstance(one, DeviceList) for device in one.devices}
 
     def place(self, path: str) -> Where:
-        """Where a key with dots stands."""
+        """The position of a dotted key."""
         return self.root.where(*path.split("."))
 
     def inner(self, path: str) -> tuple[Section, str]:
-        """The section of a key with dots, and the key in it."""
+        """The section of a dotted key, and the key in it."""
         *above, key = path.split(".")
         return self.root.below(*above), key
 
@@ -242,7 +242,7 @@ class Reader:
         return launch.program.removesuffix(".py") if launch is not None else ""
 
     def as_job(self, nodes: int, per_node: int, settings: Mapping[str, object]) -> Job:
-        """The job of the components, on so many nodes of so many GPUs; without engines, without their settings."""
+        """The job of these components; without engines, settings of engines are left out."""
         if not any(part.role is Role.ENGINE for part in self.components):
             of_engines = ("engines_sleep", "async_rollouts", "async_generation_ratio")
             settings = {key: value for key, value in settings.items() if key not in of_engines}

@@ -92,7 +92,7 @@ DEFAULTS: Mapping[str, Any] = {
     "distillation.n_gpus_per_node": 8,
 }
 OWN_CONFIGS = re.compile(
-    r"(?:ppo_trainer|ppo_\w*trainer|\w*ppo_trainer|\w*ppo_\w*trainer|dapo_\w*trainer|prime_trainer|spin_trainer"
+    r"(?:\w*ppo_\w*trainer|dapo_\w*trainer|prime_trainer|spin_trainer"
     r"|sppo_trainer|entropy_trainer|one_step_off_\w+|fully_async_\w+)(?:\.ya?ml)?"
 )
 PLACING = tuple(
@@ -125,13 +125,13 @@ ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
 
 
 def with_config_file(start: Start, findings: Findings) -> Arguments:
-    """The arguments over the config file that they name, where it is a user's own and is here."""
+    """The arguments merged over the config file that they name, if it is a user's own and exists."""
     arguments, command = start.arguments, start.command
     name = arguments.options.get("--config-name") or arguments.options.get("-cn")
     text, file = hydra_config(start)
     folder = arguments.options.get("--config-path") or arguments.options.get("-cp") or Value(("config",))
-    is_there = re.search(r"(^|/)config/?$", folder.shown) is not None  # where verl has its own
-    is_own = OWN_CONFIGS.fullmatch(text) and is_there if text else name is None and OWN_VERL.fullmatch(start.program)
+    is_usual = re.search(r"(^|/)config/?$", folder.shown) is not None  # where verl has its own configs
+    is_own = OWN_CONFIGS.fullmatch(text) and is_usual if text else name is None and OWN_VERL.fullmatch(start.program)
     if not is_own:
         source = read_config(file, command, findings) if file is not None else None
         if source is None:
@@ -154,12 +154,12 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
     arguments.values = resolved_for(arguments.values, command)
     visible = command.variables.get(VISIBLE)
     if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
-        add_visible(arguments, command)  # Ray that runs already has the GPUs of its own start
+        add_visible(arguments, command)  # a running Ray has the GPUs that it was started with
     return arguments
 
 
 def _are_own(defaults: Any) -> bool:
-    """Return True if the defaults of a config are verl's own, whose values Roost knows."""
+    """Return True if a config's `defaults` name only configs of verl, whose values Roost knows."""
     names = defaults if isinstance(defaults, list) else [] if defaults is None else [defaults]
     return all(isinstance(name, str) and (name == "_self_" or OWN_CONFIGS.fullmatch(name)) for name in names)
 
@@ -223,7 +223,7 @@ class _Verl(Reader):
         return nodes, section.whole_number("n_gpus_per_node", 1, default_per_node, MAX_ACCELERATORS_PER_NODE) or 1
 
     def _note_machines(self, machines: Machines) -> None:
-        """Say what machines were assumed where a pool does not fill its nodes."""
+        """Note the assumed machines if a pool does not fill its nodes."""
         if all(pool.per_node == machines.width for pool in machines.pools.values()):
             return
         sizes = ", ".join(f"{name} {pool.nodes} x {pool.per_node}" for name, pool in machines.pools.items())
@@ -281,14 +281,15 @@ class _Verl(Reader):
     def _engines_sleep(self) -> bool:
         """Return True if engines on the learner's GPUs sleep; verl never lets those on GPUs of their own sleep."""
         sections = {"rollout": self.root.below("actor_rollout_ref"), "reward": self._reward_section()}
-        beside = (section for name, section in sections.items() if self.given_to(name) & self.given_to("actor"))
+        beside = (section for name, section in sections.items() if self.devices_of(name) & self.devices_of("actor"))
         engines = next(beside, None)
         return engines is not None and engines.below("rollout").flag("free_cache_engine", True)
 
     def _lag(self) -> float:
-        """Steps that fully asynchronous samples are behind.
+        """Steps that samples of fully_async may be behind.
 
-        Engines get weights every so many steps, and generate a part more than these take before the next ones.
+        Engines get weights every trigger_parameter_sync_step steps, and until then may generate samples for these
+        steps and for staleness_threshold times as many.
         """
         training = self.root.below("async_training")
         more = training.number("staleness_threshold")
@@ -329,7 +330,7 @@ class _Verl(Reader):
         return ParallelSizes(context=self._ulysses(part, state, default), shard=size if size > 0 else None)
 
     def _ulysses(self, part: Section, state: Section, default: ParallelSizes) -> int:
-        """Processes that share the tokens of a batch beside FSDP."""
+        """Ulysses sequence parallel size, beside FSDP."""
         key = "ulysses_sequence_parallel_size"
         written = next((one for one in (part, state) if one.values.get(key) not in (None, 1)), part)
         return written.whole_number(key, 1, default.context) or 1
@@ -339,7 +340,7 @@ class _Verl(Reader):
         return int(rank) if rank else None
 
     def _tokens(self, part: Section, sizes: ParallelSizes) -> int | None:
-        """Tokens of a micro-batch of the learner whose section is given."""
+        """Tokens of a micro-batch of the actor or critic in `part`."""
         per_gpu = "ppo_max_token_len_per_gpu"
         size, tokens = (first_number((part, key)) for key in ("ppo_micro_batch_size_per_gpu", per_gpu))
         is_dynamic = part.flag("use_dynamic_bsz", self._flag("actor_rollout_ref.actor.use_dynamic_bsz"))
@@ -351,7 +352,7 @@ class _Verl(Reader):
         return int(tokens) * sizes.context if tokens else None
 
     def _model(self, part: Section, model: Section, path: str | None, strategy: str, sizes: ParallelSizes) -> ModelUse:
-        """A model that learns: the actor, or the critic, whose offloads are the actor's where it writes none."""
+        """Model of the actor or the critic; a critic without offloads of its own has the actor's."""
         actor = self.root.below("actor_rollout_ref", "actor")
         states = [self._state(one, strategy).values for one in (part, actor)]
         names = {"param_offload": "weight", "grad_offload": "grad", "optimizer_offload": "optimizer"}
@@ -418,7 +419,7 @@ class _Verl(Reader):
             self.add("critic", "critic", where, devices, Role.LEARNER, valuing, value)
 
     def _check(self, sizes: ParallelSizes, pool: Sequence[int], part: Section, what: str) -> None:
-        """The sizes of a model beside the actor must divide the pool; the first that is above 1 is the place."""
+        """Check that the sizes of a model beside the actor divide the pool; errors are at the first size above 1."""
         place, section = self.place("trainer.n_gpus_per_node"), ".".join(map(str, part.path))
         above_one = (name for name in ("tensor", "pipeline", "context") if getattr(sizes, name) > 1)
         where = next((size_place(place, section, name) for name in above_one), place)

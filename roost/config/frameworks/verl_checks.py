@@ -1,4 +1,4 @@
-"""Checks that verl or its Hydra ends with: keys of Megatron, batches, asynchronous training."""
+"""Checks of what verl or its Hydra refuses: keys of Megatron, batch sizes, asynchronous training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TRAIN_BATCH = 1024  # defaults of verl's own configs
 MINI_BATCH = 256
 SYNC_STEP = 4
 MINI, MICRO = "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"
-_MESHES = ("fsdp", "fsdp2", "megatron")  # backends with as many replicas as sizes say
+_MESHES = ("fsdp", "fsdp2", "megatron")  # backends with GPUs / model-parallel size replicas
 
 
 def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
-    """Keys of Megatron in a config of another backend: verl's Hydra refuses them, also beside strategy=megatron."""
+    """Report keys of Megatron in a config of another backend, which Hydra refuses even with strategy=megatron."""
     values, models = arguments.values, (("actor_rollout_ref", "actor"), ("actor_rollout_ref", "ref"), ("critic",))
-    has_groups = any("@" in str(key) for key in values)  # of Hydra, which choose the backend one by one
+    has_groups = any("@" in str(key) for key in values)  # of Hydra, which choose backends model by model
     if arguments.unknown or has_groups or values.get("model_engine") not in (None, "dp"):
         return
     for model in models:
@@ -36,8 +36,8 @@ def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
 
 
 def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes, is_own: bool) -> None:
-    """Sizes of FSDP groups, and batches of verl's own trainer, which projects built on it may replace."""
-    groups = {"reference": _of(root, "ref"), "critic": root.below("critic"), "learner": _of(root, "actor")}
+    """Check FSDP group sizes, and batch sizes if `is_own`: projects built on verl may have other trainers."""
+    groups = {"reference": _part(root, "ref"), "critic": root.below("critic"), "learner": _part(root, "actor")}
     for what, part in groups.items():
         for section in (part.below("fsdp_config"), part.below("fsdp"), part.below("model", "fsdp_config")):
             size = first_number((section, "fsdp_size")) or -1
@@ -57,8 +57,8 @@ def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes,
 
 
 def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -> None:
-    """Without dynamic batches, the samples of a step must be the same number for every learner."""
-    data, actor, rollout = root.below("data"), _of(root, "actor"), _of(root, "rollout")
+    """Check that samples of a step divide evenly among learner processes, unless batches are dynamic."""
+    data, actor, rollout = root.below("data"), _part(root, "actor"), _part(root, "rollout")
     written = [section.values.get(key) for section, key in ((data, "train_batch_size"), (rollout, "n"))]
     if actor.flag("use_dynamic_bsz") or written == [None, None]:
         return
@@ -77,7 +77,7 @@ def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -
 
 
 def check_engine_parts(size: int, per_node: int, where: Where, root: Section) -> None:
-    """An engine over several nodes takes equal parts of them, or verl ends with an assertion."""
+    """Check that an engine over several nodes takes equal parts of them; verl asserts it."""
     on_node = min(per_node, size)
     if size % on_node:
         root.findings.error(
@@ -90,13 +90,13 @@ def check_engine_parts(size: int, per_node: int, where: Where, root: Section) ->
 
 
 def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -> None:
-    """A minibatch is the same number of samples for every replica, and no larger than the batch."""
-    data, actor, samples = root.below("data"), _of(root, "actor"), known_count(_of(root, "rollout"), "n", 1)
+    """Check that a minibatch divides evenly among replicas, and is no larger than the batch."""
+    data, actor, samples = root.below("data"), _part(root, "actor"), known_count(_part(root, "rollout"), "n", 1)
     is_written, key = actor.values.get(MINI) is not None, f"actor_rollout_ref.actor.{MINI}"
     mini, batch = known_count(actor, MINI, MINI_BATCH), known_count(data, "train_batch_size")
     replicas = gpus // sizes.model
     if is_written and strategy in _MESHES and root.below("trainer").flag("use_v1", True) and mini * samples % replicas:
-        root.findings.warn(  # older versions take what is left of a division
+        root.findings.warn(  # older versions drop the remainder
             "RST-N088",
             actor.where(MINI),
             f"makes {mini} * {counted(samples, 'sample')} a minibatch, which verl cannot divide by {replicas}",
@@ -136,11 +136,11 @@ def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSiz
 
 
 def check_separate_async(root: Section, has_own_reward_pool: bool) -> None:
-    """A step of separate_async is a whole number of weight updates, which other nodes receive."""
-    data, rollout = root.below("data"), _of(root, "rollout")
+    """Check the batch, the weight route and the reward model of separate_async."""
+    data, rollout = root.below("data"), _part(root, "rollout")
     batch = first_number((data, "train_batch_size"))
     every = int(first_number((root.below("trainer", "v1", "separate_async"), "parameter_sync_step")) or SYNC_STEP)
-    mini = int(first_number((_of(root, "actor"), "ppo_mini_batch_size")) or MINI_BATCH)
+    mini = int(first_number((_part(root, "actor"), "ppo_mini_batch_size")) or MINI_BATCH)
     if batch is not None and batch != every * mini:
         root.findings.error(
             "RST-N068",
@@ -169,5 +169,5 @@ def check_separate_async(root: Section, has_own_reward_pool: bool) -> None:
         )
 
 
-def _of(root: Section, name: str) -> Section:
+def _part(root: Section, name: str) -> Section:
     return root.below("actor_rollout_ref", name)

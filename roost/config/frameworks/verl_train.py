@@ -92,7 +92,7 @@ LOSS_MODES: Mapping[str, Mapping[str, Any]] = {
     "cispo": {"loss_type": PolicyLoss.CISPO},
     "sapo": {"loss_type": PolicyLoss.SAPO, "loss_aggregation": AGGREGATIONS[_OF_SEQUENCES]},
 }
-# What verl rejects by, now and before: a ratio within two bounds.
+# Rules of verl that reject samples by bounds on a ratio, by their current and older names.
 RS_LEVELS = {
     **dict.fromkeys(("token_k1", "token"), ImportanceSamplingLevel.TOKEN),
     **dict.fromkeys(("seq_sum_k1", "sequence"), ImportanceSamplingLevel.TRAJECTORY),
@@ -284,7 +284,7 @@ def _refuse_evaluation(trainer: Section) -> None:
 
 
 def _loss(actor: Section) -> dict[str, Any]:
-    """The loss and what it makes of the tokens of a batch; some losses of verl's read neither key of them."""
+    """The loss, its aggregation and its dual clip; some losses of verl ignore the keys of the last two."""
     policy = actor.below("policy_loss")
     found = dict(named(policy, "loss_mode", LOSS_MODES) or {})
     word = policy.values.get("loss_mode")
@@ -304,7 +304,7 @@ def _warn_unread(section: Section, key: str, why: str) -> None:
 
 
 def _prompts(root: Section, actor: Section) -> int | None:
-    """Prompts of a step; the asynchronous trainer takes so many minibatches, and has 0 for the batch."""
+    """Prompts of a step; the asynchronous trainer has a batch size of 0, and takes require_batches minibatches."""
     data, training = root.below("data"), root.below("async_training")
     if data.values.get("train_batch_size") == 0 and training.values:
         batches = training.whole_number("require_batches", 1, 1) or 1
@@ -319,7 +319,7 @@ def _lowest_rate(optim: Section) -> float | None:
 
 
 def _betas(optim: Section) -> dict[str, Any]:
-    """Adam's two numbers, as a list or as Hydra writes one."""
+    """Betas of Adam, from a list or Hydra's text of one."""
     written = optim.get("betas")
     if isinstance(written, str):
         written = [typed(part.strip()) for part in written.strip("[]()").split(",")]
@@ -328,7 +328,7 @@ def _betas(optim: Section) -> dict[str, Any]:
 
 
 def _correction(section: Section, bypasses: bool) -> dict[str, Any]:
-    """Correction for what engine and learner differ by; with bypass_mode, true in some trainers, the ratio corrects."""
+    """Importance sampling between engine and learner; with bypass_mode, the policy ratio does it, without weights."""
     bypasses = section.flag("bypass_mode", bypasses)
     level = named(section, "rollout_is", IS_LEVELS) if section.values.get("rollout_is") else None
     if bypasses and level is not None:
@@ -345,7 +345,7 @@ def _correction(section: Section, bypasses: bool) -> dict[str, Any]:
 
 
 def _note_weights(section: Section) -> None:
-    """Say that weights do nothing beside a ratio against the engine."""
+    """Note that importance weights have no effect with bypass_mode."""
     why = "the ratio of ppo_clip is already against the engine; verl computes the weights for metrics only"
     fix = "remove it, or write bypass_mode: false"
     section.findings.note("RST-N068", section.where("rollout_is"), "has no effect with bypass_mode", why, fix)
@@ -358,7 +358,7 @@ def _is_fully_async(root: Section) -> bool:
 
 
 def _weight_bounds(section: Section) -> tuple[float | None, list[float] | None]:
-    """The cap of weights, or the two bounds of a text such as 0.5_5.0, outside of which verl makes a weight 0."""
+    """The cap of weights, or the bounds of a text such as 0.5_5.0, outside of which verl sets a weight to 0."""
     key = "rollout_is_threshold"
     written = section.values.get(key)
     bounds = _numbers(written) if isinstance(written, str) else []
@@ -389,7 +389,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _rejection(section: Section, found: dict[str, Any]) -> dict[str, Any] | None:
-    """Bounds by level: of ratios, or of k2 of a token (half the squared logarithm of its ratio), which are the same.
+    """Bounds of ratios by level; a bound of token_k2 (half the squared log ratio) is converted to one of ratios.
 
     Ratios are of learner to engine; verl's rules that end in k1 compare those of engine to learner.
     """
@@ -424,7 +424,7 @@ def _rejection(section: Section, found: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _narrow(found: dict[str, Any], level: ImportanceSamplingLevel, low: float, high: float) -> None:
-    """Add bounds of a level; those of two rules of one level hold both."""
+    """Add bounds of a level; with two rules of one level, both hold."""
     before = found.get(level.value, [low, high])
     found[level.value] = [max(low, before[0]), min(high, before[1])]
 
@@ -461,7 +461,7 @@ def _router_replay(actor: Section, rollout: Section) -> bool | None:
 
 
 def _data_types(actor: Section, rollout: Section) -> dict[str, Any]:
-    """Types of the learner; engines compute in the learner's."""
+    """Data types of the learner, in which engines compute too."""
     computed = next((found for key in _COMPUTED if (found := _data_type(actor, key)) is not None), None)
     own = actor.source.values.get("train")
     chosen = (own.get("compute_dtype") if isinstance(own, Mapping) else None) or computed or default_of("compute_dtype")
