@@ -1,4 +1,4 @@
-"""Keys of a framework's job: those that count for placing, and the others, which are not used."""
+"""Keys of a framework's job: those that decide placement, and the others, which are not used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from roost.config.source import Section
 MAX_NAMES = 12
 CHECK_TRAIN = "roost check --train"
 Following = tuple[Mapping[str, tuple[str, ...]], tuple[Entry, ...], Known]
-LIKELY = 0.85  # how alike a key that is not followed must be to a known one of its section to be a slip of it
-NEAR_MISS = 0.9  # names such as virtual_pipeline_model_parallel_size are near others without being slips of them
-
-
+# Similarity to a known key of its section from which a key counts as misspelt.
+LIKELY = 0.85
+NEAR_MISS = 0.9  # of placement: virtual_pipeline_model_parallel_size is not a misspelt pipeline_model_parallel_size
 TRAINED = (Notation.VERL, Notation.TRL)  # frameworks whose training settings are read
 
 
 def _following(notation: Notation) -> Following:
-    """The keys that training settings follow from, and the tables of those that are not followed."""
-    # Only now: jobs that are only placed do not wait for it.
+    """The keys that each training setting is derived from, and the tables of keys that are not followed."""
+    # Imported late: jobs that are only placed do not need it.
     module = import_module(f"roost.config.frameworks.{notation.value}_train")
     return module.DERIVED_FROM, module.TABLE, module.NOT_FOLLOWED
 
@@ -61,7 +60,7 @@ def framework_keys(
 
 
 def _unread(path: tuple[str, ...], root: Section, notation: Notation, placing: Sequence[str]) -> str:
-    """Why a key that speaks of placement has no part in it; empty for other keys, and for additions of a user's own."""
+    """A hint for a key that looks like placement but is not read; empty for other keys, and for a user's own."""
     written, launch = ".".join(path), root.source.launch
     if not meaning(written) or is_read(written, notation) or (launch is not None and path in launch.added):
         return ""
@@ -85,7 +84,7 @@ def _known(written: str, followed: Following) -> Known:
 
 
 def _nearest(written: str, followed: Following) -> str:
-    """A hint for a key that is nearly one of its section's known keys."""
+    """A hint for a key that is nearly a known key of its section."""
     derived_from, table, _ = followed
     parent, _, name = written.rpartition(".")
     known = [key for keys in derived_from.values() for key in keys]
@@ -95,7 +94,7 @@ def _nearest(written: str, followed: Following) -> str:
 
 
 def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notation, is_trained: bool = False) -> None:
-    """A warning for keys that are nearly ones for placing, and the others: one by one where the job is trained."""
+    """Warn about misspelt keys of placement; report the others one by one if the job is trained, else in one note."""
     for use in uses:
         if use.hint:
             what = f"is not a key that {notation.program} reads for placement"
@@ -123,7 +122,7 @@ def report_framework_keys(uses: Sequence[KeyUse], root: Section, notation: Notat
 
 
 def _report_unfollowed(uses: Sequence[KeyUse], root: Section) -> None:
-    """A warning at each key that would change the training, and one note about the others."""
+    """Warn at each key that would change the training, and list the others in one note."""
     reported = {finding.where.path for finding in root.findings.collected}
     left = [use for use in uses if use.is_set and use.is_unused(trains=True) and use.where.path not in reported]
     for use in left:

@@ -22,7 +22,7 @@ from roost.config.source import Launch, Source
 
 MAX_NAMED = 4
 MAX_NAME = 120
-# Programs that belong to a framework without being jobs that Roost plans.
+# Programs of a framework whose jobs Roost does not plan.
 _UNPLANNED: Mapping[str, str] = {
     r"verl\.trainer\.main|(?:.*/)?verl/trainer/main\.py": "EasyR1 has keys of its own (worker...), which are not read",
     r"verl\.trainer\.\w*sft\w*|(?:.*/)?verl/trainer/\w*sft\w*\.py": "verl's supervised training is not planned",
@@ -34,7 +34,7 @@ _BYSTANDERS = """grep egrep fgrep rg pgrep pkill killall kill ps cat cp mv rm ls
     awk find echo printf diff chmod touch rsync scp tar wc which test ["""
 _RENDEZVOUS = re.compile(
     r"--?(?:(?:[\w-]*[_-])?port|rdzv[\w-]*|log[_-]dir)(?:=|$)"
-)  # flags of a launcher with which no plan changes
+)  # flags of a launcher that do not change a plan
 _LAUNCHER = re.compile(
     r"python[\d.]*|ipython\d*|pypy\d*|torchrun|accelerate|deepspeed|uvx?|ray|srun|mpirun|mpiexec|horovodrun|poetry|pixi"
     r"|conda|debugpy|coverage|viztracer|nsys"
@@ -58,7 +58,7 @@ class Found:
 
 
 def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Source | None:
-    """The config that the job of a script is started with; None where there is none."""
+    """The config of the job that a script starts; None, with findings, if it starts none."""
     job_commands = [entry.job_command for entry in ENTRIES if entry.job_command]
     reading = read_script(file, arguments, findings, job_commands=job_commands)
     if reading is None:
@@ -82,7 +82,7 @@ def load_script(file: Path, arguments: Sequence[str], findings: Findings) -> Sou
 
 
 def _report_overrides(job: Found, placing: Sequence[str], findings: Findings) -> None:
-    """Words that are no overrides, and keys of the placement without a value."""
+    """Report words that are not overrides, and keys of placement without a value."""
     program, form = job.entry.notation.program, "--key value" if job.entry.has_flags else "key=value"
     stray = [word for word in job.arguments.stray if not (word.known or "").isspace()]  # see _report_rest
     for word in stray[:MAX_NAMED]:
@@ -106,7 +106,7 @@ def _report_overrides(job: Found, placing: Sequence[str], findings: Findings) ->
 
 
 def _report_unknown(read: Arguments, findings: Findings) -> None:
-    """Arguments that may be anything; those with the same cause together."""
+    """Report unknown arguments, grouped by cause."""
     causes: dict[tuple[str, str], list[Value]] = {}
     for word in read.unknown:
         if word.unknown is not None and not word.unknown.is_unset:
@@ -151,7 +151,7 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
             is_file = has_launcher and (is_module or text.endswith(".py"))
             if is_command or is_file or has_file or (at == 0 and "/" in text):
                 yield at
-        is_open = at == own and (name is None or name.startswith("-"))  # $PYTHON, which may be anything or not be set
+        is_open = at == own and (name is None or name.startswith("-"))  # $PYTHON, unknown or unset
         if is_open or _LAUNCHER.fullmatch(name or ""):
             has_launcher = True
         elif text is not None and text.endswith(".py"):
@@ -213,7 +213,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             unknown.reason,
             f"write ${{{name}:-...}} in the script, for bash to take it too",
         )
-    if arguments and not reading.reads_arguments and not reading.errors:  # what is behind an error may read them
+    if arguments and not reading.reads_arguments and not reading.errors:  # the text after an error may read them
         findings.warn(
             "RST-C043",
             Where(COMMAND_LINE, path=(" ".join(arguments),)),
@@ -270,7 +270,7 @@ def _unplanned(reading: Reading) -> Iterator[str]:
 
 
 def _report_others(jobs: Sequence[Found], chosen: Found, findings: Findings) -> None:
-    """Other jobs of the script whose plans may differ; one that differs in its seed alone has the same."""
+    """Warn about other jobs of the script whose plans may differ; those that differ only in a seed do not."""
     own = _planned_by(chosen)
     others = [one for one in jobs if one is not chosen and _planned_by(one) != own]
     if not others:
@@ -301,7 +301,7 @@ def _planned_by(job: Found) -> object:
 
 
 def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:
-    """Arguments that bash takes for a command of their own; an error where they would decide the placement."""
+    """Report arguments that bash takes for another command; an error if they would decide the placement."""
     commands = list(reading.commands.values())
     following = next(iter(commands[commands.index(job.command) + 1 :]), None)
     first = following.words[0].prefix if following is not None else ""

@@ -101,7 +101,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
 
 
 def _own_config(start: Start, findings: Findings) -> Path | None:
-    """The config beside the program, which it takes by itself; a finding where that is not here."""
+    """The config beside the program, its default; None, with a finding, if it is missing."""
     path = Path(start.program)
     own = path.parent / "configs" / NEMO_CONFIGS.get(path.stem, "grpo_math_1B.yaml")
     file = find_file(str(own), start.command)
@@ -313,7 +313,7 @@ class _Nemo(Reader):
             self._on_gpus(name, section, devices, Role.SCORER)
 
     def _check_batch(self, policy: Section, gpus: int) -> None:
-        """The samples of a step are whole batches, and a batch has as many for every replica."""
+        """Check that a step has whole batches, and a batch equally many samples for every replica."""
         key = "train_global_batch_size"
         batch, parts = known_count(policy, key), self._sizes(policy).model
         names = ("num_prompts_per_step", "num_generations_per_prompt")
@@ -344,7 +344,7 @@ class _Nemo(Reader):
     # --- engines
 
     def _engine_sizes(self, generation: Section) -> tuple[ParallelSizes, Where, str | None]:
-        """Sizes of an engine, where its size is written, and the key with its part of memory."""
+        """Sizes of an engine, the position of its size, and the key of its memory fraction."""
         backend = generation.text("backend") or str(DEFAULTS["policy.generation.backend"])
         if backend == "sglang":
             section = generation.below("sglang_cfg")
@@ -407,7 +407,7 @@ class _Nemo(Reader):
     # --- reward model and teachers
 
     def _reward_size(self) -> tuple[int, int]:
-        """Nodes of the reward model and GPUs on each; none where no dataset uses it."""
+        """Nodes of the reward model and GPUs on each; 0 if no dataset uses it."""
         if "reward_model" not in set(_environments(self.root.below("data"))):
             return 0, 0
         resources = self.root.below("env", "reward_model", "resources")
@@ -530,7 +530,7 @@ class _Nemo(Reader):
 
 
 def _plain(section: Section) -> str:
-    """The key of a learner without Megatron, which NeMo-RL has renamed."""
+    """The key of a learner without Megatron: automodel_cfg, or dtensor_cfg in older versions."""
     return "automodel_cfg" if "automodel_cfg" in section.values else "dtensor_cfg"
 
 

@@ -1,6 +1,6 @@
 """The frameworks whose jobs Roost plans: the programs that start them, and the modules that read them.
 
-Only the module of the framework that a script or config is of is imported.
+Only the module of the framework in use is imported.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from roost.config.source import Section
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """The reader of a framework's jobs, which is `FRAMEWORK` in its module."""
+    """The reader of a framework's jobs: `FRAMEWORK` in its module."""
 
     read_job: Callable[[Section, Notation], Job]
     placing: Sequence[str]  # patterns of the keys that count for placing
     read: Callable[[Sequence[Value]], Arguments] = read_overrides
     accepts: Callable[[Start], bool] = lambda start: True
     base: Callable[[Start, Findings], Arguments] = lambda start, findings: start.arguments
-    # Adds what other commands of the script say about the job.
+    # Adds what other commands of the script say about the job, such as the server of TRL.
     beside: Callable[[Arguments, Reading], Arguments] = lambda arguments, reading: arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A framework as far as it is known without its module."""
+    """How jobs of a framework are recognised, without importing its module."""
 
     notation: Notation
     module: str
     program: re.Pattern[str]  # of the module or file that is started
     accepts: Callable[[Start], bool] = lambda start: True
-    has_flags: bool = False  # its module reads the arguments, which are no overrides `a.b=c`
-    job_command: str = ""  # a variable with the command that its batch script runs: COMMAND="..." sbatch ray.sub
+    has_flags: bool = False  # its module reads the arguments, which are not overrides `a.b=c`
+    job_command: str = ""  # the variable that holds the command of its batch script: COMMAND="..." sbatch ray.sub
     takes_script: bool = False  # the first argument may be the script that its launcher starts
 
     def load(self) -> Framework:
@@ -56,7 +56,7 @@ class Entry:
         return framework
 
     def started(self, start: Start, rest: Sequence[Value]) -> Start | None:
-        """The command with its arguments, where it starts a job of the framework."""
+        """The command with its arguments; None if it does not start a job of the framework."""
         if self.program.fullmatch(start.program) is None:
             return None
         if self.takes_script and rest and (rest[0].known or "").endswith(".py"):
@@ -67,7 +67,7 @@ class Entry:
 
 
 _SLIME = re.compile(r"(?:.*/)?train(?:_async)?\.py")
-# In the order in which they are asked: those with programs that may be anything come last.
+# The first that accepts a command reads it, so frameworks whose program may be any file come last.
 ENTRIES = (
     Entry(
         Notation.SKYRL,
@@ -109,21 +109,21 @@ ENTRIES = (
     ),
     Entry(Notation.TRL, "trl", re.compile(r"(?:.*/)?trl|trl\.scripts\.\w+|.*\.py"), has_flags=True),
 )
-COMMANDS = ("trl",)  # programs that are found by PATH
-COMMANDS_WITH_FILES = ("rl", "sft", "inference")  # those of prime-rl, which a file @ x.toml shows
+COMMANDS = ("trl",)  # programs started by name
+COMMANDS_WITH_FILES = ("rl", "sft", "inference")  # those of prime-rl, recognised by a file: rl @ x.toml
 
 
 def framework_of(notation: Notation) -> Framework:
     return next(entry for entry in ENTRIES if entry.notation is notation).load()
 
 
-# Findings of a value that is not known, and those that compare the numbers of a job, its default among them.
+# Findings about unknown values, and findings that compare numbers, which may be defaults in their place.
 UNKNOWN = frozenset(f"RST-{code}" for code in ("C022", "C024", "C025", "C026", "C027", "C028", "N060", "N081"))
 COMPARING = frozenset(f"RST-N0{number}" for number in (55, 56, 57, 58, 59, 61, 63, 65, 66, 70, 71, 72, 73, 74, 82, 88))
 
 
 def read_framework(root: Section, notation: Notation) -> Job:
-    """Read a job; where a value is not known, nothing is reported that was compared with its default."""
+    """Read a job; if a value is unknown, drop findings that may compare its default."""
     findings, before = root.findings, set(root.findings.collected)
     job = framework_of(notation).read_job(root, notation)
     if any(error.code in UNKNOWN for error in findings.errors):

@@ -99,7 +99,7 @@ PLACING = tuple(
 
 
 def without_config_file(start: Start, findings: Findings) -> Arguments:
-    """The arguments; a finding for a config file, which they are then not over."""
+    """The arguments; reports a config file, which is not read."""
     for name in CONFIG_OPTIONS:
         option = start.arguments.options.get(name)
         if option is not None:
@@ -208,7 +208,7 @@ class _SkyRL(Reader):
         return section.flag(key, bool(DEFAULTS.get(path, False)))
 
     def _engine_key(self, key: str) -> tuple[Section, str]:
-        """The section and the key of a setting of the engines, where it is written."""
+        """The section and key where a setting of the engines is written: the current one, or that before 2026."""
         section, generator = self.root.below("generator", "inference_engine"), self.root.below("generator")
         is_old = key not in section and OLD.get(key, "") in generator
         return (generator, OLD[key]) if is_old else (section, key)
@@ -303,7 +303,7 @@ class _SkyRL(Reader):
         )
 
     def _check_batch(self, role: str, replicas: int) -> None:
-        """A step has whole minibatches, and each replica a part of one."""
+        """Check that a step has whole minibatches, and a minibatch at least a sample for each replica."""
         trainer, key = self.root.below("trainer"), f"{role}_mini_batch_size"
         is_written = [trainer.values.get(name) is not None for name in ("train_batch_size", key)]
         batch, mini = known_count(trainer, "train_batch_size", TRAIN_BATCH), known_count(trainer, key, MINI_BATCH)
@@ -436,7 +436,7 @@ class _SkyRL(Reader):
         return ParallelSizes(tensor, pipeline, expert=expert)
 
     def _check_executor(self, width: int) -> None:
-        """An engine over several nodes needs Ray; the processes of `mp` are on one."""
+        """Warn about engines over several nodes without Ray; the `mp` executor stays on one."""
         tensor, pipeline = (self._engine_number(f"{kind}_parallel_size", 1, 1) for kind in ("tensor", "pipeline"))
         key = "distributed_executor_backend"
         section = self.root.below("generator", "inference_engine")

@@ -63,7 +63,7 @@ PIPELINE = ("--sglang-pp-size", "--sglang-pipeline-parallel-size")  # of an engi
 DATA = ("--sglang-dp-size", "--sglang-data-parallel-size")
 EXPERT = ("--sglang-ep-size", "--sglang-expert-parallel-size")
 DATA_ATTENTION = "--sglang-enable-dp-attention"
-# Flags with which a step may have other numbers of samples than prompts of a batch times samples of each.
+# Flags with which a step may not have rollout-batch-size * n-samples-per-prompt samples.
 OWN_SAMPLES = (
     *("--use-dynamic-global-batch-size", "--disable-rollout-trim-samples", "--rollout-function-path"),
     *("--custom-generate-function-path", "--custom-convert-samples-to-train-data-path", "--num-steps-per-rollout"),
@@ -74,16 +74,9 @@ PLACING = (
     VISIBLE,
     *("--rollout-num-gpus", "--colocate", "--offload", "--offload-train", "--offload-rollout", "--release-train"),
     *("--no-offload-train", "--no-offload-rollout", "--rollout-external-engine-addrs", "--rollout-external"),
-    *(
-        "--debug-train-only",
-        "--debug-rollout-only",
-        "--load-debug-rollout-data",
-        "--sglang-config",
-        "--prefill-num-servers",
-        "--tensor-model-parallel-size",
-    ),
-    *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
-    "--expert-tensor-parallel-size",
+    *("--debug-train-only", "--debug-rollout-only", "--load-debug-rollout-data", "--sglang-config"),
+    *("--prefill-num-servers", "--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
+    *("--context-parallel-size", "--expert-model-parallel-size", "--expert-tensor-parallel-size"),
     *("--hf-checkpoint", "--sglang-mem-fraction-static", "--max-tokens-per-gpu", "--train-backend", "--lora-rank"),
     *("--use-dynamic-batch-size", *PIPELINE, *DATA, *EXPERT, DATA_ATTENTION),
     *("--rollout-max-prompt-len", "--rollout-max-response-len", "--rollout-max-context-len"),
@@ -100,7 +93,7 @@ def read_slime(root: Section, notation: Notation) -> Job:
 
 
 def with_visible(start: Start, findings: Findings) -> Arguments:
-    """The arguments with the GPUs that the command is shown; Ray that runs already has those of its own start."""
+    """The arguments with the GPUs that the command may see; a running Ray has those that it was started with."""
     visible = start.command.variables.get(VISIBLE)
     if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
         add_visible(start.arguments, start.command)
@@ -128,7 +121,7 @@ class _Slime(Reader):
         learner = nodes * per_node
         train_only = self.root.flag("--debug-train-only") or not self._is_missing("--load-debug-rollout-data")
         rollout_only, shares = self.root.flag("--debug-rollout-only"), self.root.flag("--colocate")
-        is_shared = shares and not rollout_only  # which takes --colocate and the offloads back
+        is_shared = shares and not rollout_only  # rollout-only turns --colocate and the offloads off
         is_external = self.root.get("--rollout-external-engine-addrs") not in (None, False)
         rollout = self.root.whole_number("--rollout-num-gpus", 0)
         if rollout is None and shares:
@@ -174,7 +167,7 @@ class _Slime(Reader):
         return self.root.values.get(key) is None
 
     def _gpus_per_node(self, per_node: int, learner: int, is_shared: bool) -> int:
-        """GPUs of a node: what engines are told; where that is left out, at least what the learner has."""
+        """GPUs of a node: as written for engines, or their default, and at least as many as the learner has."""
         written = self._count("--num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
         if not self._is_missing("--num-gpus-per-node"):
             return max(written, per_node)
@@ -204,7 +197,7 @@ class _Slime(Reader):
         return settings | algorithm_of(self.notation, self._estimator(), in_loss, in_reward, prompt, whitens)
 
     def _lengths(self) -> tuple[float | None, float | None, float | None]:
-        """Most tokens of a prompt, of a completion, and of both; None where it is not written."""
+        """Maximum tokens of a prompt, a completion and both; None if not written."""
         names = ("prompt", "response", "context")
         prompt, response, both = (first_number((self.root, f"--rollout-max-{name}-len")) for name in names)
         return prompt, response, both or (prompt + response if prompt and response else None)
@@ -213,7 +206,7 @@ class _Slime(Reader):
         return self.root.text("--advantage-estimator") or str(DEFAULTS["--advantage-estimator"])
 
     def _check_batch(self) -> None:
-        """Samples of a step are trained in whole batches; code of the job's own may make other numbers of them."""
+        """Check that a step has whole batches, unless flags or the job's own code may change its samples."""
         prompts, batch = (known_count(self.root, f"--{name}-batch-size") for name in ("rollout", "global"))
         group, program = known_count(self.root, "--n-samples-per-prompt", 1), self.notation.value
         samples = prompts * group
@@ -252,7 +245,7 @@ class _Slime(Reader):
         )
 
     def _tokens(self, context: int) -> int | None:
-        """Tokens of a micro-batch on all ranks of a context group; the flag counts beside dynamic batches only."""
+        """Tokens of a micro-batch over a context group; the flag has an effect with dynamic batches only."""
         flag = "--max-tokens-per-gpu"
         tokens = first_number((self.root, flag))
         if tokens and not self.root.flag("--use-dynamic-batch-size"):
@@ -317,7 +310,7 @@ class _Slime(Reader):
             )
 
     def _engine_sizes(self, gpus: int) -> ParallelSizes:
-        """Sizes of an engine; copies of the attention beside each other have the experts split over them all."""
+        """Sizes of an engine; with data-parallel attention, experts are split over all its copies."""
         pipeline = self._part(PIPELINE, gpus, "GPUs of an engine")
         tensor = gpus // pipeline
         data, expert = (self._part(flags, tensor, "GPUs of a stage of an engine") for flags in (DATA, EXPERT))

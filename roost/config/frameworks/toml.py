@@ -89,7 +89,7 @@ class _Keys:
             self.at += 1
 
     def _value(self, path: KeyPath) -> None:
-        """Go past a value; keys of inline tables are noted."""
+        """Skip a value, noting the keys of inline tables."""
         ends: list[str] = []
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -122,7 +122,7 @@ class _Keys:
         self.at += 1
 
     def _skip_blank(self) -> bool:
-        """Go to the next sign that is no blank and no comment; False at the end."""
+        """Skip blanks and comments; False at the end."""
         while self.at < len(self.text):
             if self.text[self.at] == "#":
                 self._skip_line()

@@ -126,7 +126,7 @@ def read_arguments(words: Sequence[Value]) -> Arguments:
     read = read_flags([word for word in words if word not in settings], SWITCHES)
     found = read_overrides(settings)
     found.unknown += read.unknown
-    if words and (words[0].known or "").endswith((".yaml", ".yml")):  # HfArgumentParser takes it without a flag, too
+    if words and (words[0].known or "").endswith((".yaml", ".yml")):  # HfArgumentParser takes a file without a flag too
         found.set(("--config",), words[0].known, words[0].position)
     for key, value in read.values.items():
         name = "--" + key[2:].replace("-", "_")
@@ -271,7 +271,7 @@ def _without_flags(start: Start, findings: Findings) -> Arguments:
 
 
 def _without_launcher_flags(arguments: Arguments, start: Start, findings: Findings) -> Arguments:
-    """The arguments of a script without those that only its launcher would follow, before the script."""
+    """The arguments of a script without flags of a launcher, which have an effect before the script only."""
     of_launcher = {name for name in (f"--{flag}" for flag in OF_LAUNCHERS) if name in arguments.values}
     for name in sorted(of_launcher):
         what = f"is an argument of {start.program}, and does not change how many processes are started"
@@ -281,7 +281,7 @@ def _without_launcher_flags(arguments: Arguments, start: Start, findings: Findin
 
 
 def _kept(arguments: Arguments, keys: set[Any]) -> Arguments:
-    """The arguments of these keys only."""
+    """The arguments with these keys only."""
     values = {key: value for key, value in arguments.values.items() if key in keys}
     positions = {path: place for path, place in arguments.positions.items() if path[0] in keys}
     return replace(arguments, values=values, positions=positions)
@@ -427,7 +427,7 @@ class _TRL(Reader):
             "the launcher counts the GPUs that it sees when it starts",
             f"write {self.root.spell(self._key(name), 8)}, or give it before: {VISIBLE}=0,1,2,3",
         )
-        return self._number("vllm_tensor_parallel_size", 1)  # a number that no further finding is about
+        return self._number("vllm_tensor_parallel_size", 1)  # a number that causes no further finding
 
     def _distribution(self) -> str:
         return str(self.root.values.get("distributed_type", "")).upper()
@@ -550,7 +550,7 @@ class _TRL(Reader):
         self.add("rollout", written, where, requested, Role.ENGINE, sizes, model)
 
     def _report_idle_settings(self) -> None:
-        """Settings of engines that another setting leaves without effect."""
+        """Warn about settings of engines that have no effect."""
         mode = self._mode()
         old = "it is of TRL before 2025-04, whose engine had a GPU of its own"
         reasons = {"vllm_device": (old, "remove it; for GPUs of their own, write vllm_mode: server")}

@@ -42,7 +42,7 @@ LOSSES: Mapping[str, tuple[PolicyLoss, LossAggregation]] = {
 SCALES = {
     **dict.fromkeys(("true", "group"), AdvantageEstimator.GRPO),
     **dict.fromkeys(("false", "none"), AdvantageEstimator.GROUP_MEAN),
-    "batch": AdvantageEstimator.REWARD,  # of rewards less their group's mean, divided by the batch's deviation
+    "batch": AdvantageEstimator.REWARD,  # less the group's mean, divided by the batch's standard deviation
 }
 LEVELS = {
     **{level.value: level for level in (ImportanceSamplingLevel.TOKEN, ImportanceSamplingLevel.SEQUENCE)},
@@ -70,7 +70,7 @@ ASYNC: Mapping[str, Any] = {
     "max_new_tokens": 2048,
     "lr_scheduler_type": LrSchedulerType.CONSTANT,
 }
-# Of the correction for vLLM's log-probs.
+# Importance sampling of vLLM's log-probs: the default cap, and the modes.
 IS_CAP = 3.0
 IS_MODES = {
     f"{word}_{kind}": (level, kind == "mask") for word, level in IS_LEVELS.items() for kind in ("mask", "truncate")
@@ -227,7 +227,7 @@ class _Keys:
 
 
 def check_groups(root: Section, processes: int) -> None:
-    """TRL generates whole groups at a time; a value that is not known is not checked."""
+    """Check that TRL generates whole groups at a time; unknown values are not checked."""
     keys = _Keys(root)
     usual = {"num_generations": GENERATIONS, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}
     group, each, updates = (known_count(root, keys.key(name), value) for name, value in usual.items())
@@ -250,10 +250,10 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     keys = _Keys(root)
     loss = keys.named("loss_type", LOSSES)
     generations = keys.count("num_generations") or GENERATIONS
-    samples, of_update = _batches(keys, job)
-    per_step = max(1, samples // of_update) * (keys.count("num_iterations") or 1)  # optimizer steps of a step
-    is_refused = any(finding.code == "RST-N088" for finding in root.findings.errors)  # as no asynchronous job is
-    if samples % generations and not is_refused:
+    samples, per_update = _batches(keys, job)
+    per_step = max(1, samples // per_update) * (keys.count("num_iterations") or 1)  # optimizer steps of a step
+    is_reported = any(finding.code == "RST-N088" for finding in root.findings.errors)  # by check_groups
+    if samples % generations and not is_reported:
         what = f"{samples} samples of a step are not whole groups of {generations}"
         why = "samples are processes x per_device_train_batch_size x steps_per_generation"
         root.findings.error(
@@ -275,7 +275,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     return found | {
         "lora_rank": lora_rank(job),
         "prompts_per_step": max(1, samples // generations),
-        "minibatches": max(1, samples // of_update),
+        "minibatches": max(1, samples // per_update),
         "max_steps": math.ceil(steps / per_step) if steps else None,
         "max_epochs": None if steps else _epochs(keys),
         "reference_sync_steps": _reference_sync(keys, per_step),
@@ -303,7 +303,7 @@ def _schedule(keys: _Keys) -> dict[str, Any]:
 
 
 def _optimizer(keys: _Keys) -> OptimizerType | None:
-    """The optimizer; one that Roost does not have is named, and AdamW takes its place."""
+    """The optimizer; warns about one that Roost does not have, for which AdamW takes its place."""
     key = keys.key("optim")
     word = keys.root.text(key) if key in keys.root else None
     if word is not None and word not in _OPTIMIZERS:
@@ -313,7 +313,7 @@ def _optimizer(keys: _Keys) -> OptimizerType | None:
 
 
 def _cispo_range(keys: _Keys) -> dict[str, float | None]:
-    """TRL caps the ratio at epsilon_high itself, and has no lower bound."""
+    """Clip range of cispo: TRL caps the ratio at epsilon_high itself, and has no lower bound."""
     name = next((name for name in ("epsilon_high", "epsilon") if keys.number(name) is not None), "loss_type")
     cap = EPSILON if name == "loss_type" else keys.number(name) or 0.0
     if cap < 1:
@@ -325,7 +325,7 @@ def _cispo_range(keys: _Keys) -> dict[str, float | None]:
 
 
 def _check_luspo(keys: _Keys) -> None:
-    """TRL's luspo is a sum of token losses only where a sequence has one loss; else it divides by padding too."""
+    """Warn about luspo unless each sequence has one loss: TRL then averages token losses over padding too."""
     if keys.text("loss_type") != "luspo":
         return
     is_by_sequence = keys.text("importance_sampling_level") == ImportanceSamplingLevel.SEQUENCE.value
@@ -345,7 +345,7 @@ def _check_luspo(keys: _Keys) -> None:
 
 
 def _batches(keys: _Keys, job: Job) -> tuple[int, int]:
-    """Samples that are generated at a time, and those of an optimizer step."""
+    """Samples generated at a time, and samples of an optimizer step."""
     actor = next(part for part in job.components if part.name == "actor")
     each = (keys.count("per_device_train_batch_size") or BATCH) * len(getattr(actor.requested, "devices", (0,)))
     accumulated = keys.count("gradient_accumulation_steps") or 1
@@ -402,7 +402,7 @@ def _reference_sync(keys: _Keys, per_step: int) -> int | None:
 
 
 def _correction(keys: _Keys) -> dict[str, Any]:
-    """TRL's correction for what vLLM's log-probs differ by from the learner's; on by default."""
+    """TRL's importance sampling between vLLM's and the learner's log-probs; on by default."""
     if not keys.flag("use_vllm") or not keys.flag("vllm_importance_sampling_correction", True):
         return {}
     level, masks = keys.named("vllm_importance_sampling_mode", IS_MODES) or IS_MODES["sequence_mask"]
@@ -499,7 +499,7 @@ def _mapping(keys: _Keys, name: str) -> dict[str, Any]:
 
 
 def _reward(keys: _Keys) -> str:
-    """The class for TRL's reward function; one that Roost does not have is said."""
+    """The class for TRL's reward function; notes that MathAnswer takes the place of one that Roost does not have."""
     written = keys.text("reward_funcs")
     if written in REWARDS:
         return REWARDS[str(written)]
