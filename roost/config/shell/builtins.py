@@ -454,56 +454,62 @@ class Assignments(Builtins):
     def _assign(
         self, assignment: Assignment, state: State, is_declared: bool = False, expanded: Value | None = None
     ) -> None:
-        """Set a variable or an element; `expanded` is the value where it was expanded before."""
+        """Set a variable or an element; `expanded` is the value if it was expanded before."""
         name = assignment.name if is_declared else state.target(assignment.name)
         if state.exports_all:
             state.exported = state.exported.union((name,))
-        if isinstance(assignment.value, Word):
-            value = expanded if expanded is not None else self.expander.one(assignment.value, state)
-            value = self._given(name, value, assignment)
-            if name in state.integers:
-                value = self._computed(assignment, state)
-            if assignment.index is not None:
-                key = self.expander.key(name, assignment.index, state)
-                array = dict(state.array(name))
-                several = [at for at, one in array.items() if one.unknown is not None and one.unknown.is_list]
-                is_listed = bool(several) and name not in state.associative
-                is_behind = is_listed and key not in [*array][: [*array].index(several[0])]
-                if key is None or is_behind:  # any element may be this one
-                    array = {"0": unknown_elements(name, assignment.position)}
-                elif assignment.appends and key in array:
-                    array[key] = merged([*array[key].parts, *value.parts], value.position)
-                else:
-                    is_keyed = name in state.associative or not key.isdecimal()
-                    is_in_order = is_keyed or key in array or int(key) >= next_index(array)
-                    array[key] = value
-                    self._count(array)
-                    if not is_in_order:
-                        self.steps += len(array) // 10
-                        array = state.in_order(name, array)
-                    state.variables[name] = array
-                    return
-                state.variables[name] = array
-                return
-            old = state.scalar(name)
-            if assignment.appends and name in state.integers:
-                state.variables[name] = value
-            elif assignment.appends and isinstance(state.variables.get(name), dict):
-                array = state.array(name)
-                state.variables[name] = {
-                    **array,
-                    "0": merged([*array.get("0", Value()).parts, *value.parts], value.position),
-                }
-            elif assignment.appends and old is not None:
-                state.variables[name] = merged([*old.parts, *value.parts], old.position)
-            elif isinstance(state.variables.get(name), dict):
-                state.variables[name] = self._with_first(name, value, state)
-            else:
-                state.variables[name] = value
+        if not isinstance(assignment.value, Word):
+            self._assign_array(name, assignment.value, assignment, state)
             return
+        value = expanded if expanded is not None else self.expander.one(assignment.value, state)
+        value = self._given(name, value, assignment)
+        if name in state.integers:
+            value = self._computed(assignment, state)
+        if assignment.index is not None:
+            self._assign_element(name, assignment.index, value, assignment, state)
+            return
+        old = state.scalar(name)
+        if assignment.appends and name in state.integers:
+            state.variables[name] = value
+        elif assignment.appends and isinstance(state.variables.get(name), dict):
+            array = state.array(name)
+            first = merged([*array.get("0", Value()).parts, *value.parts], value.position)
+            state.variables[name] = {**array, "0": first}
+        elif assignment.appends and old is not None:
+            state.variables[name] = merged([*old.parts, *value.parts], old.position)
+        elif isinstance(state.variables.get(name), dict):
+            state.variables[name] = self._with_first(name, value, state)
+        else:
+            state.variables[name] = value
+
+    def _assign_element(self, name: str, index: Word, value: Value, assignment: Assignment, state: State) -> None:
+        """`A[index]=value`."""
+        key = self.expander.key(name, index, state)
+        array = dict(state.array(name))
+        several = [at for at, one in array.items() if one.unknown is not None and one.unknown.is_list]
+        is_listed = bool(several) and name not in state.associative
+        is_behind = is_listed and key not in [*array][: [*array].index(several[0])]
+        if key is None or is_behind:  # any element may be this one
+            array = {"0": unknown_elements(name, assignment.position)}
+        elif assignment.appends and key in array:
+            array[key] = merged([*array[key].parts, *value.parts], value.position)
+        else:
+            is_keyed = name in state.associative or not key.isdecimal()
+            is_in_order = is_keyed or key in array or int(key) >= next_index(array)
+            array[key] = value
+            self._count(array)
+            if not is_in_order:
+                self.steps += len(array) // 10
+                array = state.in_order(name, array)
+        state.variables[name] = array
+
+    def _assign_array(
+        self, name: str, items: Sequence[tuple[Word | None, Word]], assignment: Assignment, state: State
+    ) -> None:
+        """`A=(items)` and `A+=(items)`."""
         array = dict(state.array(name)) if assignment.appends else {}
         following = next_index(array)
-        for key_word, word in assignment.value:
+        for key_word, word in items:
             if key_word is not None:
                 key = self.expander.key(name, key_word, state)
                 value = self.expander.one(word, state)
@@ -521,7 +527,7 @@ class Assignments(Builtins):
                 array[str(following)] = value
                 following += 1
         self._count(array)
-        has_keys = any(key_word is not None for key_word, _ in assignment.value)
+        has_keys = any(key_word is not None for key_word, _ in items)
         state.variables[name] = state.in_order(name, array) if has_keys else array
 
     def _with_first(self, name: str, value: Value, state: State) -> Array:
