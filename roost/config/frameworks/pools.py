@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roost.config.findings import Where, counted, remainder
-from roost.config.frameworks.arguments import Arguments, resolved
+from roost.config.frameworks.arguments import Arguments, Start, resolved
 from roost.config.job import (
     EXPERT_TENSOR,
     Component,
@@ -142,6 +142,13 @@ def add_visible(arguments: Arguments, command: Command, *section: str) -> None:
     if isinstance(visible, Value):
         text = visible.known if visible.known is not None else resolved(visible)
         arguments.set((*section, VISIBLE), text, visible.position)
+
+
+def add_visible_of_script(arguments: Arguments, start: Start) -> None:
+    """Add the GPUs that a script lets its command see; a running Ray has those that it was started with."""
+    visible = start.command.variables.get(VISIBLE)
+    if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
+        add_visible(arguments, start.command)
 
 
 def visible_devices(section: Section, *keys: str) -> list[int] | None:

@@ -15,7 +15,7 @@ from roost.config.frameworks.arguments import Arguments, Start, read_flags
 from roost.config.frameworks.pools import (
     VISIBLE,
     Reader,
-    add_visible,
+    add_visible_of_script,
     check_divides,
     engines_on,
     enough_visible,
@@ -93,10 +93,8 @@ def read_slime(root: Section, notation: Notation) -> Job:
 
 
 def with_visible(start: Start, findings: Findings) -> Arguments:
-    """The arguments with the GPUs that the command may see; a running Ray has those that it was started with."""
-    visible = start.command.variables.get(VISIBLE)
-    if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
-        add_visible(start.arguments, start.command)
+    """The arguments with the GPUs that the command may see."""
+    add_visible_of_script(start.arguments, start)
     return start.arguments
 
 

@@ -23,11 +23,10 @@ from roost.config.frameworks.arguments import (
     warn_defaults,
 )
 from roost.config.frameworks.pools import (
-    VISIBLE,
     Machines,
     Pool,
     Reader,
-    add_visible,
+    add_visible_of_script,
     check_divides,
     check_expert_parts,
     engine_experts,
@@ -152,9 +151,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
     if is_own:
         check_megatron_keys(arguments, findings)
     arguments.values = resolved_for(arguments.values, command)
-    visible = command.variables.get(VISIBLE)
-    if isinstance(visible, Value) and visible.position[1] is not None and "ray" not in start.before:
-        add_visible(arguments, command)  # a running Ray has the GPUs that it was started with
+    add_visible_of_script(arguments, start)
     return arguments
 
 
