@@ -55,7 +55,7 @@ def check_version(current: WeightUpdate | None, update: WeightUpdate) -> None:
 
 def check_base(members: Sequence[Member], update: WeightUpdate, sleep_level: int) -> None:
     """Raise NotOffered if sleeping engines dropped the base weights that an adapter needs."""
-    asleep = [member.name for member in members if member.standing is EngineState.ASLEEP]
+    asleep = [member.name for member in members if member.state is EngineState.ASLEEP]
     if update.adapter is not None and asleep and sleep_level > 1:
         raise NotOffered(
             f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
@@ -167,7 +167,7 @@ class Fleet:
         """
         async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
-            await self.pool.settle(members, EngineState.STARTING)
+            await self.pool.set_state(members, EngineState.STARTING)
             sync = self._current.sync(update, InFlight.DROP) if update is not None else None
             with self._span("start", members, update):
                 unwritten = None if sync is None else await outcome_of(sync.write_for(members))
@@ -181,7 +181,7 @@ class Fleet:
                 if error is not None:
                     member.last_error = str(error)
                     await member.owner.stop()
-                await self.pool.settle([member], EngineState.READY if error is None else EngineState.STOPPED)
+                await self.pool.set_state([member], EngineState.READY if error is None else EngineState.STOPPED)
         raise_first(outcomes)
 
     async def stop_servers(self, names: Collection[str] | None = None) -> None:
@@ -189,7 +189,7 @@ class Fleet:
         async with self._changing("stop", *EngineState, with_joining=True) as everyone:
             members = _named(everyone, names)
             self._has_devices = False
-            await self.pool.settle(members, EngineState.STOPPED)
+            await self.pool.set_state(members, EngineState.STOPPED)
             with self._span("stop", members):
                 await asyncio.gather(*(member.disconnect() for member in members))
                 await wait_for_all(member.owner.stop() for member in members)
@@ -206,9 +206,9 @@ class Fleet:
         member.baseline = max(each.baseline for each in self.pool.members.values())  # the same model and engine
         self._supervisor.watch(member)
         if not self._has_devices:
-            is_woken = bool(self.pool.standing(EngineState.ASLEEP))  # else `start_servers` starts it with the others
-            await self.pool.settle([member], EngineState.LOST if is_woken else EngineState.STOPPED)
-            return member.standing
+            is_woken = bool(self.pool.in_state(EngineState.ASLEEP))  # else `start_servers` starts it with the others
+            await self.pool.set_state([member], EngineState.LOST if is_woken else EngineState.STOPPED)
+            return member.state
         try:
             await self._join(member)
         except BaseException:
@@ -218,17 +218,17 @@ class Fleet:
             await member.disconnect()
             await outcome_of(member.owner.stop())
             raise
-        return member.standing
+        return member.state
 
     async def _join(self, member: Member) -> None:
         """Start a new member, and sync it when no other change is under way."""
         member.is_joining = True
         try:
             async with member.changing:
-                await self.pool.settle([member], EngineState.STARTING)
+                await self.pool.set_state([member], EngineState.STARTING)
                 with self._span("join", [member]):
                     await self._start_plain(member)
-                await self.pool.settle([member], EngineState.BEHIND)
+                await self.pool.set_state([member], EngineState.BEHIND)
         finally:
             member.is_joining = False
         async with self._changing(f"let {member.name} join", EngineState.BEHIND) as behind:
@@ -242,17 +242,17 @@ class Fleet:
         current = self._current
         sync = current.sync_again() if current.is_available else None
         if current.update is None:
-            await self.pool.settle([member], EngineState.READY)  # the others have their initial weights too
+            await self.pool.set_state([member], EngineState.READY)  # the others have their initial weights too
         elif sync is not None:
             was_sent = current.sender_holds_it
-            await self.pool.settle([member], EngineState.UPDATING)
+            await self.pool.set_state([member], EngineState.UPDATING)
             with self._span("update", [member], self.current_update):
                 errors = await sync.bring([member])
             if errors and member.name not in sync.whole:
                 if not was_sent or current.sender_holds_it:
                     raise errors[member.name]
                 member.version, member.probe = UNKNOWN, None  # the learner went on while it sent
-            await self.pool.settle([member], EngineState.BEHIND if errors else EngineState.READY)
+            await self.pool.set_state([member], EngineState.BEHIND if errors else EngineState.READY)
 
     async def remove(self, names: Collection[str], in_flight: InFlight | None = InFlight.DROP) -> None:
         """Remove engines from the fleet and stop their servers. At least one engine must stay.
@@ -316,7 +316,7 @@ class Fleet:
         """Completions by one engine; if it is lost, by another one."""
         lost, attempts = "", 0
         while attempts < self._settings.attempts:
-            async with self.pool.seat(episode, self._settings.wait_s, n) as member:
+            async with self.pool.ready_member(episode, self._settings.wait_s, n) as member:
                 try:
                     if n == 1:
                         return [await member.engine.generate(prompt, sampling, adapter=member.adapter)]
@@ -329,7 +329,7 @@ class Fleet:
 
     async def loads(self) -> list[EngineLoad]:
         """Loads of the engines that get requests, without those that do not answer."""
-        ready = self.pool.standing(EngineState.READY)
+        ready = self.pool.in_state(EngineState.READY)
         found = await asyncio.gather(*(member.engine.load() for member in ready), return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException) and not isinstance(one, EngineError):
@@ -344,7 +344,7 @@ class Fleet:
     def status(self) -> dict[str, str]:
         """State, policy version and last error of each engine."""
         return {
-            member.name: f"{member.standing}, version {member.version}"
+            member.name: f"{member.state}, version {member.version}"
             + (f", {member.last_error}" if member.last_error else "")
             for member in self.pool.members.values()
         }
@@ -356,7 +356,7 @@ class Fleet:
     @property
     def urls(self) -> dict[str, str]:
         """OpenAI base URLs of ready engines, for agents; the key is `spec.api_key` of each."""
-        return {member.name: f"{member.engine.url}/v1" for member in self.pool.standing(EngineState.READY)}
+        return {member.name: f"{member.engine.url}/v1" for member in self.pool.in_state(EngineState.READY)}
 
     # Weights ------------------------------------------------------------------------------------------------------
 
@@ -382,13 +382,13 @@ class Fleet:
                 return
             self._current.learner_goes_on()  # the learner already has the new weights
             sync = self._current.sync(update, in_flight, leave)
-            await self.pool.settle([member for member in members if member.standing in RUNNING], EngineState.UPDATING)
+            await self.pool.set_state([member for member in members if member.state in RUNNING], EngineState.UPDATING)
             with self._span("update", members, update):
                 errors = await sync.bring(members)
             brought = [member for member in members if member.name not in errors]
             if brought:
                 self._current.hold(update, sync.folder)
-            await self._settle_update(members, errors, sync.whole)
+            await self._set_states_after(members, errors, sync.whole)
         if errors and not brought:
             raise UpdateFailed(self._no_engine_loaded(update, errors))
 
@@ -397,21 +397,21 @@ class Fleet:
         self._current.learner_goes_on()
 
     def _hold_for_the_lost(self, update: WeightUpdate) -> None:
-        if not self.pool.standing(EngineState.LOST):
+        if not self.pool.in_state(EngineState.LOST):
             raise UpdateFailed(f"version {update.version} has no engine to go to: {self.pool.describe()}")
         self._current.hold(update, self._current.sync(update, InFlight.DROP).folder)
 
-    async def _settle_update(
+    async def _set_states_after(
         self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
     ) -> None:
         """Mark members that loaded the update as ready; the others keep their old weights or are restarted."""
         for member in members:
             if member.name not in errors or (member.name in whole and self._current.is_on(member)):
-                await self.pool.settle([member], EngineState.READY)
+                await self.pool.set_state([member], EngineState.READY)
             elif member.name in whole:
-                await self.pool.settle([member], EngineState.BEHIND)
+                await self.pool.set_state([member], EngineState.BEHIND)
             else:
-                await self.pool.settle([member], EngineState.LOST)
+                await self.pool.set_state([member], EngineState.LOST)
                 self._supervisor.start_again_soon(member)
 
     def _no_engine_loaded(self, update: WeightUpdate, errors: dict[str, EngineError]) -> str:
@@ -438,13 +438,13 @@ class Fleet:
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
             self._has_devices = False
-            await self.pool.settle(members, EngineState.UPDATING)
+            await self.pool.set_state(members, EngineState.UPDATING)
             with self._span("sleep", members, level=level):
                 outcomes = await outcomes_of(_put_to_sleep(member, level, in_flight) for member in members)
                 awake = [member for member, error in zip(members, outcomes, strict=True) if error is not None]
-                awake += _named(self.pool.standing(EngineState.LOST), names)  # a hung one still holds its memory
+                awake += _named(self.pool.in_state(EngineState.LOST), names)  # a hung one still holds its memory
                 await wait_for_all(member.owner.stop() for member in awake)
-            await self._settle_each(members, outcomes, EngineState.ASLEEP)
+            await self._set_each_state(members, outcomes, EngineState.ASLEEP)
             self._sleep_level = level
 
     async def wake(
@@ -459,32 +459,32 @@ class Fleet:
         """
         self._has_devices = True
         if update is not None:
-            with self._span("wake", self.pool.standing(EngineState.ASLEEP), update):
+            with self._span("wake", self.pool.in_state(EngineState.ASLEEP), update):
                 await self.update(update, in_flight, leave)
         else:
             await self._wake_as_they_were()
-        for member in self.pool.standing(EngineState.LOST):
+        for member in self.pool.in_state(EngineState.LOST):
             await self._supervisor.start_again(member)
 
     async def _wake_as_they_were(self) -> None:
-        if self._sleep_level > 1 and self.pool.standing(EngineState.ASLEEP):
+        if self._sleep_level > 1 and self.pool.in_state(EngineState.ASLEEP):
             raise NotOffered("the engines dropped their weights to sleep; wake them with a weight update")
         async with self._changing("wake up", EngineState.ASLEEP) as members:
             with self._span("wake", members):
                 outcomes = await outcomes_of(member.engine.wake() for member in members)
-            await self._settle_each(members, outcomes, EngineState.READY)
-            await self.pool.settle([member for member in members if self._is_behind(member)], EngineState.BEHIND)
+            await self._set_each_state(members, outcomes, EngineState.READY)
+            await self.pool.set_state([member for member in members if self._is_behind(member)], EngineState.BEHIND)
 
     def _is_behind(self, member: Member) -> bool:
-        return member.standing is EngineState.READY and not self._current.is_on(member)
+        return member.state is EngineState.READY and not self._current.is_on(member)
 
-    async def _settle_each(
-        self, members: Sequence[Member], outcomes: Sequence[EngineError | None], standing: EngineState
+    async def _set_each_state(
+        self, members: Sequence[Member], outcomes: Sequence[EngineError | None], state: EngineState
     ) -> None:
         """Set the state of members without an error; mark the others as lost."""
         for member, error in zip(members, outcomes, strict=True):
             member.last_error = "" if error is None else str(error)
-            await self.pool.settle([member], standing if error is None else EngineState.LOST)
+            await self.pool.set_state([member], state if error is None else EngineState.LOST)
 
     # Starting and recovering one server ---------------------------------------------------------------------------
 
@@ -515,7 +515,7 @@ class Fleet:
         While the learner has the devices it stays lost; waking or starting the engines recovers it.
         """
         async with member.changing:
-            if member.standing is not EngineState.LOST or not self._has_devices:
+            if member.state is not EngineState.LOST or not self._has_devices:
                 return
             update = self.current_update
             with self._span("recover", [member], update):
@@ -527,18 +527,18 @@ class Fleet:
                         if not was_sent or self._current.sender_holds_it:
                             raise
                     else:
-                        await self.pool.settle([member], EngineState.READY)
+                        await self.pool.set_state([member], EngineState.READY)
                         return
                 # The learner has gone on from these weights, before or while they were sent.
                 await member.disconnect()
                 await self._start_plain(member)
-                await self.pool.settle([member], EngineState.BEHIND)
+                await self.pool.set_state([member], EngineState.BEHIND)
 
     # Changes ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _changing(
-        self, what: str, *standings: EngineState, with_joining: bool = False
+        self, what: str, *states: EngineState, with_joining: bool = False
     ) -> AsyncIterator[list[Member]]:
         """Lock all members and yield those in the given states; `what` describes the change to waiting callers.
 
@@ -556,11 +556,11 @@ class Fleet:
                 await stack.enter_async_context(left[0].changing)
                 locked.add(left[0])
             try:
-                yield [member for member in self.pool.standing(*standings) if member in locked]
+                yield [member for member in self.pool.in_state(*states) if member in locked]
             except BaseException:
-                half_changed = self.pool.standing(EngineState.UPDATING, EngineState.STARTING)
+                half_changed = self.pool.in_state(EngineState.UPDATING, EngineState.STARTING)
                 broken = [member for member in half_changed if member in locked]
-                await self.pool.settle(broken, EngineState.LOST)
+                await self.pool.set_state(broken, EngineState.LOST)
                 for member in broken:
                     member.last_error = "a change of it broke off"
                     self._supervisor.start_again_soon(member)

@@ -100,7 +100,7 @@ class Member:
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.standing = EngineState.STOPPED
+        self.state = EngineState.STOPPED
         self.version = 0
         self.adapter: str | None = None  # name of the adapter that is the policy, if any
         self.work = WorkTimes()
@@ -130,7 +130,7 @@ class Member:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise EngineLost(f"{self.name} is {self.standing}: {self.last_error or 'it has not been started'}")
+            raise EngineLost(f"{self.name} is {self.state}: {self.last_error or 'it has not been started'}")
         return self._engine
 
     @property
@@ -231,9 +231,9 @@ class FleetMembers:
         self._changed = asyncio.Condition()
         self._is_closed = False
 
-    def standing(self, *standings: EngineState) -> list[Member]:
+    def in_state(self, *states: EngineState) -> list[Member]:
         """Members in one of these states."""
-        return [member for member in self.members.values() if member.standing in standings]
+        return [member for member in self.members.values() if member.state in states]
 
     def has(self, member: Member) -> bool:
         return self.members.get(member.name) is member
@@ -259,22 +259,22 @@ class FleetMembers:
         staying = [member for member in self.members.values() if member not in leaving]
         if not staying:
             raise ValueError(f"{', '.join(names)} cannot be removed: a run needs at least one engine")
-        has_ready = not are_gone and any(member.standing is EngineState.READY for member in leaving)
-        if has_ready and all(member.standing in (EngineState.FAILED, EngineState.BEHIND) for member in staying):
-            others = ", ".join(f"{member.name} is {member.standing}" for member in staying)
+        has_ready = not are_gone and any(member.state is EngineState.READY for member in leaving)
+        if has_ready and all(member.state in (EngineState.FAILED, EngineState.BEHIND) for member in staying):
+            others = ", ".join(f"{member.name} is {member.state}" for member in staying)
             raise ValueError(f"{', '.join(names)} cannot be removed now: no other engine has the weights ({others})")
         for member in leaving:
             del self.members[member.name]
             self.router.forget_engine(member.name)
-        await self.settle(leaving, EngineState.LEAVING)
+        await self.set_state(leaving, EngineState.LEAVING)
         return leaving
 
-    async def settle(self, members: Collection[Member], standing: EngineState) -> None:
+    async def set_state(self, members: Collection[Member], state: EngineState) -> None:
         """Set the state of members and wake all waiters."""
         async with self._changed:
             for member in members:
-                member.standing = standing
-                if standing is EngineState.READY:
+                member.state = state
+                if state is EngineState.READY:
                     member.last_error = ""
             self._changed.notify_all()
 
@@ -285,17 +285,17 @@ class FleetMembers:
             self._changed.notify_all()
 
     @asynccontextmanager
-    async def seat(self, episode: str | None, wait_s: float, count: int = 1) -> AsyncIterator[Member]:
+    async def ready_member(self, episode: str | None, wait_s: float, count: int = 1) -> AsyncIterator[Member]:
         """Context with a ready member for a request of `count` completions; waits until there is one."""
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(self._can_settle_the_wait)
+                    await self._changed.wait_for(self._can_stop_waiting)
             except TimeoutError:
                 raise EngineLost(f"no engine was available for {wait_s:g} s: {self.describe()}") from None
             if self._is_closed:
                 raise EngineLost("the fleet is closed")
-            ready = {member.name: member.in_flight for member in self.standing(EngineState.READY)}
+            ready = {member.name: member.in_flight for member in self.in_state(EngineState.READY)}
             chosen = self.router.choose(ready, episode)
             if chosen is None:
                 raise EngineLost(f"every engine has failed: {self.describe()}")
@@ -324,27 +324,27 @@ class FleetMembers:
     async def _until_unserved(self) -> None:
         """Wait until no member will be ready before the next update; then raise EngineLost."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._all_stand(EngineState.FAILED, EngineState.BEHIND))
+            await self._changed.wait_for(lambda: self._all_in_state(EngineState.FAILED, EngineState.BEHIND))
             self._raise_unserved()
 
     def _raise_unserved(self, is_over: bool = False) -> None:
         """Raise if no member will be ready before the next update, or after it if the work `is_over`."""
-        if self._all_stand(EngineState.FAILED):
+        if self._all_in_state(EngineState.FAILED):
             raise EngineLost(f"every engine has failed: {self.describe()}")
-        if not is_over and self._all_stand(EngineState.FAILED, EngineState.BEHIND):
+        if not is_over and self._all_in_state(EngineState.FAILED, EngineState.BEHIND):
             raise EnginesBehind(f"no engine has the current weights, and none can get them: {self.describe()}")
 
     def describe(self) -> str:
         return "; ".join(
-            f"{member.name} is {member.standing}{f' ({member.last_error})' if member.last_error else ''}"
+            f"{member.name} is {member.state}{f' ({member.last_error})' if member.last_error else ''}"
             for member in self.members.values()
         )
 
-    def _can_settle_the_wait(self) -> bool:
-        return self._is_closed or self._all_stand(EngineState.FAILED) or bool(self.standing(EngineState.READY))
+    def _can_stop_waiting(self) -> bool:
+        return self._is_closed or self._all_in_state(EngineState.FAILED) or bool(self.in_state(EngineState.READY))
 
-    def _all_stand(self, *standings: EngineState) -> bool:
-        return len(self.standing(*standings)) == len(self.members)
+    def _all_in_state(self, *states: EngineState) -> bool:
+        return len(self.in_state(*states)) == len(self.members)
 
 
 def _has_succeeded(task: asyncio.Task[Any]) -> bool:

@@ -83,7 +83,7 @@ class Supervisor:
                 return False  # it has left
             if member.changing.locked():
                 return await self._examine_changing(member)
-            if member.standing not in WATCHED:
+            if member.state not in WATCHED:
                 return False
             wrong = await self._whats_wrong(member, patience)
             if wrong:
@@ -129,7 +129,7 @@ class Supervisor:
                 f"the last time because {member.last_error}"
             )
             self._report(f"{member.name} is abandoned: {member.last_error}")
-            await self._pool.settle([member], EngineState.FAILED)
+            await self._pool.set_state([member], EngineState.FAILED)
             try:
                 await member.owner.stop()
             except EngineError as error:
@@ -143,9 +143,9 @@ class Supervisor:
             self._report(f"{member.name} did not come back: {error}")
             await self.start_again(member)
             return
-        if member.standing is EngineState.BEHIND:
+        if member.state is EngineState.BEHIND:
             self._report(f"{member.name} is running again; it gets requests after the next weight sync")
-        elif member.standing is not EngineState.LOST:
+        elif member.state is not EngineState.LOST:
             self._report(f"{member.name} is back, on version {member.version}")
 
     async def lose(self, member: Member, why: str) -> None:
@@ -153,12 +153,12 @@ class Supervisor:
 
         One that is already lost or being changed is left alone.
         """
-        if member.standing not in WATCHED:
+        if member.state not in WATCHED:
             return
-        was_asleep = member.standing is EngineState.ASLEEP
+        was_asleep = member.state is EngineState.ASLEEP
         member.last_error = why
         self._silent.pop(member.name, None)
-        await self._pool.settle([member], EngineState.LOST)
+        await self._pool.set_state([member], EngineState.LOST)
         self._report(f"{member.name} is lost: {why}" + ("; it is started on wake" if was_asleep else ""))
         if not was_asleep:
             self.start_again_soon(member)
@@ -183,14 +183,14 @@ class Supervisor:
     def _waited_for(self) -> list[Member]:
         """Members that delay a change: those that do not answer, else those being started, else all."""
         locked = [member for member in self._pool.members.values() if member.changing.locked()]
-        changing = [member for member in locked if member.standing not in GONE] or locked
+        changing = [member for member in locked if member.state not in GONE] or locked
         silent = [member for member in changing if member.name in self._silent]
-        return silent or [member for member in changing if member.standing in COMING] or changing
+        return silent or [member for member in changing if member.state in COMING] or changing
 
     def _described(self, member: Member) -> str:
         if member.name in self._silent:
             return f"{member.name} (it does not answer)"
-        return f"{member.name} (being started)" if member.standing in COMING else member.name
+        return f"{member.name} (being started)" if member.state in COMING else member.name
 
     async def _watch(self, member: Member) -> None:
         while True:

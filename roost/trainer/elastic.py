@@ -144,7 +144,7 @@ class ElasticEngines:
             say(f"{ROLLOUT} has {counted(count, 'engine')} already")
             return
         members = self._fleet.pool.members
-        failed = [rank for rank, name in enumerate(self._names) if members[name].standing is EngineState.FAILED]
+        failed = [rank for rank, name in enumerate(self._names) if members[name].state is EngineState.FAILED]
         leaving = {ROLLOUT: leaving_ranks(-amount, failed, count)} if 0 < -amount < count else None
         change = scaled(self._plan, {ROLLOUT: amount}, leaving)
         for line in change.lines():

@@ -43,7 +43,7 @@ def test_a_healthy_server_is_not_lost_with_a_connection(script, is_well):
         supervisor = Supervisor(pool, Watchfulness(), recover=lambda _: asyncio.sleep(0), report=reported.append)
         async with ScriptedServer(*script) as server:
             engine = connect(EngineKind.TORCH, f"http://127.0.0.1:{server.port}")
-            member._engine, member.standing = engine, EngineState.READY
+            member._engine, member.state = engine, EngineState.READY
             await engine._calls.get("/version", limit_s=HANG_S)
             assert await supervisor.examine(member) is is_well
             await supervisor.stop()
@@ -63,7 +63,7 @@ def test_a_member_that_is_lost_is_not_lost_again():
     async def scenario():
         pool = FleetMembers([OwnerOfWhatRuns()])
         (member,) = pool.members.values()
-        member.standing = EngineState.READY
+        member.state = EngineState.READY
         supervisor = Supervisor(pool, Watchfulness(), recover, reported.append)
         for why in ("its process is gone", "it no longer has its weights"):
             await supervisor.lose(member, why)
@@ -79,7 +79,7 @@ def test_a_check_of_weights_passes_over_a_member_that_was_disconnected():
     async def scenario():
         pool = FleetMembers([OwnerOfWhatRuns()])
         (member,) = pool.members.values()
-        member.standing, member.probe = EngineState.READY, Probe((1, 2), (-1.0,), 0.1)
+        member.state, member.probe = EngineState.READY, Probe((1, 2), (-1.0,), 0.1)
         return await WeightCheck(pool, print).wrong()
 
     assert bounded(scenario()) == []
@@ -95,22 +95,22 @@ SERVED = [
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "as it fails", "as it succeeds"])
-@pytest.mark.parametrize(("standings", "message"), SERVED)
-def test_work_ends_when_no_engine_is_left_for_it(standings, message, moment, tmp_path):
+@pytest.mark.parametrize(("states", "message"), SERVED)
+def test_work_ends_when_no_engine_is_left_for_it(states, message, moment, tmp_path):
     """Whatever the work makes of requests that fail; groups that are complete wait for the next update."""
-    is_kept = message is None or (moment == "as it succeeds" and BEHIND in standings)
+    is_kept = message is None or (moment == "as it succeeds" and BEHIND in states)
 
     async def scenario():
         fleet = Fleet([OwnerOfWhatRuns("one"), OwnerOfWhatRuns("two")], folder=tmp_path)
         members = list(fleet.pool.members.values())
-        await fleet.pool.settle(members, READY)
+        await fleet.pool.set_state(members, READY)
         ended = asyncio.Event()
 
         async def work():
             try:
                 await asyncio.sleep(0)
-                for member, standing in zip(members, standings, strict=True):
-                    await fleet.pool.settle([member], standing)
+                for member, state in zip(members, states, strict=True):
+                    await fleet.pool.set_state([member], state)
                 if moment == "while it waits":
                     await (asyncio.Event().wait() if message else asyncio.sleep(0))
                 if moment == "as it fails":
@@ -144,12 +144,12 @@ REMOVED = [
 ]
 
 
-@pytest.mark.parametrize(("standings", "names", "message"), REMOVED)
-def test_engines_are_removed_unless_none_would_be_left_for_requests(standings, names, message):
+@pytest.mark.parametrize(("states", "names", "message"), REMOVED)
+def test_engines_are_removed_unless_none_would_be_left_for_requests(states, names, message):
     async def scenario():
         pool = FleetMembers([OwnerOfWhatRuns("one"), OwnerOfWhatRuns("two")])
-        for member, standing in zip(pool.members.values(), standings, strict=True):
-            await pool.settle([member], standing)
+        for member, state in zip(pool.members.values(), states, strict=True):
+            await pool.set_state([member], state)
         pool.router.choose({"one": 0}, episode="7")
         try:
             await pool.remove(names)
@@ -173,7 +173,7 @@ def test_nobody_is_started_again_once_the_watch_has_ended():
     async def scenario(is_stopped):
         pool = FleetMembers([OwnerOfWhatRuns()])
         (member,) = pool.members.values()
-        member.standing = EngineState.LOST
+        member.state = EngineState.LOST
         supervisor = Supervisor(pool, Watchfulness(), recover, report=lambda _: None)
         if is_stopped:
             await supervisor.stop()

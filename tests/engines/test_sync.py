@@ -75,7 +75,7 @@ def test_tokens_are_put_down_to_the_release_by_every_route(route, routes, tmp_pa
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing = EngineState.UPDATING
+            member.state = EngineState.UPDATING
             if route is WeightRoute.RESTART:
                 member.useless_routes = {WeightRoute.RELOAD}
             sync = WeightSync(release_by(route), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
@@ -122,7 +122,7 @@ def brought_by_probe(tmp_path, baseline):
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing, member.baseline = EngineState.UPDATING, baseline
+            member.state, member.baseline = EngineState.UPDATING, baseline
             member.probe = probe = Probe((5, 6), (-2.0,), tolerance=0.1)  # the learner has hardly moved
             update = WeightUpdate(7, probe, SentByAnother(WeightRoute.DEVICE), "checkpoint")
             sync = WeightSync(
@@ -150,7 +150,7 @@ def test_the_learner_leaves_the_device_before_the_kv_caches_are_restored(route, 
             members = [Member(Owner(url)) for _ in range(2)]
             for member in members:
                 await member.connect(connect(EngineKind.VLLM, url, sleeps=True))
-                member.standing = EngineState.ASLEEP
+                member.state = EngineState.ASLEEP
             when_left = []
 
             async def leave():
@@ -187,7 +187,7 @@ def test_a_planned_route_that_a_server_refuses_is_reported_once(route, why, tmp_
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing = EngineState.UPDATING
+            member.state = EngineState.UPDATING
             connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
             for version in (6, 7, 8):
                 if version == 6:
@@ -225,7 +225,7 @@ def test_what_an_engine_loads_from_disk_is_written_before_the_learner_leaves(tmp
             members = [Member(Owner(url)) for _ in range(2)]
             for member in members:
                 await member.connect(connect(EngineKind.VLLM, url, sleeps=True))
-                member.standing = EngineState.ASLEEP
+                member.state = EngineState.ASLEEP
             members[1].useless_routes = {WeightRoute.DEVICE}
             update = WeightUpdate(7, PROBE, Writing(WeightRoute.DEVICE))
             connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
@@ -246,7 +246,7 @@ def test_the_learner_leaves_once_where_no_engine_slept(tmp_path):
         async def scenario():
             member = Member(Owner(url))
             await member.connect(connect(EngineKind.VLLM, url))
-            member.standing, member.useless_routes = EngineState.UPDATING, set(WeightRoute)
+            member.state, member.useless_routes = EngineState.UPDATING, set(WeightRoute)
             left = []
 
             async def leave():
@@ -321,7 +321,7 @@ def test_an_engine_that_joins_never_gets_weights_of_the_learners_next_step(momen
     assert changed_beside(moment, tmp_path, lambda fleet, member: fleet._catch_up(member), EngineState.BEHIND) == found
 
 
-def changed_beside(moment, tmp_path, change, standing):
+def changed_beside(moment, tmp_path, change, state):
     """State and version of an engine after a change beside a learner, and whether the version is on disk."""
     with running_standin(NEW - {"/collective_rpc"}, opens_token_route=False) as (url, server):
         described = [None, {"6": {"logprob": -0.5}}]
@@ -333,15 +333,15 @@ def changed_beside(moment, tmp_path, change, standing):
             fleet = Fleet([StartsBeside(url, learner)], folder=tmp_path, report=lambda text: None)
             learner.fleet = fleet
             (member,) = fleet.pool.members.values()
-            if standing is EngineState.BEHIND:
+            if state is EngineState.BEHIND:
                 await member.connect(connect(EngineKind.VLLM, url))
-            member.standing, member.probe = standing, PROBE
+            member.state, member.probe = state, PROBE
             folder = tmp_path / "version-7"
             fleet._current.hold(WeightUpdate(7, PROBE, learner), folder)
             async with asyncio.timeout(HANG_S):
                 await change(fleet, member)
             await member.disconnect()
-            return member.standing, member.version, folder.exists()
+            return member.state, member.version, folder.exists()
 
         return asyncio.run(scenario())
 
@@ -354,10 +354,10 @@ ASLEEP = [
 ]
 
 
-@pytest.mark.parametrize(("standing", "level", "adapter", "is_refused"), ASLEEP)
-def test_an_adapter_does_not_bring_back_weights_that_were_dropped(standing, level, adapter, is_refused):
+@pytest.mark.parametrize(("state", "level", "adapter", "is_refused"), ASLEEP)
+def test_an_adapter_does_not_bring_back_weights_that_were_dropped(state, level, adapter, is_refused):
     member = Member(Owner("http://127.0.0.1:1"))
-    member.standing = standing
+    member.state = state
     update = WeightUpdate(1, PROBE, adapter=adapter, checkpoint=None if adapter else "checkpoint")
     if not is_refused:
         check_base([member], update, level)

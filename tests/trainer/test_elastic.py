@@ -81,7 +81,7 @@ class Elastic:
         self.notes, self.cluster = [], Nodes(lost)
         self.fleet = QuietFleet(engines.owners(group), folder=folder, report=self.notes.append)
         for member in self.fleet.pool.members.values():
-            member.standing = EngineState.READY
+            member.state = EngineState.READY
         self.run = RunFolder(folder)
         routes = setup.engines.routes_by_name
         self.engines = ElasticEngines(
@@ -102,7 +102,7 @@ def test_the_end_of_a_run_while_engines_join_takes_them_out_again(tmp_path):
     async def scenario():
         scaling = asyncio.create_task(elastic.scale(2))
         members = elastic.fleet.pool.members
-        while "rollout-2" not in members or members["rollout-2"].standing is not EngineState.READY:
+        while "rollout-2" not in members or members["rollout-2"].state is not EngineState.READY:
             await asyncio.sleep(0)
         scaling.cancel()
         with pytest.raises(asyncio.CancelledError):

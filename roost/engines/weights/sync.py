@@ -161,7 +161,7 @@ class WeightCheck:
 
     async def wrong(self) -> list[WrongWeights]:
         """Engines whose answers do not match their version; engines that do not answer are skipped."""
-        members = [member for member in self._pool.standing(EngineState.READY) if member.probe is not None]
+        members = [member for member in self._pool.in_state(EngineState.READY) if member.probe is not None]
         by_probe: dict[Probe, list[Member]] = {}
         for member in members:
             if member.probe is not None:
@@ -177,7 +177,7 @@ class WeightCheck:
     async def _answers(
         self, probe: Probe, members: Sequence[Member] | None = None
     ) -> list[tuple[Member, tuple[float, ...]]]:
-        ready = self._pool.standing(EngineState.READY) if members is None else members
+        ready = self._pool.in_state(EngineState.READY) if members is None else members
         answers = await asyncio.gather(*(_answer(probe, member) for member in ready), return_exceptions=True)
         found = []
         for member, answer in zip(ready, answers, strict=True):
@@ -428,13 +428,13 @@ class WeightSync:
 
     async def _restart(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
-        if member.standing is EngineState.ASLEEP:
+        if member.state is EngineState.ASLEEP:
             await self._learner_leaves()
         await member.disconnect()
         member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
         await member.engine.set_version(self._update.version)
-        member.standing = EngineState.UPDATING
+        member.state = EngineState.UPDATING
         await self._verify(member)
 
     async def _adapt(self, member: Member) -> None:
@@ -458,16 +458,16 @@ class WeightSync:
 
     async def _open(self, member: Member) -> None:
         """Prepare the engine for new weights: pause it, or wake its weights if it is asleep."""
-        if member.standing is EngineState.ASLEEP:
+        if member.state is EngineState.ASLEEP:
             await member.engine.wake([Part.WEIGHTS])
         else:
             await member.engine.pause(self._in_flight)
 
     async def _close(self, member: Member) -> None:
-        if member.standing is EngineState.ASLEEP:
+        if member.state is EngineState.ASLEEP:
             await self._learner_leaves()
             await member.engine.wake([Part.KV_CACHE])
-            member.standing = EngineState.UPDATING
+            member.state = EngineState.UPDATING
         else:
             await member.engine.resume()
 
@@ -487,7 +487,7 @@ class WeightSync:
     async def _note_answers(self, member: Member) -> None:
         """Record the engine's probe answers before the update, to check that they change."""
         member.answers_before = None
-        if member.standing is not EngineState.ASLEEP and not member.abilities.undoes_updates:
+        if member.state is not EngineState.ASLEEP and not member.abilities.undoes_updates:
             try:
                 member.answers_before = await self._update.probe.answers(member.engine, member.adapter)
             except EngineError:

@@ -68,8 +68,8 @@ def worker_pid(owner):
     return ray.get(owner._host.__ray_call__.remote(lambda worker: os.getpid()), timeout=HANG_S)
 
 
-async def until(member, *standings):
-    while member.standing not in standings:
+async def until(member, *states):
+    while member.state not in states:
         await asyncio.sleep(0.05)
 
 
@@ -108,14 +108,14 @@ async def fleet_scenario(owners, policy, reported):
     async with Fleet(owners, watchful, report=reported.append) as fleet:
         for version in (1, 2):
             await engine_switch.to_learner(fleet)
-            found["asleep"] = [member.standing for member in fleet.pool.members.values()]
+            found["asleep"] = [member.state for member in fleet.pool.members.values()]
             await engine_switch.to_engines(fleet, policy.weight_update(version))
             answers = await asyncio.gather(*(fleet.generate(PROMPT, GREEDY) for _ in range(4)))
             found["answers"] += [(answer.token_ids, answer.versions[0].version) for answer in answers]
         servers = {name: psutil.Process(_listener(member.engine.url)) for name, member in fleet.pool.members.items()}
         found["ranks"] = [server.environ().get("RANK") for server in servers.values()]
         servers["rollout-1"].send_signal(signal.SIGKILL)
-        while fleet.pool.members["rollout-1"].standing is EngineState.READY:
+        while fleet.pool.members["rollout-1"].state is EngineState.READY:
             await asyncio.sleep(0.05)
         await until(fleet.pool.members["rollout-1"], EngineState.READY)
         found["after"] = (await fleet.pool.members["rollout-1"].engine.generate(PROMPT, GREEDY)).token_ids

@@ -55,8 +55,8 @@ class Scenarios:
     def version(self):
         return self.fleet.current_update.version if self.fleet.current_update else 0
 
-    async def until(self, member, standing):
-        while member.standing is not standing:
+    async def until(self, member, state):
+        while member.state is not state:
             await asyncio.sleep(0.05)
 
     async def answers(self):
@@ -184,7 +184,7 @@ def test_killed_asleep(scenarios):
         kill(scenarios.one)
         await scenarios.until(scenarios.one, EngineState.LOST)
         await asyncio.sleep(5 * EAGER.every_s)
-        was_left_alone = scenarios.one.standing is EngineState.LOST
+        was_left_alone = scenarios.one.state is EngineState.LOST
         await scenarios.fleet.wake(scenarios.policy.weight_update(number))
         return was_left_alone, await scenarios.answers()
 
@@ -292,10 +292,10 @@ def test_an_engine_joins_with_the_current_version_and_its_requests_move_when_it_
 
     async def run():
         await scenarios.fleet.update(scenarios.policy.weight_update(number))
-        standing = await scenarios.fleet.add(joining.owner)
+        state = await scenarios.fleet.add(joining.owner)
         with pytest.raises(ValueError, match="has an engine three already"):
             await scenarios.fleet.add(joining.owner)
-        return standing, await joining.answer(), await joining.leave(InFlight.DROP)
+        return state, await joining.answer(), await joining.leave(InFlight.DROP)
 
     answer = scenarios.policy.greedy(number), number
     assert scenarios.run(run()) == (EngineState.READY, answer, joining.wanted(number))
@@ -307,9 +307,9 @@ def test_an_engine_that_joins_while_the_learner_learns_waits_for_the_next_update
     async def run():
         await scenarios.fleet.update(scenarios.policy.weight_update(number))
         scenarios.fleet.learning_begins()
-        standing = await scenarios.fleet.add(joining.owner)
+        state = await scenarios.fleet.add(joining.owner)
         await scenarios.fleet.update(scenarios.policy.weight_update(number + 1))
-        return standing, await joining.answer(), await joining.leave(InFlight.DRAIN)
+        return state, await joining.answer(), await joining.leave(InFlight.DRAIN)
 
     answer = scenarios.policy.greedy(number + 1), number + 1
     assert scenarios.run(run()) == (EngineState.BEHIND, answer, joining.wanted(number + 1))
@@ -356,7 +356,7 @@ def test_an_engine_that_joins_during_an_update_or_a_sleep_gets_the_same_version_
         adding = asyncio.create_task(scenarios.fleet.add(joining.owner))
         await asyncio.sleep(0)  # it is being started
         await scenarios.fleet.update(scenarios.policy.weight_update(number))
-        joined = joining.member.standing  # the update did not wait for it
+        joined = joining.member.state  # the update did not wait for it
         found = [joined, await adding, await joining.answer()]
         await scenarios.fleet.remove(["three"])
         await scenarios.fleet.sleep(2)

@@ -114,7 +114,7 @@ def test_weights_that_a_probe_does_not_know_are_noticed(loop, fleet, policy, num
     update = policy.weight_update(number, source=ModuleSource(other, torch.float16))
     with pytest.raises(UpdateFailed, match="does not answer with the new weights"):
         loop.run(fleet.update(update))
-    assert only(fleet).standing is not EngineState.READY
+    assert only(fleet).state is not EngineState.READY
     loop.run(fleet.update(policy.weight_update(number + 1)))
     assert loop.run(answer(fleet)).token_ids == policy.greedy(number + 1)
 
@@ -167,7 +167,7 @@ def test_a_bad_update_leaves_the_old_version(loop, fleet, policy, number, built_
     made = loop.run(answer(fleet))
     assert made.token_ids == policy.greedy(number - 1)
     assert made.versions[0].version == number - 1
-    assert only(fleet).standing is EngineState.READY
+    assert only(fleet).state is EngineState.READY
 
 
 class FlippedBit(SharedMemoryCarrier):
@@ -278,14 +278,14 @@ def test_a_cancelled_update_leaves_a_working_engine(loop, fleet, policy, number,
 
     async def run():
         updating = asyncio.create_task(fleet.update(policy.weight_update(number, source=source)))
-        while only(fleet).standing is not EngineState.UPDATING:
+        while only(fleet).state is not EngineState.UPDATING:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         updating.cancel()
         source.let_go.set()
         with pytest.raises(asyncio.CancelledError):
             await updating
-        while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
+        while only(fleet).state not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
         await fleet.update(policy.weight_update(number))
         return await answer(fleet)
@@ -307,14 +307,14 @@ def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, bu
         await fleet.sleep(2)
         with pytest.raises(UpdateFailed):
             await fleet.wake(policy.weight_update(number, source=Missing(policy.version(number))))
-        standing = only(fleet).standing
-        while only(fleet).standing not in (EngineState.READY, EngineState.BEHIND):
+        state = only(fleet).state
+        while only(fleet).state not in (EngineState.READY, EngineState.BEHIND):
             await asyncio.sleep(0.05)
         await fleet.update(policy.weight_update(number))
-        return standing, await answer(fleet)
+        return state, await answer(fleet)
 
-    standing, made = loop.run(run())
-    assert standing is EngineState.LOST
+    state, made = loop.run(run())
+    assert state is EngineState.LOST
     assert made.token_ids == policy.greedy(number)
 
 
@@ -333,19 +333,19 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize(("engine_switch", "standing", "spans"), SWITCHES)
-def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, engine_switch, standing, spans):
+@pytest.mark.parametrize(("engine_switch", "state", "spans"), SWITCHES)
+def test_devices_are_handed_over_and_back(loop, fleet, policy, number, built_in, engine_switch, state, spans):
     """A residency decision, carried out: who has the device meanwhile, the answers after, the time of each part."""
 
     async def run():
         fleet.recorder.drain()
         await engine_switch.to_learner(fleet)
-        meanwhile = [member.standing for member in fleet.pool.members.values()], await only(fleet).owner.is_running()
+        meanwhile = [member.state for member in fleet.pool.members.values()], await only(fleet).owner.is_running()
         await engine_switch.to_engines(fleet, policy.weight_update(number))
         return meanwhile, await answer(fleet)
 
-    (standings, is_running), made = loop.run(run())
-    assert (standings, is_running) == (standing, engine_switch.decision is not Decision.RESTART)
+    (states, is_running), made = loop.run(run())
+    assert (states, is_running) == (state, engine_switch.decision is not Decision.RESTART)
     assert (made.token_ids, made.versions[0].version) == (policy.greedy(number), number)
     assert [(span.name, span.end_ns > span.start_ns) for span in fleet.recorder.drain()] == [
         (name, True) for name in spans
