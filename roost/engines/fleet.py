@@ -70,7 +70,7 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
     if update.adapter is not None:
         raise NotOffered("held requests would continue with their old adapter; use drop or drain")
     for member in members:
-        if not member.abilities.tells_spans:
+        if not member.capabilities.reports_versions:
             raise NotOffered(
                 f"{member.name} does not report the version of each token of a held request; use drop or drain"
             )
@@ -434,7 +434,7 @@ class Fleet:
             raise NotOffered("requests cannot be held while an engine sleeps; use drop or drain")
         async with self._changing("go to sleep", *RUNNING, with_joining=True) as everyone:
             members = _named(everyone, names)
-            unable = next((member.name for member in members if not member.abilities.can_sleep), None)
+            unable = next((member.name for member in members if not member.capabilities.can_sleep), None)
             if unable is not None:
                 raise NotOffered(f"{unable} cannot sleep; start its server with sleep mode, or stop it between phases")
             self._has_devices = False
@@ -491,7 +491,7 @@ class Fleet:
     async def _start(self, member: Member, update: WeightUpdate | None, sync: WeightSync | None) -> None:
         """Start a server, with the update if there is one."""
         await member.disconnect()
-        member.abilities = Capabilities(frozenset())  # those of the old server; the new one is queried again
+        member.capabilities = Capabilities(frozenset())  # those of the old server; the new one is queried again
         if update is None or sync is None or update.adapter is not None:
             await self._start_plain(member)
         if sync is not None:

@@ -104,7 +104,7 @@ class Member:
         self.version = 0
         self.adapter: str | None = None  # name of the adapter that is the policy, if any
         self.work = WorkTimes()
-        self.abilities = Capabilities(frozenset())
+        self.capabilities = Capabilities(frozenset())
         self.useless_routes: set[WeightRoute] = set()  # weight routes that failed verification with this server
         self.answers_before: tuple[float, ...] | None = None  # probe answers before the current update
         self.probe: Probe | None = None  # the learner's probe of its weights, if known
@@ -146,7 +146,7 @@ class Member:
         """Connect to a ready server and query its capabilities."""
         await self.disconnect()
         self._engine = engine
-        self.abilities = await engine.capabilities()
+        self.capabilities = await engine.capabilities()
         self.adapter = None
 
     async def idle(self, limit_s: float) -> None:

@@ -316,10 +316,10 @@ class Capabilities:
     routes: frozenset[str]
     can_sleep: bool = False  # not implied by the route: vLLM has it even if sleeping frees nothing
     takes_adapters: bool = False
-    tells_spans: bool = False  # completions carry the policy version of each token
+    reports_versions: bool = False  # completions carry the policy version of each token
     takes_shared_memory: bool = False
     undoes_updates: bool = False  # a failed update leaves the old weights in place
-    takes_manifest: bool = False  # an update begins with a list of its tensors
+    is_built_in: bool = False  # the built-in engine behind vLLM's routes
     keeps_weights_asleep: bool = True  # waking needs no weight sync
     takes_tokens: bool = False  # has an enabled route for token ids alone
     takes_images: bool = False  # beside token ids

@@ -103,7 +103,7 @@ def completion(
     return Completion(token_ids, logprobs, _finish(reply.get("finish_reason")), spans)
 
 
-def tells_spans(answer: Mapping[str, Any]) -> bool:
+def reports_versions(answer: Mapping[str, Any]) -> bool:
     return "weight_versions" in answer["meta_info"]
 
 
@@ -251,7 +251,7 @@ class SglangEngine(ServerClient):
         with self._versions.request() as ticket:
             with known.refusing(len(token_ids)):
                 answer = await self._ask(body, about)
-            if tells_spans(answer):
+            if reports_versions(answer):
                 return completion(answer, None, sampling.logprobs)
             spans = self._versions.spans(ticket, len(answer.get("output_ids") or ()))
             return completion(answer, spans, sampling.logprobs)
@@ -470,7 +470,7 @@ class SglangEngine(ServerClient):
             routes,
             can_sleep=bool(reply.get("enable_memory_saver", self._sleeps)),
             takes_adapters=bool(reply.get("enable_lora")),
-            tells_spans=_release(reply.get("version", "")) >= SPANS_SINCE,
+            reports_versions=_release(reply.get("version", "")) >= SPANS_SINCE,
             keeps_weights_asleep=bool(reply.get("enable_weights_cpu_backup")),
             takes_tokens=True,
             model=model["id"],

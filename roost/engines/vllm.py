@@ -270,7 +270,7 @@ class VllmEngine(ServerClient):
         return is_well and self._steps_end()
 
     async def load(self) -> EngineLoad | None:
-        if (await self.capabilities()).takes_manifest:
+        if (await self.capabilities()).is_built_in:
             return built_in_load(await self._calls.get("/load", limit_s=self._limits.answer))
         text = await self._calls.get("/metrics", limit_s=self._limits.answer)
         return vllm_load(text) if isinstance(text, str) else None
@@ -281,7 +281,7 @@ class VllmEngine(ServerClient):
         One request to it is always pending; if it gets no answer within the step limit, the engine is hung.
         """
         known = self._known
-        if known is None or known.takes_manifest or not known.has(CORE_ROUTE):
+        if known is None or known.is_built_in or not known.has(CORE_ROUTE):
             return True  # the built-in engine reports a hung step by its /health
         if self._step is None or (self._step.done() and self._step.result() is not None):
             self._step = asyncio.create_task(self._calls.status("GET", CORE_ROUTE, limit_s=self._limits.step))
@@ -322,7 +322,7 @@ class VllmEngine(ServerClient):
             choices = sorted(answer["choices"], key=itemgetter("index"))
             if len(choices) != n:
                 raise EngineError(f"{self.url}: {n} completions were requested, {len(choices)} came back")
-            if known.tells_spans:
+            if known.reports_versions:
                 return tuple(completion(choice, sampling=sampling) for choice in choices)
             counts = [len(choice["token_ids"] or ()) for choice in choices]
             return tuple(
@@ -349,7 +349,7 @@ class VllmEngine(ServerClient):
         is_scored: bool = False,
     ) -> Any:
         model = adapter or known.model
-        if sampling.json_schema is not None and known.takes_manifest:
+        if sampling.json_schema is not None and known.is_built_in:
             raise EngineRefused(NO_GUIDANCE)
         if sampling.images and not known.takes_images:
             raise EngineRefused(IMAGES_NEED)
@@ -357,11 +357,11 @@ class VllmEngine(ServerClient):
             route, body = TOKEN_ROUTE, tokens_request(token_ids, sampling, model, request_id, n)
             if sampling.wants_mask:
                 body["return_sampling_mask"] = True
-            if sampling.images and known.takes_manifest:
+            if sampling.images and known.is_built_in:
                 body["images"] = [{"url": image.data_url, "start": image.start} for image in sampling.images]
             elif sampling.images:
                 body = with_images(body, sampling.images, f"{self._versions.version}-{self._versions.changes}")
-            if sampling.return_routed_experts and known.takes_manifest:  # an option of the server in vLLM
+            if sampling.return_routed_experts and known.is_built_in:  # an option of the server in vLLM
                 body["return_routed_experts"] = True
         else:
             # This route refuses a max_tokens beyond the context length; the other one stops there.
@@ -369,12 +369,12 @@ class VllmEngine(ServerClient):
             route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id, n)
         if is_scored:
             body = with_prompt_logprobs(body)
-        if known.has("/weight_info") and not known.takes_manifest:  # the built-in engine separates versions itself
+        if known.has("/weight_info") and not known.is_built_in:  # the built-in engine separates versions itself
             body = salted(body, self._versions.version)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
         with known.refusing(len(token_ids)):
             answer = await self._calls.post(route, body, limit_s=self._limits.generate, is_idempotent=True, about=about)
-        if sampling.images and not known.takes_manifest:
+        if sampling.images and not known.is_built_in:
             check_prompt(answer.get("prompt_token_ids"), token_ids)
         return answer
 
@@ -453,7 +453,7 @@ class VllmEngine(ServerClient):
     async def join_group(self, invitation: GroupInvitation) -> None:
         known = await self.capabilities()
         known.require("/init_weight_transfer_engine", TRANSFER)
-        body = {"init_info": group_fields(invitation, known.takes_manifest)}
+        body = {"init_info": group_fields(invitation, known.is_built_in)}
         await self._calls.post("/init_weight_transfer_engine", body, limit_s=self._limits.join)
         self._can_receive = True
 
@@ -467,7 +467,7 @@ class VllmEngine(ServerClient):
         known = await self.capabilities()
         known.require("/start_weight_update", TRANSFER)
         self._has_written = False
-        if known.takes_manifest:
+        if known.is_built_in:
             await self._update("/start_weight_update", {"manifest": manifest_fields(manifest)})
             return
         await self._prepare(known, manifest.is_packed)
@@ -484,7 +484,7 @@ class VllmEngine(ServerClient):
 
     async def take(self, payload: WeightPayload) -> None:
         known = await self.capabilities()
-        says_packed = not known.takes_manifest and not known.has("/weight_info")
+        says_packed = not known.is_built_in and not known.has("/weight_info")
         update_info = payload_fields(payload, known.takes_shared_memory, says_packed)
         self._has_written = True
         await self._update("/update_weights", {"update_info": update_info})
@@ -555,10 +555,10 @@ class VllmEngine(ServerClient):
             routes,
             can_sleep=built_in.get("sleeps", sleeps),
             takes_adapters=built_in.get("adapters", "/v1/load_lora_adapter" in routes),
-            tells_spans=built_in.get("spans", takes_tokens and "/weight_info" in routes),
+            reports_versions=built_in.get("spans", takes_tokens and "/weight_info" in routes),
             takes_shared_memory=built_in.get("shared_memory", False),
             undoes_updates=built_in.get("undo", False),
-            takes_manifest=bool(built_in),
+            is_built_in=bool(built_in),
             takes_n=bool(built_in) or not takes_tokens or _release(about.get("version")) >= FULL_N,
             takes_tokens=takes_tokens,
             takes_images=bool(built_in) or (takes_tokens and IMAGE_FIELD in request_fields(openapi, TOKEN_REQUEST)),

@@ -176,7 +176,7 @@ def learner_groups(plan: Plan, settings: TrainSettings, setup: RunSetup) -> dict
 
 def takes_images(fleet: Fleet) -> bool:
     """Return True if all engines take images, as far as they have started."""
-    return all(member.abilities.takes_images for member in fleet.pool.members.values())
+    return all(member.capabilities.takes_images for member in fleet.pool.members.values())
 
 
 def models_of(

@@ -73,7 +73,7 @@ class SglangStandIn:
             "version": "0.5.23",
             **settings,
         }
-        self.tells_spans = True
+        self.reports_versions = True
         self.weights: dict[str, int] = {"embed": 1, "head": 2}
         self.version = "default"
         self.running: list[Running] = []
@@ -379,7 +379,7 @@ def _answer(server: SglangStandIn, request: Running, body: Generate, reason: str
         "finish_reason": {"type": reason},
         "weight_version": server.version,
     }
-    if server.tells_spans:
+    if server.reports_versions:
         described["weight_versions"] = server.spans(request)
     if body.return_logprob:
         pairs = zip(request.logprobs, request.generated, strict=True)

@@ -118,7 +118,7 @@ def test_held_requests_go_on_with_the_new_weights_and_tell_which_tokens_they_mad
 
 def test_where_spans_are_not_told_a_held_request_cannot_be_told_apart():
     async def scenario(engine, state):
-        state.tells_spans = False
+        state.reports_versions = False
         assert (await engine.generate(PROMPT, Sampling(max_tokens=2))).versions == (VersionSpan(0, 0, 2),)
         held = await started(engine, state)
         await engine.pause(InFlight.HOLD)

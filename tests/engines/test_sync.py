@@ -191,7 +191,7 @@ def test_a_planned_route_that_a_server_refuses_is_reported_once(route, why, tmp_
             connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
             for version in (6, 7, 8):
                 if version == 6:
-                    member.abilities = Capabilities(frozenset())  # as while a server is started again
+                    member.capabilities = Capabilities(frozenset())  # as while a server is started again
                 update = WeightUpdate(version, PROBE, SentByAnother(route))
                 folder = tmp_path / str(version)
                 sync = WeightSync(update, folder, connecting, InFlight.DRAIN, report=reported.append)

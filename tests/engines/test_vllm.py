@@ -206,7 +206,7 @@ def test_where_the_route_for_tokens_is_closed_completions_do():
         await engine.generate([1] * 80, Sampling(max_tokens=9))
         assert state.bodies_of("/v1/completions")[-1]["max_tokens"] == 1  # for the server to refuse
         known = await engine.capabilities()
-        assert not known.takes_tokens and not known.tells_spans
+        assert not known.takes_tokens and not known.reports_versions
 
     on_standin(scenario, opens_token_route=False)
 

@@ -230,16 +230,16 @@ Connect = Callable[[ServerSpec, str], Engine]
 
 
 def routes_for(
-    update: WeightUpdate, spec: ServerSpec, abilities: Capabilities, useless: set[WeightRoute]
+    update: WeightUpdate, spec: ServerSpec, capabilities: Capabilities, useless: set[WeightRoute]
 ) -> tuple[WeightRoute, ...]:
     """Routes to try, in order: the planned one if the server takes it, then from disk."""
     if update.adapter is not None:
-        return (WeightRoute.ADAPTER,) if abilities.takes_adapters else ()
+        return (WeightRoute.ADAPTER,) if capabilities.takes_adapters else ()
     found: list[WeightRoute] = []
     planned = planned_route(update, spec)
-    if planned is not None and not refusal(planned, spec, abilities):
+    if planned is not None and not refusal(planned, spec, capabilities):
         found.append(planned)
-    if abilities.has(TRAITS[spec.kind].reload_route):
+    if capabilities.has(TRAITS[spec.kind].reload_route):
         found.append(WeightRoute.RELOAD)
     found.append(WeightRoute.RESTART)
     return tuple(route for route in found if route not in useless)
@@ -251,13 +251,13 @@ def planned_route(update: WeightUpdate, spec: ServerSpec) -> WeightRoute | None:
     return route if route in SENT else None
 
 
-def refusal(route: WeightRoute, spec: ServerSpec, abilities: Capabilities) -> str:
+def refusal(route: WeightRoute, spec: ServerSpec, capabilities: Capabilities) -> str:
     """Why a running server does not take weights that are sent by this route; empty if it does."""
     traits = TRAITS[spec.kind]
-    if not abilities.has(traits.update_route):
+    if not capabilities.has(traits.update_route):
         return f"the server has no {traits.update_route}"
     if route is WeightRoute.SHARED_MEMORY:
-        return "" if abilities.takes_shared_memory else f"{spec.kind.value} cannot map files of the learner"
+        return "" if capabilities.takes_shared_memory else f"{spec.kind.value} cannot map files of the learner"
     if traits.takes_any_transfer or spec.weight_transfer == BACKENDS[route]:
         return ""
     return f"the server was started with weight_transfer {spec.weight_transfer}, not {BACKENDS[route]}"
@@ -301,7 +301,8 @@ class WeightSync:
         for member in members:
             self._report_refusal(member)
         left = {
-            member: list(routes_for(update, member.spec, member.abilities, member.useless_routes)) for member in members
+            member: list(routes_for(update, member.spec, member.capabilities, member.useless_routes))
+            for member in members
         }
         errors: dict[Member, EngineError] = {
             member: UpdateFailed(f"{member.name} has no route to load version {update.version}") for member in left
@@ -324,7 +325,7 @@ class WeightSync:
                 member.last_error = str(error)
                 if isinstance(error, NotLoaded):
                     not_loaded[member].add(route)
-                elif member.abilities.undoes_updates and (
+                elif member.capabilities.undoes_updates and (
                     isinstance(error, WeightsRefused) or route is WeightRoute.RELOAD
                 ):
                     left[member].clear()  # the weights are wrong: a restart would only lose the old ones
@@ -340,10 +341,10 @@ class WeightSync:
     def _report_refusal(self, member: Member) -> None:
         """Report, once for each server, that it does not take weights by the planned route."""
         planned = planned_route(self._update, member.spec)
-        is_starting = not member.abilities.routes  # its capabilities are not known yet
+        is_starting = not member.capabilities.routes  # its capabilities are not known yet
         if planned is None or is_starting or planned in member.useless_routes:
             return
-        why = refusal(planned, member.spec, member.abilities)
+        why = refusal(planned, member.spec, member.capabilities)
         if why:
             member.useless_routes.add(planned)
             self._report(
@@ -366,7 +367,7 @@ class WeightSync:
 
     async def _go_on_as_before(self, member: Member) -> None:
         """Resume a member that can undo the update and has its old weights; leave others paused."""
-        if not (member.abilities.undoes_updates and member.is_connected):
+        if not (member.capabilities.undoes_updates and member.is_connected):
             return
         try:
             await member.engine.abandon_update()
@@ -409,7 +410,9 @@ class WeightSync:
 
     async def _after_sending(self, member: Member, sent: Sent) -> None:
         # Compared before it resumes, so that held requests do not continue with wrong weights.
-        is_checked = member.abilities.undoes_updates and await verify_by_fingerprints(member.engine, sent.fingerprints)
+        is_checked = member.capabilities.undoes_updates and await verify_by_fingerprints(
+            member.engine, sent.fingerprints
+        )
         # The sender may be another process; for servers that do not report a version, this client tracks it.
         await member.engine.set_version(self._update.version)
         await self._close(member)
@@ -487,7 +490,7 @@ class WeightSync:
     async def _note_answers(self, member: Member) -> None:
         """Record the engine's probe answers before the update, to check that they change."""
         member.answers_before = None
-        if member.state is not EngineState.ASLEEP and not member.abilities.undoes_updates:
+        if member.state is not EngineState.ASLEEP and not member.capabilities.undoes_updates:
             try:
                 member.answers_before = await self._update.probe.answers(member.engine, member.adapter)
             except EngineError:

@@ -87,7 +87,7 @@ def test_the_route_that_every_release_has_gives_the_same(running_engine):
     async def scenario(engine):
         by_tokens = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
         # As on a server whose route for token ids is closed.
-        engine._known = replace(await engine.capabilities(), takes_tokens=False, tells_spans=False)
+        engine._known = replace(await engine.capabilities(), takes_tokens=False, reports_versions=False)
         by_text = await engine.generate([1, 2, 3], sampling), await engine.score([1, 2, 3])
         named = await under_way(engine, "named")
         await engine.abort(["named"])
@@ -325,7 +325,7 @@ def test_the_plain_openai_client_works(running_engine):
 
 def test_what_the_server_can_do_is_known(running_engine):
     known = running_engine.run(lambda engine: engine.capabilities())
-    assert known.takes_tokens and known.tells_spans
+    assert known.takes_tokens and known.reports_versions
     assert known.max_context == MAX_CONTEXT
     assert known.has("/pause") and known.has("/update_weights")
 

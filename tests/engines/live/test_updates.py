@@ -233,7 +233,7 @@ def test_requests_in_flight(loop, fleet, policy, number, built_in, in_flight, se
 
 
 def test_what_cannot_be_told_apart_is_not_held(loop, fleet, policy, number, engine_kind):
-    if only(fleet).abilities.tells_spans:
+    if only(fleet).capabilities.reports_versions:
         pytest.skip("this engine tells which version made which token")
     with pytest.raises(NotOffered, match="use drop or drain"):
         loop.run(fleet.update(policy.weight_update(number), InFlight.HOLD))
