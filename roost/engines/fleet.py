@@ -31,7 +31,7 @@ from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.sync import (
     Connect,
     CurrentWeights,
-    Leave,
+    Offload,
     WeightCheck,
     WeightSync,
     WrongWeights,
@@ -58,13 +58,13 @@ def check_base(members: Sequence[Member], update: WeightUpdate, sleep_level: int
     asleep = [member.name for member in members if member.state is EngineState.ASLEEP]
     if update.adapter is not None and asleep and sleep_level > 1:
         raise NotOffered(
-            f"{', '.join(asleep)}: the weights were dropped when the engines went to sleep, and an adapter does not "
-            "bring them back; let engines that take adapters sleep at level 1"
+            f"{', '.join(asleep)}: the base weights were dropped at sleep level 2, and an adapter does not restore "
+            "them; let engines that take adapters sleep at level 1"
         )
 
 
 def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFlight) -> None:
-    """Raise NotOffered if requests cannot be held: token versions must be known, and the old cache not reused."""
+    """Raise NotOffered if requests cannot be held: versions of tokens must be known, and the old cache not reused."""
     if in_flight is not InFlight.HOLD:
         return
     if update.adapter is not None:
@@ -75,24 +75,21 @@ def check_hold(members: Sequence[Member], update: WeightUpdate, in_flight: InFli
                 f"{member.name} does not report the version of each token of a held request; use drop or drain"
             )
         if not TRAITS[member.spec.kind].can_hold:
-            raise NotOffered(
-                f"{member.name} cannot forget what it cached with the old weights while requests are held; "
-                "use drop or drain"
-            )
+            raise NotOffered(f"{member.name} cannot clear its prefix cache while requests are held; use drop or drain")
 
 
 T = TypeVar("T")
 RUNNING = (EngineState.READY, EngineState.BEHIND)
-UNKNOWN = -1  # version of an engine whose weights nobody knows
-LEAVE_LIMIT_S = 2.0  # for answers of an engine that leaves; requests without one are sent to another engine
+UNKNOWN = -1  # version of an engine whose weights are unknown
+LEAVE_LIMIT_S = 2.0  # for the last answers of an engine that leaves; other requests go to another engine
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
     """Settings for retries, waits and supervision of a fleet."""
 
-    attempts: int = 4  # engines that may be lost under a request before it fails
-    wait_s: float = 900.0  # that a request waits for a ready engine
+    attempts: int = 4  # engines that a request may lose before it fails
+    wait_s: float = 900.0  # longest wait of a request for a ready engine
     continues_dropped: bool = True  # continue requests that an update dropped
     watchfulness: Watchfulness = field(default_factory=Watchfulness)
 
@@ -139,7 +136,7 @@ class Fleet:
 
     @property
     def current_update(self) -> WeightUpdate | None:
-        """Version the engines hold; None: the weights they were started with."""
+        """Weight update that the engines have; None: the weights they were started with."""
         return self._current.update
 
     # Starting and stopping ----------------------------------------------------------------------------------------
@@ -160,10 +157,10 @@ class Fleet:
         finally:
             self._scratch.remove()
 
-    async def start_servers(self, update: WeightUpdate | None = None, leave: Leave | None = None) -> None:
+    async def start_servers(self, update: WeightUpdate | None = None, offload: Offload | None = None) -> None:
         """Start stopped servers, with the weights of a weight update if one is given.
 
-        `leave` is called when the update is on disk, before any server starts, so that the learner can free memory.
+        `offload` is called when the update is on disk, before any server starts, so that the learner can free memory.
         """
         async with self._changing("start", EngineState.STOPPED, EngineState.FAILED) as members:
             self._has_devices = True
@@ -171,12 +168,12 @@ class Fleet:
             sync = self._current.sync(update, InFlight.DROP) if update is not None else None
             with self._span("start", members, update):
                 unwritten = None if sync is None else await outcome_of(sync.write_for(members))
-                if leave is not None and unwritten is None:
-                    await leave()
+                if offload is not None and unwritten is None:
+                    await offload()
                 starts = [] if unwritten else [self._start(member, update, sync) for member in members]
                 outcomes = [unwritten] * len(members) if unwritten else await outcomes_of(starts)
             if update is not None and sync is not None and None in outcomes:
-                self._current.hold(update, sync.folder)
+                self._current.set(update, sync.folder)
             for member, error in zip(members, outcomes, strict=True):
                 if error is not None:
                     member.last_error = str(error)
@@ -238,7 +235,7 @@ class Fleet:
             raise EngineLost(f"{member.name} was removed while it was joining")
 
     async def _catch_up(self, member: Member) -> None:
-        """Sync a running member to the current update; it stays behind if that is not available any more."""
+        """Sync a running member to the current update; it stays BEHIND if the update is no longer available."""
         current = self._current
         sync = current.sync_again() if current.is_available else None
         if current.update is None:
@@ -247,18 +244,18 @@ class Fleet:
             was_sent = current.sender_holds_it
             await self.pool.set_state([member], EngineState.UPDATING)
             with self._span("update", [member], self.current_update):
-                errors = await sync.bring([member])
-            if errors and member.name not in sync.whole:
+                errors = await sync.load_on([member])
+            if errors and member.name not in sync.kept_old_weights:
                 if not was_sent or current.sender_holds_it:
                     raise errors[member.name]
-                member.version, member.probe = UNKNOWN, None  # the learner went on while it sent
+                member.version, member.probe = UNKNOWN, None  # the learner began its next step while it sent
             await self.pool.set_state([member], EngineState.BEHIND if errors else EngineState.READY)
 
     async def remove(self, names: Collection[str], in_flight: InFlight | None = InFlight.DROP) -> None:
         """Remove engines from the fleet and stop their servers. At least one engine must stay.
 
-        Their requests are finished first (drain), or continue on other engines with the tokens they have (drop). None:
-        the machines of these engines are lost, and they get no requests.
+        Their requests are finished first (drain), or continue on other engines with the tokens they have (drop).
+        `in_flight` None: the nodes of these engines are lost, so the engines are not called.
         """
         if in_flight is InFlight.HOLD:
             raise NotOffered("requests cannot be held by an engine that leaves; use drop or drain")
@@ -270,7 +267,7 @@ class Fleet:
         """Stop the server of a member that is no longer in the pool, after its requests have ended."""
         await self._supervisor.forget(member)
         if in_flight is None:
-            await member.disconnect()  # its requests fail and go to others
+            await member.disconnect()  # its requests fail and are retried on other engines
             return
         async with member.changing:
             if member.client is not None:
@@ -293,7 +290,7 @@ class Fleet:
     async def generate_n(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, episode: str | None = None
     ) -> list[Completion]:
-        """Complete a prompt `n` times, in one request where the engine takes it; seeds count up from the given one."""
+        """Complete a prompt `n` times, in one request if the engine takes it; completion i has the seed `seed + i`."""
         if isinstance(token_ids, str):
             raise TypeError("a prompt is token ids, not text; use the model's tokenizer, or an OpenAI client")
         completions = await self._generated(token_ids, sampling, n, episode)
@@ -313,7 +310,7 @@ class Fleet:
     async def _generated(
         self, prompt: Sequence[int], sampling: Sampling, n: int, episode: str | None
     ) -> Sequence[Completion]:
-        """Completions by one engine; if it is lost, by another one."""
+        """Completions of one engine; if it is lost, the request is retried on another one."""
         lost, attempts = "", 0
         while attempts < self._settings.attempts:
             async with self.pool.ready_member(episode, self._settings.wait_s, n) as member:
@@ -324,11 +321,11 @@ class Fleet:
                 except EngineLost as error:
                     await self._supervisor.examine(member)
                     lost = str(error)
-                    attempts += self.pool.has(member)  # no engine's fault if it was removed
+                    attempts += self.pool.has(member)  # an engine that was removed did not fail
         raise EngineLost(f"a request failed on {self._settings.attempts} engines; last error: {lost}")
 
     async def loads(self) -> list[EngineLoad]:
-        """Loads of the engines that get requests, without those that do not answer."""
+        """Loads of the ready engines that report theirs."""
         ready = self.pool.in_state(EngineState.READY)
         found = await asyncio.gather(*(member.engine.load() for member in ready), return_exceptions=True)
         for one in found:
@@ -337,7 +334,7 @@ class Fleet:
         return [one for one in found if isinstance(one, EngineLoad)]
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that needs engines and that no update interrupts; raise EngineLost once none is left."""
+        """Await work that needs engines, and that ends before the next update; raise EngineLost once none is left."""
         return await self.pool.serve(work)
 
     @property
@@ -361,11 +358,11 @@ class Fleet:
     # Weights ------------------------------------------------------------------------------------------------------
 
     async def update(
-        self, update: WeightUpdate, in_flight: InFlight = InFlight.DRAIN, leave: Leave | None = None
+        self, update: WeightUpdate, in_flight: InFlight = InFlight.DRAIN, offload: Offload | None = None
     ) -> None:
         """Sync every engine to a weight update; sleeping ones are woken for it.
 
-        `leave` is called when the engines have the weights, before those that slept restore their KV caches.
+        `offload` is called when the engines have the weights, before those that slept restore their KV caches.
 
         An engine that cannot load it by any weight route is restarted on its old weights, if they are still available.
         If no engine loads the update, UpdateFailed is raised, and the fleet stays on its version.
@@ -377,29 +374,29 @@ class Fleet:
             check_base(members, update, self._sleep_level)
             if not members:
                 self._hold_for_the_lost(update)
-                if leave is not None:
-                    await leave()
+                if offload is not None:
+                    await offload()
                 return
-            self._current.learner_goes_on()  # the learner already has the new weights
-            sync = self._current.sync(update, in_flight, leave)
+            self._current.learner_moves_on()  # the learner already has the new weights
+            sync = self._current.sync(update, in_flight, offload)
             await self.pool.set_state([member for member in members if member.state in RUNNING], EngineState.UPDATING)
             with self._span("update", members, update):
-                errors = await sync.bring(members)
+                errors = await sync.load_on(members)
             brought = [member for member in members if member.name not in errors]
             if brought:
-                self._current.hold(update, sync.folder)
-            await self._set_states_after(members, errors, sync.whole)
+                self._current.set(update, sync.folder)
+            await self._set_states_after(members, errors, sync.kept_old_weights)
         if errors and not brought:
             raise UpdateFailed(self._no_engine_loaded(update, errors))
 
     def learning_begins(self) -> None:
-        """Note that the learner's weights will differ from the engines' release from now on."""
-        self._current.learner_goes_on()
+        """Record that the learner's weights will differ from the engines' version from now on."""
+        self._current.learner_moves_on()
 
     def _hold_for_the_lost(self, update: WeightUpdate) -> None:
         if not self.pool.in_state(EngineState.LOST):
-            raise UpdateFailed(f"version {update.version} has no engine to go to: {self.pool.describe()}")
-        self._current.hold(update, self._current.sync(update, InFlight.DROP).folder)
+            raise UpdateFailed(f"no engine runs that could load version {update.version}: {self.pool.describe()}")
+        self._current.set(update, self._current.sync(update, InFlight.DROP).folder)
 
     async def _set_states_after(
         self, members: Sequence[Member], errors: Mapping[str, EngineError], whole: Collection[str]
@@ -451,16 +448,16 @@ class Fleet:
         self,
         update: WeightUpdate | None = None,
         in_flight: InFlight = InFlight.DRAIN,
-        leave: Leave | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """Wake the engines, with the weights of a weight update if one is given; those lost while asleep are restarted.
 
-        `in_flight` applies to engines that were not asleep, `leave` is that of `update`.
+        `in_flight` applies to engines that were not asleep, `offload` is that of `update`.
         """
         self._has_devices = True
         if update is not None:
             with self._span("wake", self.pool.in_state(EngineState.ASLEEP), update):
-                await self.update(update, in_flight, leave)
+                await self.update(update, in_flight, offload)
         else:
             await self._wake_as_they_were()
         for member in self.pool.in_state(EngineState.LOST):
@@ -495,7 +492,7 @@ class Fleet:
         if update is None or sync is None or update.adapter is not None:
             await self._start_plain(member)
         if sync is not None:
-            for error in (await sync.bring([member])).values():
+            for error in (await sync.load_on([member])).values():
                 raise error
 
     async def _start_plain(self, member: Member) -> None:
@@ -506,7 +503,7 @@ class Fleet:
         """Restart engines that do not have the weights of their version."""
         for one in wrong:
             if one.name in self.pool.members:
-                why = f"it no longer has its weights: {one.why}"
+                why = f"its weights are not those of its version: {one.why}"
                 await self._supervisor.lose(self.pool.members[one.name], why)
 
     async def _recover(self, member: Member) -> None:
@@ -529,7 +526,7 @@ class Fleet:
                     else:
                         await self.pool.set_state([member], EngineState.READY)
                         return
-                # The learner has gone on from these weights, before or while they were sent.
+                # The learner no longer has these weights: it began its next step before or while it sent them.
                 await member.disconnect()
                 await self._start_plain(member)
                 await self.pool.set_state([member], EngineState.BEHIND)
@@ -562,7 +559,7 @@ class Fleet:
                 broken = [member for member in half_changed if member in locked]
                 await self.pool.set_state(broken, EngineState.LOST)
                 for member in broken:
-                    member.last_error = "a change of it broke off"
+                    member.last_error = f"the attempt to {what} was interrupted"
                     self._supervisor.start_again_soon(member)
                 raise
 

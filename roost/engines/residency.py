@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roost.engines.fleet import Fleet
 from roost.engines.protocol import InFlight, UpdateFailed
-from roost.engines.weights.sync import Leave
+from roost.engines.weights.sync import Offload
 from roost.engines.weights.update import WeightUpdate
 from roost.placement.memory.residency import Decision
 
@@ -20,7 +20,7 @@ class EngineSwitch:
     """Transfers shared devices between engines and learner.
 
     The devices are free when `to_learner` returns. Before `to_engines` the learner offloads all but its weights; it
-    offloads those when `leave` is called, so that both never hold the memory at once.
+    offloads those when `offload` is called, so that both never hold the memory at once.
     """
 
     decision: Decision
@@ -42,17 +42,17 @@ class EngineSwitch:
             await fleet.stop_servers(self.displaced)
         fleet.learning_begins()
 
-    async def to_engines(self, fleet: Fleet, update: WeightUpdate, leave: Leave | None = None) -> None:
+    async def to_engines(self, fleet: Fleet, update: WeightUpdate, offload: Offload | None = None) -> None:
         """Give the devices back to the engines, and sync them to the update."""
         if self.decision is Decision.KEEP:
             await self._update(fleet, update)
         elif self.decision is Decision.SLEEP:
-            await fleet.wake(update, self.in_flight, leave)
+            await fleet.wake(update, self.in_flight, offload)
         else:
             if self.displaced is not None:
                 await self._update(fleet, update)  # servers that kept running
             # A server measures the free memory of its device when it starts.
-            await fleet.start_servers(update, leave)
+            await fleet.start_servers(update, offload)
 
     async def _update(self, fleet: Fleet, update: WeightUpdate) -> None:
         """Update with retries, so that engines that died during an update are restarted and then updated."""

@@ -65,7 +65,7 @@ def test_a_member_that_is_lost_is_not_lost_again():
         (member,) = pool.members.values()
         member.state = EngineState.READY
         supervisor = Supervisor(pool, Watchfulness(), recover, reported.append)
-        for why in ("its process is gone", "it no longer has its weights"):
+        for why in ("its process is gone", "its weights are not those of its version"):
             await supervisor.lose(member, why)
         await asyncio.sleep(0)
         await supervisor.stop()

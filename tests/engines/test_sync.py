@@ -79,7 +79,7 @@ def test_tokens_are_put_down_to_the_release_by_every_route(route, routes, tmp_pa
             if route is WeightRoute.RESTART:
                 member.useless_routes = {WeightRoute.RELOAD}
             sync = WeightSync(release_by(route), tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN)
-            errors = await sync.bring([member])
+            errors = await sync.load_on([member])
             made = await member.engine.generate([1], Sampling(max_tokens=2))
             version = await member.engine.version()
             await member.disconnect()
@@ -129,7 +129,7 @@ def brought_by_probe(tmp_path, baseline):
                 update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, reported.append
             )
             async with asyncio.timeout(HANG_S):
-                await sync.bring([member])
+                await sync.load_on([member])
             await member.disconnect()
 
         asyncio.run(scenario())
@@ -153,14 +153,14 @@ def test_the_learner_leaves_the_device_before_the_kv_caches_are_restored(route, 
                 member.state = EngineState.ASLEEP
             when_left = []
 
-            async def leave():
+            async def offload():
                 await asyncio.sleep(0.05)  # another engine must wait for it
                 when_left.append(woken())
 
             connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
-            sync = WeightSync(release_by(route), tmp_path, connecting, InFlight.DRAIN, leave=leave)
+            sync = WeightSync(release_by(route), tmp_path, connecting, InFlight.DRAIN, offload=offload)
             async with asyncio.timeout(HANG_S):
-                errors = await sync.bring(members)
+                errors = await sync.load_on(members)
             for member in members:
                 await member.disconnect()
             return errors, when_left
@@ -195,7 +195,7 @@ def test_a_planned_route_that_a_server_refuses_is_reported_once(route, why, tmp_
                 update = WeightUpdate(version, PROBE, SentByAnother(route))
                 folder = tmp_path / str(version)
                 sync = WeightSync(update, folder, connecting, InFlight.DRAIN, report=reported.append)
-                assert await sync.bring([member]) == {}
+                assert await sync.load_on([member]) == {}
                 if version == 6:
                     assert not member.useless_routes
             await member.disconnect()
@@ -218,7 +218,7 @@ def test_what_an_engine_loads_from_disk_is_written_before_the_learner_leaves(tmp
                 done.append("written")
                 Path(folder).mkdir()
 
-        async def leave():
+        async def offload():
             done.append("left")
 
         async def scenario():
@@ -229,9 +229,9 @@ def test_what_an_engine_loads_from_disk_is_written_before_the_learner_leaves(tmp
             members[1].useless_routes = {WeightRoute.DEVICE}
             update = WeightUpdate(7, PROBE, Writing(WeightRoute.DEVICE))
             connecting = lambda spec, at: connect(spec.kind, at)  # noqa: E731
-            sync = WeightSync(update, tmp_path / "version", connecting, InFlight.DRAIN, leave=leave)
+            sync = WeightSync(update, tmp_path / "version", connecting, InFlight.DRAIN, offload=offload)
             async with asyncio.timeout(HANG_S):
-                errors = await sync.bring(members)
+                errors = await sync.load_on(members)
             for member in members:
                 await member.disconnect()
             return errors
@@ -249,13 +249,15 @@ def test_the_learner_leaves_once_where_no_engine_slept(tmp_path):
             member.state, member.useless_routes = EngineState.UPDATING, set(WeightRoute)
             left = []
 
-            async def leave():
+            async def offload():
                 left.append(True)
 
             update = release_by(WeightRoute.RELOAD)
-            sync = WeightSync(update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, leave=leave)
+            sync = WeightSync(
+                update, tmp_path, lambda spec, at: connect(spec.kind, at), InFlight.DRAIN, offload=offload
+            )
             async with asyncio.timeout(HANG_S):
-                errors = await sync.bring([member])
+                errors = await sync.load_on([member])
             await member.disconnect()
             return list(errors), left
 
@@ -337,7 +339,7 @@ def changed_beside(moment, tmp_path, change, state):
                 await member.connect(connect(EngineKind.VLLM, url))
             member.state, member.probe = state, PROBE
             folder = tmp_path / "version-7"
-            fleet._current.hold(WeightUpdate(7, PROBE, learner), folder)
+            fleet._current.set(WeightUpdate(7, PROBE, learner), folder)
             async with asyncio.timeout(HANG_S):
                 await change(fleet, member)
             await member.disconnect()

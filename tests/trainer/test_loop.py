@@ -99,10 +99,10 @@ class Engines:
         if self._takes_updates:
             self._scenario.version = update.version
 
-    async def wake(self, update, in_flight, leave):
+    async def wake(self, update, in_flight, offload):
         self._events.append("wake")
         await self.update(update)
-        await leave()
+        await offload()
 
     async def sleep(self, level, in_flight, names):
         self._events.append("sleep")

@@ -30,13 +30,13 @@ class NotedFleet:
     async def update(self, *arguments):
         self._calls.append(("update", *arguments))
 
-    async def wake(self, update, in_flight, leave):
+    async def wake(self, update, in_flight, offload):
         self._calls.append(("wake", update, in_flight))
-        await leave()
+        await offload()
 
-    async def start_servers(self, update, leave):
+    async def start_servers(self, update, offload):
         self._calls.append(("write", update))
-        await leave()
+        await offload()
         self._calls.append(("start_servers",))
 
 

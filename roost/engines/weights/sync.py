@@ -35,7 +35,7 @@ from roost.placement.routes import WeightRoute
 
 
 class CurrentWeights:
-    """The release of the fleet, which recovering engines load; None for the weights that servers started with."""
+    """The weight update of the fleet, which restarted engines load; None: the weights that servers start with."""
 
     def __init__(self, folder: Path, connect: Connect, report: Callable[[str], None]) -> None:
         self.update: WeightUpdate | None = None
@@ -43,7 +43,7 @@ class CurrentWeights:
         self._written = folder / "nothing"  # folder of the update, if it had to be written to disk
         self._syncs = 0
         self.sender_holds_it = False  # the learner's weights are those of the update
-        self._writing = asyncio.Lock()  # of the folder that syncs of one update share
+        self._writing = asyncio.Lock()  # held while the update's folder is written, which its syncs share
 
     @property
     def version(self) -> int:
@@ -52,15 +52,15 @@ class CurrentWeights:
     def is_on(self, member: Member) -> bool:
         return member.version == self.version
 
-    def hold(self, update: WeightUpdate, folder: Path) -> None:
-        """Make this the current update; `folder` is its location if it is on disk."""
+    def set(self, update: WeightUpdate, folder: Path) -> None:
+        """Make this the current update; `folder` is where it is if it was written to disk."""
         if folder != self._written:
             self.remove_written()
         self.update, self._written = update, folder
         self.sender_holds_it = update.sender is not None
 
-    def learner_goes_on(self) -> None:
-        """Note that the learner's weights are no longer those of the update."""
+    def learner_moves_on(self) -> None:
+        """Record that the learner's weights are no longer those of the update."""
         self.sender_holds_it = False
 
     @property
@@ -69,14 +69,14 @@ class CurrentWeights:
         update = self.update
         return update is None or bool(update.checkpoint or update.adapter or self.is_written or self.sender_holds_it)
 
-    def sync(self, update: WeightUpdate, in_flight: InFlight, leave: Leave | None = None) -> WeightSync:
+    def sync(self, update: WeightUpdate, in_flight: InFlight, offload: Offload | None = None) -> WeightSync:
         """Create a sync with a new folder, because a retried version may have other weights."""
         self._syncs += 1
         folder = self._folder / f"version-{update.version}-{self._syncs}"
-        return WeightSync(update, folder, self._connect, in_flight, self._report, leave)
+        return WeightSync(update, folder, self._connect, in_flight, self._report, offload)
 
     def sync_again(self) -> WeightSync | None:
-        """Sync of the current update, which must be available, for one engine; None for the initial weights."""
+        """Sync that loads the current update, which must be available, on one more engine; None: initial weights."""
         update = self.update
         if update is None:
             return None
@@ -99,12 +99,12 @@ class CurrentWeights:
         shutil.rmtree(self._written, ignore_errors=True)
 
 
-class LearnerWentOn(UpdateFailed):
-    """The learner began its next step before it had sent its weights, so their version is unknown."""
+class LearnerMovedOn(UpdateFailed):
+    """The learner began its next step while it sent its weights, so what the engine has is unknown."""
 
 
 class GuardedSender:
-    """Sender of the current update to one engine, while the learner may begin its next step."""
+    """Sender that raises LearnerMovedOn if the learner began its next step before or while it sent its weights."""
 
     def __init__(self, sender: Sender, holds: Callable[[], bool]) -> None:
         self._sender, self._holds = sender, holds  # `holds`: the learner still has the weights of the update
@@ -123,13 +123,13 @@ class GuardedSender:
         try:
             await self._sender.write(model, folder)
             self._check()
-        except BaseException:  # also cancelled: later weights must not stay there as those of this version
+        except BaseException:  # also if cancelled: the folder must not keep later weights under this version
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
     def _check(self) -> None:
         if not self._holds():
-            raise LearnerWentOn("the learner has begun its next step, and no longer has these weights")
+            raise LearnerMovedOn("the learner has begun its next step, and no longer has these weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def raise_first(outcomes: Iterable[EngineError | None]) -> None:
             raise error
 
 
-Leave = Callable[[], Awaitable[None]]  # called when the learner can move its weights off a shared device
+Offload = Callable[[], Awaitable[None]]  # frees the learner's memory on devices that it shares with engines
 SENT = (WeightRoute.DEVICE, WeightRoute.SHARED_MEMORY, WeightRoute.BROADCAST)
 Connect = Callable[[ServerSpec, str], Engine]
 
@@ -277,25 +277,25 @@ class WeightSync:
         connect: Connect,
         in_flight: InFlight,
         report: Callable[[str], None] = lambda text: None,
-        leave: Leave | None = None,
+        offload: Offload | None = None,
         writing: asyncio.Lock | None = None,
     ) -> None:
-        """`leave` is called once, before the first engine that slept restores its KV cache, or else at the end.
+        """Set up a sync. `offload` is called once: before a woken engine restores its KV cache, or else at the end.
 
         `writing` is held while the folder is written.
         """
         self.folder = folder  # checkpoint folder for engines that read the update from disk
-        self.whole: set[str] = set()  # members that failed but still have their old weights
+        self.kept_old_weights: set[str] = set()  # members that failed but still have their old weights
         self._update = update
         self._connect = connect
         self._in_flight = in_flight
         self._report = report
         self._writing = writing or asyncio.Lock()
-        self._leave = leave
-        self._from_disk: Member | None = None  # an engine that loads the update from disk
-        self._leaving = asyncio.Lock()
+        self._offload = offload
+        self._from_disk: Member | None = None  # a member that loads the update from disk
+        self._offloading = asyncio.Lock()
 
-    async def bring(self, members: Sequence[Member]) -> dict[str, EngineError]:
+    async def load_on(self, members: Sequence[Member]) -> dict[str, EngineError]:
         """Load the update on all members, each by the best route that works; return the errors of the others."""
         update = self._update
         for member in members:
@@ -319,7 +319,7 @@ class WeightSync:
                         seconds = asyncio.get_running_loop().time() - began
                         self._report(f"{member.name} loaded version {update.version} by {route}, after {seconds:.0f} s")
                     member.version, member.probe = update.version, update.probe
-                    member.useless_routes |= not_loaded[member]  # another route worked, so these were at fault
+                    member.useless_routes |= not_loaded[member]  # another route worked, so these are broken
                     continue
                 errors[member] = error
                 member.last_error = str(error)
@@ -334,12 +334,12 @@ class WeightSync:
                 instead = f"next: {left[member][0]}" if left[member] else last
                 why = str(error).partition("\n")[0]
                 self._report(f"{member.name} failed to load version {update.version} by {route}: {why}; {instead}")
-        await asyncio.gather(*(self._go_on_as_before(member) for member in errors))
-        await self._learner_leaves()
+        await asyncio.gather(*(self._keep_old_weights(member) for member in errors))
+        await self._offload_learner()
         return {member.name: error for member, error in errors.items()}
 
     def _report_refusal(self, member: Member) -> None:
-        """Report, once for each server, that it does not take weights by the planned route."""
+        """Report once per server that it does not take weights by the planned route."""
         planned = planned_route(self._update, member.spec)
         is_starting = not member.capabilities.routes  # its capabilities are not known yet
         if planned is None or is_starting or planned in member.useless_routes:
@@ -352,7 +352,7 @@ class WeightSync:
             )
 
     async def write_for(self, members: Sequence[Member]) -> None:
-        """Write the update to disk if these members start from there."""
+        """Write the update to disk, from which these members will start; an adapter is there already."""
         if self._update.adapter is None and members:
             await self._checkpoint(members[0])
 
@@ -362,38 +362,38 @@ class WeightSync:
         alone = [member for member in left if member not in together]
         self._from_disk = next((member for member in alone if left[member][0] is not WeightRoute.ADAPTER), None)
         outcomes = await self._send(together) if together else {}
-        tried = await outcomes_of(self._alone(member, left[member][0]) for member in alone)
+        tried = await outcomes_of(self._load_alone(member, left[member][0]) for member in alone)
         return outcomes | dict(zip(alone, tried, strict=True))
 
-    async def _go_on_as_before(self, member: Member) -> None:
+    async def _keep_old_weights(self, member: Member) -> None:
         """Resume a member that can undo the update and has its old weights; leave others paused."""
         if not (member.capabilities.undoes_updates and member.is_connected):
             return
         try:
             await member.engine.abandon_update()
             if await member.engine.version() == member.version:  # not on weights that failed verification
-                await self._close(member)
-                self.whole.add(member.name)
+                await self._resume(member)
+                self.kept_old_weights.add(member.name)
         except EngineError:
             return
 
-    async def _alone(self, member: Member, route: WeightRoute) -> None:
+    async def _load_alone(self, member: Member, route: WeightRoute) -> None:
         if route is WeightRoute.RESTART:
             await self._restart(member)
         elif route is WeightRoute.ADAPTER:
-            await self._adapt(member)
+            await self._load_adapter(member)
         elif route is WeightRoute.RELOAD:
             await self._reload(member)
         else:
-            raise ValueError(f"the weight route {route} is not one of a single engine")
+            raise ValueError(f"{route} is not a weight route to a single engine")
 
     async def _send(self, members: Sequence[Member]) -> dict[Member, EngineError | None]:
         """Send the weights to all members in one transfer; return the error of each."""
         sender = self._update.sender
         if sender is None:
             raise ValueError(f"version {self._update.version} has no sender")
-        await asyncio.gather(*(self._note_answers(member) for member in members))
-        opened = await outcomes_of(self._open(member) for member in members)
+        await asyncio.gather(*(self._record_answers(member) for member in members))
+        opened = await outcomes_of(self._pause_or_wake(member) for member in members)
         outcomes = dict(zip(members, opened, strict=True))
         able = [member for member in members if outcomes[member] is None]
         sent = Sent(0, 0, {}, {})
@@ -405,34 +405,34 @@ class WeightSync:
                 outcomes |= dict.fromkeys(able, error)
         loaded = [member for member in members if outcomes[member] is None]
         self._from_disk = self._from_disk or next((member for member in members if member not in loaded), None)
-        ended = await outcomes_of(self._after_sending(member, sent) for member in loaded)
+        ended = await outcomes_of(self._finish_sent(member, sent) for member in loaded)
         return outcomes | dict(zip(loaded, ended, strict=True))
 
-    async def _after_sending(self, member: Member, sent: Sent) -> None:
+    async def _finish_sent(self, member: Member, sent: Sent) -> None:
         # Compared before it resumes, so that held requests do not continue with wrong weights.
         is_checked = member.capabilities.undoes_updates and await verify_by_fingerprints(
             member.engine, sent.fingerprints
         )
         # The sender may be another process; for servers that do not report a version, this client tracks it.
         await member.engine.set_version(self._update.version)
-        await self._close(member)
+        await self._resume(member)
         if not is_checked:
             await self._verify(member)
 
     async def _reload(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
-        await self._note_answers(member)
-        await self._open(member)
+        await self._record_answers(member)
+        await self._pause_or_wake(member)
         await member.engine.load_checkpoint(checkpoint, self._update.version)
         if self._in_flight is not InFlight.HOLD:
             await member.engine.reset_cache()
-        await self._close(member)
+        await self._resume(member)
         await self._verify(member)
 
     async def _restart(self, member: Member) -> None:
         checkpoint = await self._checkpoint(member)
         if member.state is EngineState.ASLEEP:
-            await self._learner_leaves()
+            await self._offload_learner()
         await member.disconnect()
         member.answers_before = None
         await member.connect(self._connect(member.spec, await member.owner.start(checkpoint)))
@@ -440,16 +440,16 @@ class WeightSync:
         member.state = EngineState.UPDATING
         await self._verify(member)
 
-    async def _adapt(self, member: Member) -> None:
+    async def _load_adapter(self, member: Member) -> None:
         if self._update.adapter is None:
             raise ValueError(f"version {self._update.version} has no adapter")
         name = f"policy-{self._update.version}"
-        await self._open(member)
+        await self._pause_or_wake(member)
         await member.engine.load_adapter(name, self._update.adapter)
         await member.engine.set_version(self._update.version)
         before, member.adapter = member.adapter, name
         member.answers_before = None
-        await self._close(member)
+        await self._resume(member)
         try:
             await self._verify(member)
         except EngineError:
@@ -459,49 +459,50 @@ class WeightSync:
         if before is not None and before != name:
             await outcome_of(member.engine.unload_adapter(before))  # harmless if it stays loaded
 
-    async def _open(self, member: Member) -> None:
-        """Prepare the engine for new weights: pause it, or wake its weights if it is asleep."""
+    async def _pause_or_wake(self, member: Member) -> None:
+        """Prepare a member for new weights: pause it, or wake its weights if it is asleep."""
         if member.state is EngineState.ASLEEP:
             await member.engine.wake([Part.WEIGHTS])
         else:
             await member.engine.pause(self._in_flight)
 
-    async def _close(self, member: Member) -> None:
+    async def _resume(self, member: Member) -> None:
+        """Resume a member with its new weights; one that was asleep restores its KV cache."""
         if member.state is EngineState.ASLEEP:
-            await self._learner_leaves()
+            await self._offload_learner()
             await member.engine.wake([Part.KV_CACHE])
             member.state = EngineState.UPDATING
         else:
             await member.engine.resume()
 
-    async def _learner_leaves(self) -> None:
+    async def _offload_learner(self) -> None:
         """Let the learner free the devices, whose memory the KV caches need.
 
-        Files that engines load are written first: later the learner's weights would not fit beside the caches.
+        A checkpoint that engines load is written first: afterwards the learner's weights do not fit beside the caches.
         """
-        async with self._leaving:
-            leave, self._leave = self._leave, None
-            if leave is None:
+        async with self._offloading:
+            offload, self._offload = self._offload, None
+            if offload is None:
                 return
             if self._from_disk is not None:
-                await outcome_of(self._checkpoint(self._from_disk))  # its own sync reports the error
-            await leave()
+                await outcome_of(self._checkpoint(self._from_disk))  # the member's own attempt reports an error
+            await offload()
 
-    async def _note_answers(self, member: Member) -> None:
+    async def _record_answers(self, member: Member) -> None:
         """Record the engine's probe answers before the update, to check that they change."""
         member.answers_before = None
         if member.state is not EngineState.ASLEEP and not member.capabilities.undoes_updates:
             try:
                 member.answers_before = await self._update.probe.answers(member.engine, member.adapter)
             except EngineError:
-                return  # the update will show whether it is usable
+                return  # the update will show whether the engine is usable
 
     async def _verify(self, member: Member) -> None:
         expected = Expected(self._update.probe, member.baseline, member.answers_before, member.probe)
         await verify_by_probe(member.engine, expected, member.adapter)
 
     async def _checkpoint(self, member: Member) -> str:
-        """Checkpoint folder of the update, written once if there is none."""
+        """Checkpoint folder of the update; written on the first call if there is none."""
         if self._update.checkpoint is not None:
             return self._update.checkpoint
         async with self._writing:

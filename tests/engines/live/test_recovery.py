@@ -340,7 +340,7 @@ def test_an_engine_that_joins_never_gets_weights_of_the_learners_next_step(scena
         found = [await fleet.add(joining.owner), await joining.answer()]
         await fleet.remove(["three"])
         await fleet.update(scenarios.policy.weight_update(number + 1))
-        fleet._current.hold(replace(fleet.current_update, sender=written), tmp_path / "late")
+        fleet._current.set(replace(fleet.current_update, sender=written), tmp_path / "late")
         found += [await fleet.add(joining.owner), (tmp_path / "late").exists()]
         await fleet.remove(["three"])
         return found

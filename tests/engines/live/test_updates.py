@@ -320,7 +320,7 @@ def test_refused_weights_after_they_were_dropped(loop, fleet, policy, number, bu
 
 def test_an_update_without_engines_says_so(loop, policy, tmp_path, built_in):
     fleet = Fleet([LocalOwner(spec_of(EngineKind.TORCH, policy.folder), tmp_path)])
-    with pytest.raises(UpdateFailed, match="version 1 has no engine to go to: live-torch is stopped"):
+    with pytest.raises(UpdateFailed, match="no engine runs that could load version 1: live-torch is stopped"):
         loop.run(fleet.update(policy.weight_update(1)))
     loop.run(fleet.close())
 
