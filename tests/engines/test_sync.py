@@ -364,5 +364,5 @@ def test_an_adapter_does_not_bring_back_weights_that_were_dropped(state, level, 
     if not is_refused:
         check_base([member], update, level)
         return
-    with pytest.raises(NotOffered, match=r"one: the weights were dropped.*level 1"):
+    with pytest.raises(NotOffered, match=r"one: the base weights were dropped.*level 1"):
         check_base([member], update, level)

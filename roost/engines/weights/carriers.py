@@ -25,8 +25,8 @@ from roost.engines.weights.payload import (
     SharedMemory,
     TensorInfo,
     WeightPayload,
-    cut,
     size_of,
+    split_buckets,
 )
 from roost.engines.weights.source import WeightSource
 from roost.net.bound_store import tcp_store
@@ -49,8 +49,8 @@ class Carrier(Protocol):
         """Take the next tensors of the stream and pack them."""
         ...
 
-    def accompany(self, payload: WeightPayload) -> None:
-        """Run the sender's part while engines load the payload."""
+    def transfer(self, payload: WeightPayload) -> None:
+        """Run the sender's side of the transfer, while engines load the payload."""
         ...
 
     def release(self, payload: WeightPayload) -> None:
@@ -83,7 +83,7 @@ class SharedMemoryCarrier:
         save_file({info.name: next(tensors).cpu() for info in infos}, path)
         return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 
-    def accompany(self, payload: WeightPayload) -> None:
+    def transfer(self, payload: WeightPayload) -> None:
         pass
 
     def release(self, payload: WeightPayload) -> None:
@@ -111,7 +111,7 @@ class LiveDeviceCarrier:
             tuple(infos), DeviceHandles(tuple(self._merge(handles) if self._merge else handles)), is_last
         )
 
-    def accompany(self, payload: WeightPayload) -> None:
+    def transfer(self, payload: WeightPayload) -> None:
         pass
 
     def release(self, payload: WeightPayload) -> None:
@@ -123,7 +123,7 @@ class LiveDeviceCarrier:
 
 
 class PackedDeviceCarrier:
-    """Copies tensors into one of two buffers on the device, so that gathered weights never exist twice in full."""
+    """Copies tensors into reused buffers on the device, so that gathered weights never exist there in full."""
 
     is_packed = True
 
@@ -152,7 +152,7 @@ class PackedDeviceCarrier:
             tuple(infos), PackedHandle((self._merge(handles) if self._merge else handles)[0], sizes), is_last
         )
 
-    def accompany(self, payload: WeightPayload) -> None:
+    def transfer(self, payload: WeightPayload) -> None:
         pass
 
     def release(self, payload: WeightPayload) -> None:
@@ -185,7 +185,7 @@ class BroadcastCarrier:
         self._packed[id(payload)] = [next(tensors) for _ in infos]
         return payload
 
-    def accompany(self, payload: WeightPayload) -> None:
+    def transfer(self, payload: WeightPayload) -> None:
         for tensor in self._packed[id(payload)]:
             self._broadcast(tensor)
 
@@ -256,7 +256,7 @@ def _process_group(invitation: GroupInvitation, store: Store, rank: int, limit: 
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         return dist.ProcessGroupNCCL(store, rank, invitation.world_size, options)
-    raise ValueError(f"{invitation.backend} is not a backend for weights; use nccl, or gloo where there is no GPU")
+    raise ValueError(f"{invitation.backend} is not a backend for weights; use nccl, or gloo on CPUs")
 
 
 def _prefixed(store: Store, name: str, device: str) -> Store:
@@ -265,7 +265,7 @@ def _prefixed(store: Store, name: str, device: str) -> Store:
 
 
 class VllmWeightGroup:
-    """Rank 0 of the group that vLLM's workers join; open it while the servers answer `join_group`."""
+    """Rank 0 of the group that vLLM's workers join; create it while the servers execute `join_group`."""
 
     def __init__(self, invitation: GroupInvitation, device: torch.device) -> None:
         try:
@@ -273,8 +273,8 @@ class VllmWeightGroup:
             from vllm.distributed.utils import StatelessProcessGroup
         except ImportError as error:
             raise NotOffered(
-                "weights are broadcast to vLLM through its own communicator: install vLLM beside the learner, or send "
-                "the weights another way"
+                "broadcasts to vLLM need its communicator: install vLLM in the learner's environment, or use another "
+                "weight route"
             ) from error
         group = StatelessProcessGroup.create(
             host=invitation.master_address, port=invitation.master_port, rank=0, world_size=invitation.world_size
@@ -351,15 +351,15 @@ def _copy_companions(model: Path, folder: Path) -> None:
 
 
 def _write_weights(source: WeightSource, folder: Path, file_bytes: int) -> None:
-    files = list(cut(source.tensors, file_bytes))
-    names = ["model.safetensors"] if len(files) == 1 else [_part_name(index, len(files)) for index in range(len(files))]
+    files = list(split_buckets(source.tensors, file_bytes))
+    names = ["model.safetensors"] if len(files) == 1 else [_file_name(index, len(files)) for index in range(len(files))]
     stream = source.stream()
     for name, infos in zip(names, files, strict=True):
         _write_file(folder / name, infos, stream)
     if len(files) > 1:
-        homes = {info.name: name for name, infos in zip(names, files, strict=True) for info in infos}
-        total = sum(map(size_of, source.tensors))
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": homes}, indent=1))
+        weight_map = {info.name: name for name, infos in zip(names, files, strict=True) for info in infos}
+        index = {"metadata": {"total_size": sum(map(size_of, source.tensors))}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
 def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.Tensor]) -> None:
@@ -373,5 +373,5 @@ def _write_file(path: Path, infos: Sequence[TensorInfo], stream: Iterator[torch.
         raise OSError(number, str(error)) from error
 
 
-def _part_name(index: int, count: int) -> str:
+def _file_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"

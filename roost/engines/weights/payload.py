@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 GROUP_NAME = "roost_weights"
-DEVICE_ARGUMENT = (
-    6  # index of the device in torch's reduction of a CUDA tensor; its number may differ in another process
-)
+# Position of the device index in torch's reduction of a CUDA tensor; other processes may number devices differently.
+DEVICE_ARGUMENT = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,12 @@ class Manifest:
 
     version: int
     tensors: tuple[TensorInfo, ...]
-    is_packed: bool = False  # payloads will have packed handles, which some engines must know in advance
+    is_packed: bool = False  # payloads have packed handles, which some engines must know in advance
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Tensors in a safetensors file that both sides map; on Linux it is in memory, not on disk."""
+    """Tensors in a safetensors file that both sides map: in /dev/shm if it has room."""
 
     path: str
 
@@ -101,11 +100,11 @@ def size_of(tensor: TensorInfo) -> int:
     return math.prod(tensor.shape) * WIDTHS.get(tensor.dtype, 1)
 
 
-def cut(tensors: Iterable[TensorInfo], limit: int = BUCKET_BYTES) -> Iterator[tuple[TensorInfo, ...]]:
+def split_buckets(tensors: Iterable[TensorInfo], limit: int = BUCKET_BYTES) -> Iterator[tuple[TensorInfo, ...]]:
     """Split tensors in order into buckets of at most `limit` bytes; a larger tensor gets its own bucket.
 
     >>> rows = [TensorInfo(name, "float32", (size,)) for name, size in (("a", 2), ("b", 1), ("c", 9), ("d", 1))]
-    >>> [[tensor.name for tensor in bucket] for bucket in cut(rows, limit=12)]
+    >>> [[tensor.name for tensor in bucket] for bucket in split_buckets(rows, limit=12)]
     [['a', 'b'], ['c'], ['d']]
     """
     bucket: list[TensorInfo] = []

@@ -16,7 +16,7 @@ from roost.engines.protocol import Engine, UpdateFailed
 from roost.vision.image import Image, png
 from roost.vision.processor import Processor
 
-CHUNK = 1 << 22  # words at a time, to need little extra memory
+CHUNK = 1 << 22  # words hashed at a time by torch, to need little extra memory
 SPREAD = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio in 64 bits, as a signed number
 # Finalization steps of the SplitMix64 generator: shift and multiplier.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
@@ -46,7 +46,7 @@ class Fingerprints:
         self._kinds: dict[str, tuple[str, int]] = {}  # dtype, and checksum of the shape
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Hash a tensor; it may change once the device has done what was asked of it so far."""
+        """Hash a tensor; on a GPU the hash is computed asynchronously, in stream order."""
         self._totals[name] = _total(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._kinds[name] = dtype, zlib.crc32(repr(tuple(tensor.shape)).encode())
@@ -64,13 +64,13 @@ class Fingerprints:
 
 @cache
 def _kernel() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """The Triton kernel, or None where it cannot be compiled, as without a C compiler."""
+    """The Triton kernel, or None if it cannot be compiled, for example without a C compiler."""
     try:
         from roost.engines.weights.hash_kernel import add_hashes
 
         add_hashes(*torch.zeros(2, 1, dtype=torch.int64, device="cuda"))
     except Exception as error:
-        warnings.warn(f"fingerprints are computed by torch, which takes longer: {error}", stacklevel=2)
+        warnings.warn(f"no Triton kernel for fingerprints; torch computes them, more slowly: {error}", stacklevel=2)
         return None
     return add_hashes
 
@@ -119,7 +119,7 @@ class Probe:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     tolerance: float
-    images: tuple[Image, ...] = ()  # among the tokens: without one, nothing depends on a vision tower
+    images: tuple[Image, ...] = ()  # among the tokens; without one the probe does not depend on the vision tower
 
     async def answers(self, engine: Engine, adapter: str | None = None) -> tuple[float, ...]:
         """Log-probs of an engine."""
@@ -145,12 +145,12 @@ def probe_tokens(vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
     return tuple((1 + place * TOKEN_STEP) % vocabulary for place in range(length))
 
 
-PROBE_EDGE = 56  # pixels; the least that the image processors of these families do not enlarge
-AFTER_IMAGE = 8  # tokens at least, which depend on it
+PROBE_EDGE = 56  # pixels; the smallest image that the supported processors do not enlarge
+AFTER_IMAGE = 8  # minimum of tokens after the image, whose log-probs depend on it
 
 
 def probe_image() -> bytes:
-    """A fixed image, whose patches all differ."""
+    """A fixed image whose patches all differ, as PNG."""
     from PIL import Image as Pillow
 
     pixels = (np.indices((PROBE_EDGE, PROBE_EDGE, 3)) * np.array([4, 3, 60])[:, None, None, None]).sum(0) % 256
@@ -158,9 +158,9 @@ def probe_image() -> bytes:
 
 
 def probe_with_image(tokens: Sequence[int], processor: Processor) -> tuple[tuple[int, ...], tuple[Image, ...]]:
-    """Tokens of a probe with an image after the first, and the image. Other placeholders are left out.
+    """Tokens of a probe with an image after the first token, and the image. Other image placeholders are left out.
 
-    The image counts among the tokens, as the probe must fit into the context of engines.
+    The image's tokens replace others, so that the probe still fits into the context of engines.
     """
     first, *others = (token for token in tokens if token != processor.token_id)
     ids, images = processor.expand([first, processor.token_id], [probe_image()])
@@ -180,7 +180,7 @@ def make_probe(model: nn.Module, vocabulary: int, tolerance: float | None = None
 
 
 CLEARLY = 0.02  # a log-prob change larger than rounding
-MARGIN = 2.0  # times the difference with equal weights, as rounding differs between weights
+MARGIN = 2.0  # allowed multiple of the difference with equal weights, because rounding depends on the weights
 
 
 class NotLoaded(UpdateFailed):
@@ -188,7 +188,7 @@ class NotLoaded(UpdateFailed):
 
 
 async def verify_by_fingerprints(engine: Engine, sent: Mapping[str, str]) -> bool:
-    """Compare the engine's tensors with those sent; return False if names or dtypes differ, so that they cannot be."""
+    """Compare the engine's tensors with those sent; return False if they are not comparable by name and dtype."""
     differing = compare_fingerprints(sent, await engine.fingerprints())
     if differing is None:
         return False
@@ -235,7 +235,7 @@ class Expected:
 
     @property
     def has_moved(self) -> bool:
-        """True if the learner's answers clearly differ between old and new weights, or if that is unknown."""
+        """True if the learner's own log-probs clearly differ between old and new weights, or if that is unknown."""
         known = self.probe_before is not None and self.probe_before.token_ids == self.probe.token_ids
         return not known or self.probe_before is None or self.probe.difference(self.probe_before.logprobs) > CLEARLY
 
@@ -250,9 +250,9 @@ async def verify_by_probe(engine: Engine, expected: Expected, adapter: str | Non
 def judge_answers(expected: Expected, answers: Sequence[float]) -> str:
     """Describe the problem with an engine's answers; empty if they are fine.
 
-    They must be within rounding, or within the baseline difference; or, for a model so sensitive that rounding alone
-    exceeds it, clearly closer than the answers of the old weights. Answers that did not change at all although the
-    learner's did come from the old weights, even if they are close.
+    They must be within the allowed error, or, for a model so sensitive that rounding alone exceeds that, clearly closer
+    than the answers of the old weights. If the learner's log-probs changed and the engine's did not change at all, the
+    engine still has the old weights.
 
     >>> probe = Probe((1, 2, 3), (-1.0, -2.0), tolerance=0.1)
     >>> judge_answers(Expected(probe), (-1.05, -2.0))
@@ -264,12 +264,12 @@ def judge_answers(expected: Expected, answers: Sequence[float]) -> str:
     >>> judge_answers(Expected(probe, before=(-4.0, -2.0)), (-1.5, -2.0))
     ''
     >>> judge_answers(Expected(probe, before=(-1.05, -2.0)), (-1.05, -2.0))
-    'its answers to the probe are those it gave before, to the last digit'
+    'its answers to the probe are exactly those it gave with the old weights'
     """
     probe, before = expected.probe, expected.before
     difference = probe.difference(answers)
     if before is not None and tuple(before) == tuple(answers) and difference > CLEARLY and expected.has_moved:
-        return "its answers to the probe are those it gave before, to the last digit"
+        return "its answers to the probe are exactly those it gave with the old weights"
     if difference <= expected.allowed:  # in this form NaN fails
         return ""
     if before is not None and difference < probe.difference(before) / 2:

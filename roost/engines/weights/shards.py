@@ -1,4 +1,4 @@
-"""Weights of a sharded module in files that the ranks of a node share: each rank writes its shards, none gathers."""
+"""Weights of a sharded module in files in shared memory: each rank of the node writes its shards, none gathers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from roost.engines.protocol import UpdateFailed
 from roost.engines.weights.carriers import SharedMemoryCarrier
-from roost.engines.weights.payload import BUCKET_BYTES, SharedMemory, TensorInfo, WeightPayload, cut, size_of
+from roost.engines.weights.payload import BUCKET_BYTES, SharedMemory, TensorInfo, WeightPayload, size_of, split_buckets
 from roost.engines.weights.source import Index, WeightStream
 
 Box: TypeAlias = tuple[range, ...]  # rows of a tensor in each of its dimensions
@@ -25,9 +25,9 @@ HEADER_ALIGNMENT = 8  # bytes
 
 
 class ShardFiles(WeightStream):
-    """Weights that all ranks of one node write to files in memory, bucket by bucket; engines map them.
+    """Weights that all ranks of one node write to files in shared memory, bucket by bucket; engines map them.
 
-    The sender makes the files, streams their tensors, and packs them for engines.
+    The sender rank creates the files, streams their tensors, and is the carrier that packs them for engines.
     """
 
     is_packed = False
@@ -39,9 +39,9 @@ class ShardFiles(WeightStream):
         self.written = 0  # bytes, by this rank
         self._sender, self._bucket_bytes = sender, bucket_bytes
         self._is_sender = dist.get_rank() == sender
-        self._files: SharedMemoryCarrier | None = None  # of the sender, once it makes a file
+        self._files: SharedMemoryCarrier | None = None  # of the sender, from its first file on
         self._unclaimed: Path | None = None  # file of the current bucket, until it is packed
-        self._is_over = False  # the sender needs no more
+        self._is_over = False  # the sender needs no more buckets
         self._owners = {part: name for name, parts in self._parts.items() for part in parts}
 
     def stream(self) -> Iterator[torch.Tensor]:
@@ -49,7 +49,7 @@ class ShardFiles(WeightStream):
         return self._rest(self._streaming)
 
     def finish(self) -> None:
-        """Take part in the rest of the stream, or end it on all ranks if this one is the sender."""
+        """Write this rank's shards of the remaining buckets; the sender ends the stream on all ranks instead."""
         self._is_over = self._is_sender
         try:
             super().finish()
@@ -57,8 +57,8 @@ class ShardFiles(WeightStream):
             self.close()
 
     def _buckets(self) -> Iterator[torch.Tensor]:
-        """Write each bucket with the other ranks; its tensors on the sender."""
-        for infos in cut(self.tensors, self._bucket_bytes):
+        """Write each bucket together with the other ranks; only the sender yields its tensors."""
+        for infos in split_buckets(self.tensors, self._bucket_bytes):
             layout = _layout(infos)
             path = self._shared_path(layout)
             if path is None:
@@ -85,14 +85,14 @@ class ShardFiles(WeightStream):
         return tensors
 
     def _shared_path(self, layout: Layout) -> str | None:
-        """The file of the next bucket, which the sender makes; None if it cannot, or needs no more."""
-        made: list[str | None] = [None]
+        """Path of the next bucket's file, which the sender creates; None if that fails or the stream is over."""
+        path: list[str | None] = [None]
         try:
             if self._is_sender and not self._is_over:
-                made = [self._new_file(layout)]
+                path = [self._new_file(layout)]
         finally:  # also after an error, so that the other ranks do not wait
-            dist.broadcast_object_list(made, self._sender)
-        return made[0]
+            dist.broadcast_object_list(path, self._sender)
+        return path[0]
 
     def _new_file(self, layout: Layout) -> str:
         if self._files is None:
@@ -102,7 +102,7 @@ class ShardFiles(WeightStream):
         path = self._unclaimed = self._files.next_path()
         with path.open("wb") as file:
             file.write(layout.header)
-            os.posix_fallocate(file.fileno(), 0, layout.size)  # a full file system would end ranks with a signal
+            os.posix_fallocate(file.fileno(), 0, layout.size)  # else writing to a full file system raises SIGBUS
         return str(path)
 
     def _write(self, info: TensorInfo, target: torch.Tensor) -> None:
@@ -123,11 +123,11 @@ class ShardFiles(WeightStream):
         for _ in infos:
             next(tensors)
         if self._unclaimed is None:
-            raise ValueError("cannot pack a bucket that no file holds: pack as many tensors as a bucket has")
+            raise ValueError("no file holds this bucket; pack the tensors of exactly one bucket")
         path, self._unclaimed = self._unclaimed, None
         return WeightPayload(tuple(infos), SharedMemory(str(path)), is_last)
 
-    def accompany(self, payload: WeightPayload) -> None:
+    def transfer(self, payload: WeightPayload) -> None:
         pass
 
     def release(self, payload: WeightPayload) -> None:
@@ -140,7 +140,7 @@ class ShardFiles(WeightStream):
 
 
 class Layout(NamedTuple):
-    """A safetensors file: its header, its bytes in all, and where each tensor starts."""
+    """A safetensors file: its header, its total size in bytes, and the offset of each tensor."""
 
     header: bytes
     size: int
@@ -154,7 +154,8 @@ TYPES = {
 
 
 def _layout(infos: Sequence[TensorInfo]) -> Layout:
-    widest = sorted(infos, key=lambda info: -getattr(torch, info.dtype).itemsize)  # so that all are aligned
+    # Widest dtypes first, so that all tensors are aligned.
+    widest = sorted(infos, key=lambda info: -getattr(torch, info.dtype).itemsize)
     offsets: dict[str, int] = {}
     filled = 0
     for info in widest:
@@ -180,15 +181,15 @@ def _tensor_at(file: torch.Tensor, info: TensorInfo, start: int) -> torch.Tensor
 
 
 def _own_rows(weight: torch.Tensor, is_sender: bool) -> tuple[Box, Box | None]:
-    """Rows of a weight that this rank has, and those it writes: ranks that have the same shard divide it."""
+    """Rows of a weight that this rank has, and those it writes: ranks with the same shard write a part of it each."""
     if not isinstance(weight, DTensor):
         whole = tuple(map(range, weight.shape))
         return whole, whole if is_sender else None
     mesh = weight.device_mesh
     copy, copies = 0, 1
-    for place, size, by in zip(mesh.get_coordinate() or (), mesh.shape, weight.placements, strict=True):
-        if by.is_replicate():
-            copy, copies = copy * size + place, copies * size
+    for coordinate, size, placement in zip(mesh.get_coordinate() or (), mesh.shape, weight.placements, strict=True):
+        if placement.is_replicate():
+            copy, copies = copy * size + coordinate, copies * size
     shape, start = compute_local_shape_and_global_offset(weight.shape, mesh, weight.placements)
     first, *others = (range(begin, begin + count) for count, begin in zip(shape, start, strict=True))
     own = first[len(first) * copy // copies : len(first) * (copy + 1) // copies]
@@ -196,7 +197,7 @@ def _own_rows(weight: torch.Tensor, is_sender: bool) -> tuple[Box, Box | None]:
 
 
 def part_rows(shape: torch.Size, index: Index) -> Box:
-    """Rows of a weight that a tensor of the checkpoint has.
+    """Rows of a weight that make up a tensor of the checkpoint.
 
     >>> part_rows(torch.Size((4, 6, 5)), (2, slice(3, 6)))
     (range(2, 3), range(3, 6), range(0, 5))
@@ -208,7 +209,7 @@ def part_rows(shape: torch.Size, index: Index) -> Box:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Rows that two boxes share; None if there are none.
+    """Rows that both boxes have; None if there are none.
 
     >>> overlap((range(0, 4), range(2)), (range(3, 9), range(2)))
     (range(3, 4), range(0, 2))
@@ -218,7 +219,7 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def _slices(rows: Box, inside: Box) -> tuple[slice, ...]:
-    """Index of rows in a tensor that has the rows of `inside`."""
+    """Index that selects `rows` in a tensor whose rows are those of `inside`."""
     return tuple(
         slice(each.start - whole.start, each.stop - whole.start) for each, whole in zip(rows, inside, strict=True)
     )

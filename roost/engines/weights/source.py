@@ -33,7 +33,7 @@ class WeightSource(Protocol):
         ...
 
 
-# An index of a weight: everything, or an expert's rows of it.
+# Index into a weight: all of it, or some rows of one expert.
 Index: TypeAlias = EllipsisType | tuple[int, slice]
 
 
@@ -74,7 +74,7 @@ class ModuleSource:
 
 
 class WeightStream(ModuleSource):
-    """Weights gathered by all ranks together. A rank that stopped halfway would leave the others waiting."""
+    """Weights gathered by all ranks together. Every rank must call `finish`, or the others wait."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         super().__init__(module, dtype)
@@ -86,7 +86,7 @@ class WeightStream(ModuleSource):
         return self._rest(self._streaming)
 
     def finish(self) -> None:
-        """Consume the rest of the stream; another thread may still be packing a part of it."""
+        """Consume the rest of the stream. Thread-safe: another thread may still be packing a bucket."""
         for _ in self._rest(self._streaming) if self._streaming is not None else self.stream():
             pass
 
@@ -128,7 +128,7 @@ def checkpoint_parts(module: nn.Module, weights: dict[str, torch.Tensor]) -> dic
 
 
 def expert_parts(name: str, shape: torch.Size, names: ExpertNames) -> dict[str, Index]:
-    """Names in the checkpoint of one weight of a mixture, with the part of the weight that each is.
+    """Checkpoint names of one weight of a mixture of experts, and the index of each in that weight.
 
     >>> list(expert_parts("0.mlp.experts.down_proj", torch.Size((2, 8, 4)), EXPERT_NAMES["mixtral"]))
     ['0.block_sparse_moe.experts.0.w2.weight', '0.block_sparse_moe.experts.1.w2.weight']
@@ -141,9 +141,9 @@ def expert_parts(name: str, shape: torch.Size, names: ExpertNames) -> dict[str, 
     else:
         return {name.replace(".mlp.", f".{names.block}."): ...}
     return {
-        f"{path}.{names.block}.experts.{expert}.{part}.weight": (expert, of_part)
+        f"{path}.{names.block}.experts.{expert}.{part}.weight": (expert, part_rows)
         for expert in range(shape[0])
-        for part, of_part in rows.items()
+        for part, part_rows in rows.items()
     }
 
 

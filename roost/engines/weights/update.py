@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,12 +19,13 @@ from roost.engines.weights.payload import (
     Manifest,
     TensorInfo,
     WeightPayload,
-    cut,
     size_of,
+    split_buckets,
 )
 from roost.engines.weights.probe import Fingerprints, Probe
 from roost.engines.weights.source import WeightSource
 from roost.placement.routes import WeightRoute
+from roost.procs.user_code import begun
 
 PACKING_LIMIT_S = 30.0
 
@@ -51,37 +51,37 @@ async def send(
     """Send a version to engines, which must be paused, or asleep with their weights awake.
 
     An engine that fails is skipped from then on and restores its old weights if it can; the others continue. If the
-    source fails, all of them restore. At most two buckets exist at a time besides the weights.
+    source fails, all engines restore theirs. At most two buckets exist at a time besides the weights.
     """
     manifest = Manifest(version, source.tensors, carrier.is_packed)
-    noted = Fingerprints()
-    stream = _noted(source, noted) if with_fingerprints else source.stream()
-    buckets = list(cut(manifest.tensors, bucket_bytes))
-    taking = _Taking(engines)
+    fingerprints = Fingerprints()
+    stream = _fingerprinted(source, fingerprints) if with_fingerprints else source.stream()
+    buckets = list(split_buckets(manifest.tensors, bucket_bytes))
+    receivers = _Receivers(engines)
     size = sum(map(size_of, manifest.tensors))
     try:
-        await taking.each(lambda engine: _announce(engine, manifest))
-        await _send_buckets(taking, buckets, stream, carrier)
-        await taking.each(lambda engine: engine.finish_update(version))
-    except _NobodyLeft:
-        # Fingerprints are not read: the device may still wait in a broadcast to engines that are gone.
-        return Sent(size, len(buckets), {}, taking.failed)
+        await receivers.call(lambda engine: _announce(engine, manifest))
+        await _send_buckets(receivers, buckets, stream, carrier)
+        await receivers.call(lambda engine: engine.finish_update(version))
+    except _NoEngineLeft:
+        # Fingerprints are not read: the device may be stuck in a broadcast to engines that are gone.
+        return Sent(size, len(buckets), {}, receivers.failed)
     except BaseException as error:
-        await taking.abandon(taking.left)
+        await receivers.abandon(receivers.left)
         if isinstance(error, Exception) and not isinstance(error, EngineError):
             raise UpdateFailed(f"version {version} was not sent: {error}") from error
         raise
     finally:
         carrier.close()
-    return Sent(size, len(buckets), noted.read(), taking.failed)
+    return Sent(size, len(buckets), fingerprints.read(), receivers.failed)
 
 
 async def _send_buckets(
-    taking: _Taking, buckets: Sequence[tuple[TensorInfo, ...]], stream: Iterator[torch.Tensor], carrier: Carrier
+    receivers: _Receivers, buckets: Sequence[tuple[TensorInfo, ...]], stream: Iterator[torch.Tensor], carrier: Carrier
 ) -> None:
     loop = asyncio.get_running_loop()
     # One thread, so that the collectives that gather shards stay in order.
-    with _sending_thread() as thread:
+    with _transfer_thread() as thread:
 
         def packing(index: int) -> asyncio.Future[WeightPayload]:
             return loop.run_in_executor(thread, carrier.pack, buckets[index], stream, index + 1 == len(buckets))
@@ -90,11 +90,11 @@ async def _send_buckets(
         try:
             for index in range(len(buckets)):
                 payload = await following
-                accompanied = loop.run_in_executor(thread, carrier.accompany, payload)
+                transferring = loop.run_in_executor(thread, carrier.transfer, payload)
                 if index + 1 < len(buckets):
                     following = packing(index + 1)
-                await taking.each(lambda engine, payload=payload: engine.take(payload))  # type: ignore[misc]
-                await _ended(accompanied, taking.failed)
+                await receivers.call(lambda engine, payload=payload: engine.take(payload))  # type: ignore[misc]
+                await _wait_for_transfer(transferring, receivers.failed)
                 carrier.release(payload)
         except BaseException:
             # Let packing finish before its memory is freed, but do not wait long for a broadcast without receivers.
@@ -102,13 +102,13 @@ async def _send_buckets(
             raise
 
 
-async def _ended(accompanied: asyncio.Future[None], failed: Mapping[str, EngineError]) -> None:
-    """Wait for a broadcast; not for long if an engine failed, for which it may wait in vain."""
+async def _wait_for_transfer(transferring: asyncio.Future[None], failed: Mapping[str, EngineError]) -> None:
+    """Wait for the sender's side of a transfer; only briefly if an engine failed, as a broadcast may never end then."""
     if failed:
-        await asyncio.wait([accompanied], timeout=PACKING_LIMIT_S)
-        if not accompanied.done():
+        await asyncio.wait([transferring], timeout=PACKING_LIMIT_S)
+        if not transferring.done():
             raise UpdateFailed(f"the broadcast does not end without {', '.join(failed)}")
-    await accompanied
+    await transferring
 
 
 async def _announce(engine: Engine, manifest: Manifest) -> None:
@@ -118,18 +118,18 @@ async def _announce(engine: Engine, manifest: Manifest) -> None:
         raise WeightsRefused(str(error)) from error
 
 
-class _NobodyLeft(Exception):
+class _NoEngineLeft(Exception):
     """Raised when every engine has failed."""
 
 
-class _Taking:
+class _Receivers:
     """Engines of an update, without those that failed."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.left = list(engines)
         self.failed: dict[str, EngineError] = {}
 
-    async def each(self, step: Callable[[Engine], Awaitable[None]]) -> None:
+    async def call(self, step: Callable[[Engine], Awaitable[None]]) -> None:
         answers = await asyncio.gather(*(step(engine) for engine in self.left), return_exceptions=True)
         lost = []
         for engine, answer in zip(self.left, answers, strict=True):
@@ -141,7 +141,7 @@ class _Taking:
         self.left = [engine for engine in self.left if engine not in lost]
         await self.abandon(lost)
         if not self.left:
-            raise _NobodyLeft
+            raise _NoEngineLeft
 
     async def abandon(self, engines: Sequence[Engine]) -> None:
         """Cancel the update on engines; verification finds those that cannot restore their weights."""
@@ -149,8 +149,8 @@ class _Taking:
 
 
 @contextlib.contextmanager
-def _sending_thread() -> Iterator[ThreadPoolExecutor]:
-    """A thread on the caller's device that is not joined: a broadcast to a dead engine may never return."""
+def _transfer_thread() -> Iterator[ThreadPoolExecutor]:
+    """One thread on the caller's device. It is not joined, because a broadcast to a dead engine may never return."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     threads = ThreadPoolExecutor(1, "weights", _use_device, (device,))
     try:
@@ -164,9 +164,9 @@ def _use_device(device: int | None) -> None:
         torch.cuda.set_device(device)
 
 
-def _noted(source: WeightSource, noted: Fingerprints) -> Iterator[torch.Tensor]:
+def _fingerprinted(source: WeightSource, fingerprints: Fingerprints) -> Iterator[torch.Tensor]:
     for info, tensor in zip(source.tensors, source.stream(), strict=True):
-        noted.add(info.name, tensor)
+        fingerprints.add(info.name, tensor)
         yield tensor
 
 
@@ -258,18 +258,18 @@ class BroadcastSender(LocalSender):
     ) -> None:
         super().__init__(source, WeightRoute.BROADCAST, self._carrier, bucket_bytes)
         self._address, self._free_port, self._device, self._processes = address, free_port, device, processes
-        self._open_group = open_group or _own_group
+        self._open_group = open_group or _open_group
         self._group: WeightGroup | VllmWeightGroup | None = None
 
     async def send(self, engines: Sequence[Engine], version: int) -> Sent:
-        self._group = await self._meet(engines)
+        self._group = await self._join_group(engines)
         try:
             return await send(engines, self.source, version, self._carrier(), self._bucket_bytes, True)
         finally:
             self._group.close()
             await asyncio.gather(*(engine.leave_group() for engine in engines), return_exceptions=True)
 
-    async def _meet(self, engines: Sequence[Engine]) -> WeightGroup | VllmWeightGroup:
+    async def _join_group(self, engines: Sequence[Engine]) -> WeightGroup | VllmWeightGroup:
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         port, size = self._free_port(), 1 + self._processes * len(engines)
         invitations = [
@@ -280,7 +280,8 @@ class BroadcastSender(LocalSender):
             asyncio.create_task(engine.join_group(invitation))
             for engine, invitation in zip(engines, invitations, strict=True)
         ]
-        opening = _in_thread(lambda: self._open_group(invitations[0], self._device))
+        # Its own daemon thread: without one of the engines, opening the group ends only at its time limit.
+        opening = asyncio.wrap_future(begun("weight group", lambda: self._open_group(invitations[0], self._device)))
         try:
             # An engine that cannot join is noticed at once; the group alone would wait for it until its time limit.
             together: list[asyncio.Future[Any]] = [*joining, opening]
@@ -301,26 +302,10 @@ class BroadcastSender(LocalSender):
         return BroadcastCarrier(self._group.broadcast)
 
 
-def _in_thread(
-    open_group: Callable[[], WeightGroup | VllmWeightGroup],
-) -> asyncio.Future[WeightGroup | VllmWeightGroup]:
-    """Run in a separate thread that is not joined: if an engine is missing it ends only at its time limit."""
-    opened: Future[WeightGroup | VllmWeightGroup] = Future()
-
-    def run() -> None:
-        try:
-            opened.set_result(open_group())
-        except BaseException as error:
-            opened.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="weight group").start()
-    return asyncio.wrap_future(opened)
-
-
 def _close_late(opening: asyncio.Future[WeightGroup | VllmWeightGroup]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
-def _own_group(invitation: GroupInvitation, device: torch.device) -> WeightGroup:
+def _open_group(invitation: GroupInvitation, device: torch.device) -> WeightGroup:
     return WeightGroup(invitation, 0, device, JOIN_LIMIT_S)

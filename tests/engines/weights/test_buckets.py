@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from roost.engines.weights.payload import TensorInfo, cut, size_of
+from roost.engines.weights.payload import TensorInfo, size_of, split_buckets
 
 tensors = st.lists(
     st.builds(
@@ -18,7 +18,7 @@ tensors = st.lists(
 
 @given(tensors, st.integers(1, 200))
 def test_buckets_keep_the_order_and_the_limit(infos, limit):
-    buckets = list(cut(infos, limit))
+    buckets = list(split_buckets(infos, limit))
     assert [info for bucket in buckets for info in bucket] == infos
     assert all(len(bucket) == 1 or sum(map(size_of, bucket)) <= limit for bucket in buckets)
     assert all(sum(map(size_of, one)) + size_of(other[0]) > limit for one, other in itertools.pairwise(buckets)), (

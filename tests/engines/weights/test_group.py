@@ -144,7 +144,7 @@ def test_a_broadcast_is_given_up_after_an_engine_failed(monkeypatch):
         def pack(self, infos, stream, is_last):
             return object()
 
-        def accompany(self, payload):
+        def transfer(self, payload):
             released.wait()
 
         def release(self, payload):

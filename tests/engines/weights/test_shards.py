@@ -229,7 +229,7 @@ FAILURES = {"another rank maps no file": (0, no_more_files), "the sender makes n
 
 def failing(rank, model):
     learner = Learner(settings_of(model), CPU)
-    with pytest.raises(ValueError, match="that no file holds"):
+    with pytest.raises(ValueError, match="no file holds this bucket"):
         ShardFiles(learner.module, None, 1, BUCKET).pack((), iter(()), is_last=False)
     found = {}
     for case, (fails, failure) in FAILURES.items():
