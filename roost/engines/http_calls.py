@@ -65,8 +65,8 @@ def served_model(models: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 T = TypeVar("T")
-BUSY = frozenset({429, 502, 503, 504})  # status codes worth a retry
-SECOND_LOOK_S = 5.0
+BUSY = frozenset({429, 502, 503, 504})  # status codes that are retried
+SECOND_TRY_S = 5.0
 
 Query = Sequence[tuple[str, str]]
 
@@ -79,9 +79,9 @@ class ServerFailed(EngineLost):
 class TimeLimits:
     """Time limits of calls by kind, in seconds."""
 
-    answer: float = 30.0  # queries and switches
+    answer: float = 30.0  # queries and control routes
     health: float = 10.0  # health checks; several must fail before a server counts as hung
-    step: float = 900.0  # one step, after which a server answers; that of a long prompt may take minutes
+    step: float = 900.0  # one step of the engine; with a long prompt it may take minutes
     generate: float = 3600.0  # including the time a request is queued or held
     drain: float = 3600.0  # pausing after all requests are finished
     memory: float = 300.0  # sleep and wake
@@ -172,10 +172,10 @@ class HttpCalls:
     async def status(self, method: str, path: str, body: Any = None, *, limit_s: float) -> int | None:
         """Status code of an idempotent call, or None if there is no answer.
 
-        Silence is looked at twice, shortly the second time: a connection may break, and an event loop that was held up
-        finds its limit passed beside the answer. Neither makes a server dead.
+        It is tried twice, the second time briefly: a broken connection, or a timeout because this event loop was
+        blocked, does not mean that the server is dead.
         """
-        for limit in (limit_s, min(limit_s, SECOND_LOOK_S)):
+        for limit in (limit_s, min(limit_s, SECOND_TRY_S)):
             try:
                 async with asyncio.timeout(limit):
                     return (await self._new.request(method, path, body)).status
@@ -230,7 +230,7 @@ class HttpCalls:
 
 
 async def all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Results of concurrent calls. The first error is raised when all have ended, so that none goes on unseen."""
+    """Results of concurrent calls. The first error is raised when all have ended, so that none keeps running."""
     ended = await asyncio.gather(*calls, return_exceptions=True)
     for each in ended:
         if isinstance(each, BaseException):

@@ -39,7 +39,7 @@ class RestartLimit:
 
 
 class WorkTimes:
-    """Counts requests in flight, and records spans of time with at least one.
+    """Counts requests in flight, and records the spans of time with at least one.
 
     >>> ticks = iter([0, 0, 10, 30, 40])
     >>> times = WorkTimes(Clock(monotonic=lambda: next(ticks), wall=lambda: 1000))
@@ -81,7 +81,7 @@ class WorkTimes:
 class EngineState(StrEnum):
     """State of an engine. Only a ready one gets requests."""
 
-    STOPPED = "stopped"
+    STOPPED = "stopped"  # not started yet, or stopped while the learner has the device
     STARTING = "starting"
     READY = "ready"
     UPDATING = "updating"
@@ -105,7 +105,7 @@ class Member:
         self.adapter: str | None = None  # name of the adapter that is the policy, if any
         self.work = WorkTimes()
         self.capabilities = Capabilities(frozenset())
-        self.useless_routes: set[WeightRoute] = set()  # weight routes that failed verification with this server
+        self.useless_routes: set[WeightRoute] = set()  # weight routes that this server refused, or that did not work
         self.answers_before: tuple[float, ...] | None = None  # probe answers before the current update
         self.probe: Probe | None = None  # the learner's probe of its weights, if known
         self.baseline = 0.0  # difference of its probe answers from the learner's with equal weights
@@ -150,7 +150,7 @@ class Member:
         self.adapter = None
 
     async def idle(self, limit_s: float) -> None:
-        """Wait until no request is in flight, within a limit."""
+        """Wait until no request is in flight, for at most `limit_s` seconds."""
         end = asyncio.get_running_loop().time() + limit_s
         while self.in_flight and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(IDLE_EVERY_S)
@@ -248,7 +248,7 @@ class FleetMembers:
         return member
 
     async def remove(self, names: Collection[str], are_gone: bool = False) -> list[Member]:
-        """Remove members and return them; they get no more requests. `are_gone`: their machines are lost.
+        """Remove members and return them; they get no more requests. `are_gone`: their nodes are lost.
 
         Raise ValueError if requests would have no engine left.
         """
@@ -262,7 +262,9 @@ class FleetMembers:
         has_ready = not are_gone and any(member.state is EngineState.READY for member in leaving)
         if has_ready and all(member.state in (EngineState.FAILED, EngineState.BEHIND) for member in staying):
             others = ", ".join(f"{member.name} is {member.state}" for member in staying)
-            raise ValueError(f"{', '.join(names)} cannot be removed now: no other engine has the weights ({others})")
+            raise ValueError(
+                f"{', '.join(names)} cannot be removed now: no other engine has the current weights ({others})"
+            )
         for member in leaving:
             del self.members[member.name]
             self.router.forget_engine(member.name)
@@ -307,7 +309,7 @@ class FleetMembers:
             member.work.end(count)
 
     async def serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that must end before the next update; raise EngineLost once no member is left for it."""
+        """Await work that needs engines and ends before the next update; raise EngineLost once none is left for it."""
         working = asyncio.ensure_future(work)
         unserved = asyncio.ensure_future(self._until_unserved())
         try:

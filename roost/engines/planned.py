@@ -20,13 +20,13 @@ BACKENDS = {WeightRoute.DEVICE: "ipc", WeightRoute.BROADCAST: "nccl"}  # for eng
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Servers of a component in rank order, and their residency when another component needs their devices."""
+    """Servers of a component in rank order, and what they do when another component needs their devices."""
 
     component: str
     servers: tuple[ServerSpec, ...]
-    decision: Decision  # the strictest of those below
-    routes: tuple[ServerRoute, ...] = ()  # weight route to each server; empty if it has weights of its own
-    decisions: tuple[Decision, ...] = ()  # per server: if only some share devices, the others stay
+    decision: Decision  # the strictest of `decisions`
+    routes: tuple[ServerRoute, ...] = ()  # weight route to each server; empty if they do not serve the policy
+    decisions: tuple[Decision, ...] = ()  # per server: KEEP for those that share no devices
 
     @property
     def displaced(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class EnginePlan:
 
     @property
     def reload_note(self) -> str:
-        """Name the servers that read new weights from disk, and why; empty if none does."""
+        """Note on the servers that read new weights from disk, with the reasons; empty if none does."""
         routes = zip(self.servers, self.routes, strict=False)
         reading = [(server.name, planned.reason) for server, planned in routes if planned.route is WeightRoute.RELOAD]
         return "; ".join(f"new weights go to {name} by disk: {reason}" for name, reason in reading)
@@ -50,10 +50,10 @@ class EnginePlan:
 
 
 def plan_engines(plan: Plan, component: str, defaults: ServerSpec, kind: EngineKind | None = None) -> EnginePlan:
-    """Servers of a plan; `defaults` has what a plan does not specify (dtype, context, extra options).
+    """Derive the servers of a component; `defaults` has what a plan does not specify (dtype, context, extra options).
 
-    The kind of engine is `kind`, or the component's strategy (ROLL), or that of the defaults; memory fraction, sleep
-    mode and weight route follow from the residency and the routes.
+    The kind of engine is `kind`, else the component's strategy (ROLL), else that of `defaults`. Memory fraction, sleep
+    mode and weight transfer follow from the plan's residency and weight routes.
     """
     part = plan[component]
     if part.role is not Role.ENGINE:
@@ -82,7 +82,9 @@ def engine_kind(strategy: str | None, default: EngineKind = DEFAULT_KIND) -> Eng
     if strategy in list(EngineKind):
         return EngineKind(strategy)
     known = [kind.value for kind in EngineKind]
-    raise ValueError(f"{strategy} is not an engine of Roost; {did_you_mean(strategy, known) or f'it has {known}'}")
+    raise ValueError(
+        f"{strategy} is not an engine of Roost; {did_you_mean(strategy, known) or f'write one of {known}'}"
+    )
 
 
 def _server(
@@ -114,15 +116,14 @@ def _strictest(decisions: Iterable[Decision]) -> Decision:
 
 
 def _decisions(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> tuple[Decision, ...]:
-    """Residency decision of each server for its shared devices."""
-    held = _residencies(part, residencies)
-    return tuple(_strictest(one.decision for one in own) for own in held)
+    """Residency decision of each server: the strictest of its devices."""
+    return tuple(_strictest(one.decision for one in own) for own in _residencies(part, residencies))
 
 
 def _fractions(
     part: ComponentPlan, residencies: tuple[ClassResidency, ...], defaults: ServerSpec
 ) -> tuple[float | None, ...]:
-    """Memory fraction of each server: the smallest that the plan chose for its devices, else the config's."""
+    """Memory fraction of each server: the smallest that the plan has for its devices, else the config's."""
     usual = part.model.memory_fraction or defaults.memory_fraction
     found = []
     for own in _residencies(part, residencies):
@@ -132,7 +133,7 @@ def _fractions(
 
 
 def _residencies(part: ComponentPlan, residencies: tuple[ClassResidency, ...]) -> list[set[ClassResidency]]:
-    """Classes of devices that each server holds."""
+    """Residencies of the devices of each server."""
     by_device = {int(device): one for one in residencies for device in one.device_class.devices}
     held: list[set[ClassResidency]] = [set() for _ in range(part.world_size)]
     for device, owner in zip(part.table.device_numbers.tolist(), part.table.owners.tolist(), strict=True):

@@ -32,13 +32,13 @@ class ContextFull(EngineRefused):
 
 
 class EngineLost(EngineError):
-    """The engine is dead, hung or unreachable; the request may succeed on another one or after a restart."""
+    """The engine is dead, hung or unreachable; the request may succeed on another engine, or after a restart."""
 
     status = 503
 
 
 class EnginesBehind(EngineLost):
-    """Engines run, but none can get the current weights before the next update; relaunch from a checkpoint."""
+    """Engines run, but none can get the current weights before the next update; resume from a checkpoint."""
 
 
 class NotOffered(EngineError):
@@ -46,11 +46,11 @@ class NotOffered(EngineError):
 
 
 class UpdateFailed(EngineError):
-    """A weight update failed; the message says which version the engine is on now."""
+    """A weight update failed; the message names the version that the engine has now."""
 
 
 class WeightsRefused(UpdateFailed):
-    """An engine rejected the manifest, as it would by any weight route; it keeps its old weights."""
+    """An engine rejected the manifest, as it would on any weight route; it keeps its old weights."""
 
 
 NO_IMAGES = "this engine takes no images; write engine: torch or vllm in train"
@@ -71,8 +71,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
-    min_tokens: int = 0  # until then neither end-of-text and stop tokens nor stop strings end a completion
-    repetition_penalty: float = 1.0  # of tokens in the prompt or the completion so far; 1: none
+    min_tokens: int = 0  # before that, no end-of-text token, stop token or stop string ends a completion
+    repetition_penalty: float = 1.0  # for tokens in the prompt or the completion so far; 1: none
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -81,7 +81,7 @@ class Sampling:
     logprobs: bool = True  # return the log-prob of each token
     return_sampling_mask: bool = False  # return the token ids that top-k, top-p and min-p kept
     images: tuple[Image, ...] = ()  # of the prompt, each at the position of its first token
-    return_routed_experts: bool = False  # return the experts that a mixture's routers chose
+    return_routed_experts: bool = False  # return the experts that each token was routed to
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -100,7 +100,7 @@ class Sampling:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0; write 1 for none")
 
     def nth(self, index: int) -> Sampling:
-        """Parameters of one completion of a request for several: vLLM adds the index to the seed."""
+        """Parameters of completion `index` of a request for several; as in vLLM, its seed is `seed + index`."""
         return self if self.seed is None or not index else replace(self, seed=self.seed + index)
 
     @property
@@ -119,7 +119,7 @@ class Finish(StrEnum):
 
     STOP = "stop"  # an end-of-text or stop token, which is the last token, or a stop string
     LENGTH = "length"  # max_tokens reached, or the context is full
-    ABORT = "abort"  # aborted; it has the tokens generated so far
+    ABORT = "abort"  # aborted; the completion has the tokens generated so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +136,15 @@ Ids: TypeAlias = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SamplingMasks:
-    """Token ids that each token was sampled from, in flat arrays: tuples of ints would need nine times the memory.
+    """Token ids that each token was sampled from, in flat arrays, which need a ninth of the memory of tuples.
 
     >>> masks = SamplingMasks.joined([SamplingMasks.of([(5, 7), ()]), SamplingMasks.of([(6,)])])
     >>> len(masks), masks.ids.tolist(), masks.lists(), masks[1:].lists()
     (3, [5, 7, 6], [[5, 7], [], [6]], [[], [6]])
     """
 
-    ids: Ids  # of all tokens, one token after the other
-    sizes: Ids  # how many of them each token has; 0: too many to return, or the whole vocabulary
+    ids: Ids  # of all tokens, concatenated
+    sizes: Ids  # number of ids per token; 0: too many to return, or the whole vocabulary
 
     @classmethod
     def of(cls, masks: Iterable[Sequence[int] | Ids]) -> SamplingMasks:
@@ -159,7 +159,7 @@ class SamplingMasks:
 
     @classmethod
     def empty(cls, count: int) -> SamplingMasks:
-        """Masks of tokens that have none."""
+        """Masks of `count` tokens without ids."""
         return cls(np.zeros(0, np.int32), np.zeros(count, np.int32))
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class SamplingMasks:
         return [part.tolist() for part in np.split(self.ids, self.sizes.cumsum()[:-1])] if len(self) else []
 
     def lacking(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Indices of tokens that their own mask excludes."""
+        """Indices of the tokens that are not in their own mask."""
         owners = np.repeat(np.arange(len(self)), self.sizes)
         hits = np.bincount(owners[self.ids == np.asarray(token_ids, np.int64)[owners]], minlength=len(self))
         found: list[int] = np.flatnonzero((self.sizes > 0) & (hits == 0)).tolist()
@@ -198,7 +198,7 @@ class Completion:
     """Generated tokens, each with its log-prob under the distribution it was sampled from.
 
     `sampling_mask` is None if it was not requested, or if nothing was truncated.
-    `routed_experts` has the experts of the prompt and of all generated tokens but the last, which was not computed;
+    `routed_experts` has the experts of the prompt and of all generated tokens but the last, which was never an input;
     None if they were not requested, or no token was computed.
     """
 
@@ -271,12 +271,12 @@ class Continuation:
 
     @property
     def _generated_ids(self) -> list[int]:
-        """Tokens to continue from: none in guided decoding, where a server begins with the start of the schema."""
+        """Tokens to continue from; none in guided decoding, which always starts at the beginning of the schema."""
         return self._tokens if self._sampling.json_schema is None else []
 
     @property
     def sampling(self) -> Sampling:
-        """Sampling for the remaining tokens; the seed changes, so that they do not reuse the first random numbers."""
+        """Sampling for the remaining tokens; another seed, so that they do not repeat the first random numbers."""
         done = len(self._generated_ids)
         seed = self._sampling.seed
         return replace(
@@ -314,16 +314,16 @@ class Capabilities:
     """Routes and settings of a server."""
 
     routes: frozenset[str]
-    can_sleep: bool = False  # not implied by the route: vLLM has it even if sleeping frees nothing
+    can_sleep: bool = False  # sleeping frees memory; vLLM has the route even if it does not
     takes_adapters: bool = False
     reports_versions: bool = False  # completions carry the policy version of each token
     takes_shared_memory: bool = False
     undoes_updates: bool = False  # a failed update leaves the old weights in place
     is_built_in: bool = False  # the built-in engine behind vLLM's routes
     keeps_weights_asleep: bool = True  # waking needs no weight sync
-    takes_tokens: bool = False  # has an enabled route for token ids alone
-    takes_images: bool = False  # beside token ids
-    takes_n: bool = False  # a request may be for several completions
+    takes_tokens: bool = False  # has a route for token ids, and it is enabled
+    takes_images: bool = False  # with token ids
+    takes_n: bool = False  # one request may ask for several completions
     model: str = ""  # model name in requests
     max_context: int | None = None  # tokens of prompt and completion; None if the server does not report it
 
@@ -331,7 +331,7 @@ class Capabilities:
         return route in self.routes
 
     def room_for(self, prompt: int, wanted: int) -> int:
-        """Number of wanted tokens that fit into the context after a prompt; at least 1, so that the server refuses.
+        """Number of wanted tokens that fit into the context after a prompt; at least 1, which the server may refuse.
 
         >>> Capabilities(frozenset(), max_context=10).room_for(prompt=8, wanted=5)
         2
@@ -340,7 +340,7 @@ class Capabilities:
 
     @contextmanager
     def refusing(self, prompt: int) -> Iterator[None]:
-        """Convert EngineRefused to ContextFull if the prompt fills the context, whatever the server's message."""
+        """Convert EngineRefused to ContextFull if the prompt fills the context, even if the message does not say so."""
         try:
             yield
         except EngineRefused as error:
@@ -381,7 +381,7 @@ def request_fields(openapi: Mapping[str, Any], name: str) -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Requests of an engine, and the used part of its KV cache."""
+    """Requests of an engine, and the fraction of its KV cache in use."""
 
     running: int
     waiting: int
@@ -410,13 +410,13 @@ class Engine(Protocol):
     def url(self) -> str: ...
 
     async def alive(self, is_changing: bool = False) -> bool:
-        """Return True if the server is healthy; while it is changing it need not be able to compute."""
+        """Return True if the server is healthy; during a change (an update, sleep, wake) it need not complete steps."""
         ...
 
     async def capabilities(self) -> Capabilities: ...
 
     async def load(self) -> EngineLoad | None:
-        """Requests that run and wait; None if the server does not report them."""
+        """Running and waiting requests; None if the server does not report them."""
         ...
 
     async def generate(
@@ -448,7 +448,7 @@ class Engine(Protocol):
         ...
 
     async def wake(self, parts: Collection[Part] | None = None) -> None:
-        """Restore device memory, all or some parts; requests continue once everything is restored."""
+        """Restore all parts of device memory, or some; requests continue once all are restored."""
         ...
 
     async def reset_cache(self) -> None: ...
@@ -484,7 +484,7 @@ class Engine(Protocol):
     async def unload_adapter(self, name: str) -> None: ...
 
     async def fingerprints(self) -> dict[str, str]:
-        """Fingerprints by tensor name, for engines that share names with the learner."""
+        """Fingerprints of the weights by tensor name; comparable if the names are those of the learner."""
         ...
 
     async def close(self) -> None:

@@ -19,8 +19,8 @@ RETRY_WAITS_S = (1.0, 5.0, 20.0)
 class EngineSwitch:
     """Transfers shared devices between engines and learner.
 
-    The devices are free when `to_learner` returns. Before `to_engines` the learner offloads all but its weights; it
-    offloads those when `offload` is called, so that both never hold the memory at once.
+    The devices are free when `to_learner` returns. Before `to_engines` the learner offloads all but its weights, and
+    those when `offload` is called, so that the weights and the KV caches never exist there at once.
     """
 
     decision: Decision
@@ -34,7 +34,7 @@ class EngineSwitch:
         return self.decision is not Decision.KEEP
 
     async def to_learner(self, fleet: Fleet) -> None:
-        """Free the devices. Requests in flight are finished, or continued elsewhere if updates do not drain."""
+        """Free the devices. Requests in flight are finished, or continued on other engines if updates do not drain."""
         if self.decision is Decision.SLEEP:
             in_flight = InFlight.DRAIN if self.in_flight is InFlight.DRAIN else InFlight.DROP
             await fleet.sleep(self.sleep_level, in_flight, self.displaced)

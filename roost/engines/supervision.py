@@ -58,13 +58,13 @@ class Supervisor:
         self._spawn(member, self._watch(member))
 
     async def forget(self, member: Member) -> None:
-        """Stop watching a member that has left, and break off a restart of it."""
+        """Stop watching a member that has left, and cancel a restart of it."""
         for records in (self._silent, self._killed, self._examined):
             records.pop(member.name, None)
-        ended = [task for task, of in self._tasks.items() if of is member]
-        for task in ended:
+        tasks = [task for task, watched in self._tasks.items() if watched is member]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*ended, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         """Stop watching; members lost from now on are not restarted."""
@@ -76,7 +76,7 @@ class Supervisor:
     async def examine(self, member: Member, patience: int = 1) -> bool:
         """Check a member now and return True if it is healthy; a dead or unresponsive one is marked lost.
 
-        One check at a time: many requests that fail with an engine mark it lost once.
+        Checks of a member run one at a time, so that many failed requests mark it lost once.
         """
         async with self._examined[member.name]:
             if not self._pool.has(member):
@@ -93,8 +93,8 @@ class Supervisor:
     async def _examine_changing(self, member: Member) -> bool:
         """Check a member during a change.
 
-        A dead or hung one is killed, so that calls waiting for it fail, including those of a learner that sends
-        weights, and the change continues. One without a connection is being started, which has its own limits.
+        The server of a dead or hung one is killed, so that calls waiting for it fail, including those of a learner that
+        sends weights, and the change continues. One without a client is being started, which has its own time limit.
         """
         engine = member.client
         if engine is None or self._killed.get(member.name) is engine:

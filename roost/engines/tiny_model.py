@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
-VOCABULARY = 272  # bytes, roles, and room for what a family's own tokenizer class adds
+VOCABULARY = 272  # bytes, special tokens, and room for those that a family's tokenizer class adds
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
-# Of the families that are mixtures: others do not have these sizes.
+# More sizes of families with mixtures of experts.
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
@@ -34,7 +34,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def write_tiny_model(folder: Path | str, family: str = "qwen2", seed: int = 0, **sizes: Any) -> Path:
-    """Write a checkpoint of a family (llama, qwen2, qwen3_moe, ...) that any engine can load; returns its folder."""
+    """Write a checkpoint of a family (llama, qwen2, qwen3_moe, ...) that any engine can load; return its folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -50,11 +50,11 @@ def write_tiny_model(folder: Path | str, family: str = "qwen2", seed: int = 0, *
 
 
 def write_byte_tokenizer(folder: Path | str) -> None:
-    """A tokenizer with a token for every byte, and a few for the roles of a chat."""
+    """Write a tokenizer with a token for every byte, and special tokens for the roles of a chat."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # The byte-level alphabet writes every byte as one printable character; sorted, it is the same on every machine.
+    # The byte-level alphabet has a printable character for every byte. Sorted, so that it is the same everywhere.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -165,7 +165,7 @@ def test_the_build_for_cpus_is_not_told_to_sleep():
         pytest.param("torch", None, {"tensor": 2}, "one device, not tensor 2 x pipeline 1", id="torch, two devices"),
         pytest.param("vllm", NEW, {"device": "cpu"}, "the device is cpu, but .* built for cuda", id="cuda build"),
         pytest.param("vllm", CPU, {"device": "cuda"}, "the device is cuda, but .* built for cpu", id="cpu build"),
-        pytest.param("vllm", CPU, {"args": (RETURN_EXPERTS,)}, "CPUs does not return routed experts", id="experts"),
+        pytest.param("vllm", CPU, {"args": (RETURN_EXPERTS,)}, "CPUs cannot return routed experts", id="experts"),
         pytest.param("vllm", NEW, {"lora_rank": 600}, "up to rank 512, not 600", id="rank"),
     ],
 )

@@ -128,7 +128,7 @@ def test_where_spans_are_not_told_a_held_request_cannot_be_told_apart():
         await engine.resume()
         assert (await queued).versions == (VersionSpan(1, 0, 2),)  # it had not begun
         await engine.abort()
-        with pytest.raises(NotOffered, match="changed to version 1 while this request was worked on"):
+        with pytest.raises(NotOffered, match="changed to version 1 during this request"):
             await held
 
     on_standin(scenario)

@@ -136,8 +136,12 @@ def test_work_ends_when_no_engine_is_left_for_it(states, message, moment, tmp_pa
 
 REMOVED = [
     pytest.param([READY, READY], ["one", "two"], "a run needs at least one engine", id="all"),
-    pytest.param([READY, BEHIND], ["one"], r"no other engine has the weights \(two is behind\)", id="the-only-ready"),
-    pytest.param([READY, FAILED], ["one"], r"no other engine has the weights \(two is failed\)", id="the-only-sound"),
+    pytest.param(
+        [READY, BEHIND], ["one"], r"no other engine has the current weights \(two is behind\)", id="the-only-ready"
+    ),
+    pytest.param(
+        [READY, FAILED], ["one"], r"no other engine has the current weights \(two is failed\)", id="the-only-sound"
+    ),
     pytest.param([READY, READY], ["three"], "has no engine three; it has one, two", id="unknown"),
     pytest.param([LOST, BEHIND], ["one"], None, id="a-lost-one"),
     pytest.param([READY, LOST], ["one"], None, id="another-comes-back"),

@@ -43,7 +43,7 @@ def test_the_version_of_a_request(before, after, version):
         for step in after:
             STEPS[step](ledger)
         if version is None:
-            with pytest.raises(NotOffered, match="changed to version 1 while this request was worked on"):
+            with pytest.raises(NotOffered, match="changed to version 1 during this request"):
                 ledger.spans(ticket, 4)
         else:
             assert ledger.spans(ticket, 4) == (VersionSpan(version, 0, 4),)

@@ -76,7 +76,7 @@ class Elastic:
         values["cluster"] |= {"num_nodes": nodes, "num_gpus_per_node": 8 if nodes == 1 else 1}
         settings, plan = job_of(values).training, roost.plan(values)
         setup = run_setup(plan, settings, on_gpu=False)
-        engines = EngineGroup(setup.engines.servers, is_reached_from_afar=False)
+        engines = EngineGroup(setup.engines.servers, is_multi_node=False)
         group = Group("rollout", len(engines.servers))
         self.notes, self.cluster = [], Nodes(lost)
         self.fleet = QuietFleet(engines.owners(group), folder=folder, report=self.notes.append)

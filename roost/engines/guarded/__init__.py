@@ -1,1 +1,1 @@
-"""Files that run in the interpreter of vLLM or SGLang, which need not have Roost: standard library only."""
+"""Files that run in the interpreter of vLLM or SGLang, which may lack Roost: they import the standard library only."""

@@ -1,7 +1,7 @@
 """Run vLLM's or SGLang's server with the job's key from the environment: `python keyed_server.py MODULE OPTION ...`.
 
-On a command line every user of the machine could read the key. It is added here to `sys.argv` (SGLang), or checked by a
-middleware (vLLM), whose own key does not protect its control routes.
+On a command line every user of the machine could read the key. For SGLang it is added to `sys.argv`, in this process.
+vLLM's own key does not protect its control routes, so a middleware checks it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def main() -> None:
     _, module, *options = sys.argv
     if module.startswith("sglang"):
         key = os.environ[KEY_VARIABLE]
-        # After the user's options: with another key the clients of the job would be refused.
-        options += ["--api-key", key, "--admin-api-key", key]  # the second one is for routes that control the server
+        # After the user's options, so that this key wins: the job's clients have no other.
+        options += ["--api-key", key, "--admin-api-key", key]  # the admin key is for control routes
     elif module.startswith("vllm"):
         options += ["--middleware", "roost_key_guard.KeyGuard"]
     else:
-        raise SystemExit(f"{module} is neither vLLM's nor SGLang's server; say here how it takes its key")
+        raise SystemExit(f"{module} is neither vLLM's nor SGLang's server; add it to {Path(__file__).name}")
     sys.argv = [module, *options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
