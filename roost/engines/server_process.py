@@ -1,4 +1,4 @@
-"""The process of a server: started with a log that is kept, no longer alive than its owner, ended with all it made."""
+"""Server processes: start, readiness and stop. A server ends with its owner, and takes all its processes with it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard address -> add
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Result of stopping a server; no process of it is left, and its port is free."""
+    """How a server was stopped. None of its processes is left, and its port is free."""
 
     ending: Ending
     exit_code: int | None  # None if unknown, because the keeper was killed
 
 
 class ServerProcess:
-    """One start of a server. It ends with this process, or when this object is garbage collected."""
+    """A started server. It ends with this process, or when this object is garbage collected."""
 
     def __init__(
         self, spec: ServerSpec, port: int, log_path: Path, link: Link, server: psutil.Process, leases: PortLeases
@@ -63,7 +63,8 @@ class ServerProcess:
 
         If this is cancelled, the server is stopped first.
         """
-        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, spec, log_folder, port))  # waits for programs
+        # In a thread, because it waits for other processes.
+        starting = asyncio.ensure_future(asyncio.to_thread(cls._start, spec, log_folder, port))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -82,7 +83,7 @@ class ServerProcess:
                 link, pid = start_supervised(spec.name, command.argv, child_env(os.environ, command.env), log_path)
             except OSError as error:
                 raise EngineError(f"{error}. Log: {log_path}") from error
-            server = psutil.Process(pid)  # the keeper lets it be found, even one that has ended already
+            server = psutil.Process(pid)  # exists even if it has ended: the keeper has not reaped it yet
         except BaseException:
             leases.close()
             raise
@@ -100,7 +101,7 @@ class ServerProcess:
 
     @property
     def is_suspended(self) -> bool:
-        """True if its process was stopped by a signal such as SIGSTOP."""
+        """True if a signal such as SIGSTOP has suspended its process."""
         try:
             return self._server.status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
@@ -139,16 +140,16 @@ class ServerProcess:
         while self._ending is None and not self._link.is_closed and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_EVERY)
             self._look()
-        if self._ending is None:  # the keeper was killed, or is held up
+        if self._ending is None:  # the keeper was killed, or hangs
             self._ending = await asyncio.to_thread(end_all, self._members, lambda: None, 0.0)
         ending, left = self._ending
         left = [pid for pid in left if psutil.pid_exists(pid)]  # some may have exited meanwhile
         if left:
             raise EngineError(
                 f"{self.spec.name}: processes {left} did not end within {KILL_LIMIT:.0f} s of being killed, so their "
-                f"device memory may still be taken; look at what they wait for. Log: {self.log_path}"
+                f"device memory may still be in use; reboot the node if they do not end. Log: {self.log_path}"
             )
-        if self._has_listened:  # otherwise another program may own the port
+        if self._has_listened:  # else another program may have the port
             await self._wait_for_free_port()
         self._link.close()
         self._leases.close()
@@ -158,9 +159,9 @@ class ServerProcess:
         deadline = time.monotonic() + MARGIN
         while not _is_free(self.spec.host, self.port):
             if time.monotonic() > deadline:
-                taker = _listeners(self.port)
                 raise EngineError(
-                    f"{self.spec.name} has ended, but its port {self.port} is still taken, by process {taker}"
+                    f"{self.spec.name} has ended, but its port {self.port} is still in use; end processes "
+                    f"{_listeners(self.port)}"
                 )
             await asyncio.sleep(LOOK_EVERY)
 
@@ -168,7 +169,7 @@ class ServerProcess:
         return members(self._server, self._server)
 
     def _look(self) -> None:
-        """Process messages of the keeper."""
+        """Read messages of the keeper."""
         for message in self._link.receive(wait=0.0):
             self._exit_code = message["ended"]
             if "ending" in message:
@@ -225,8 +226,8 @@ REQUEST_LIMIT = 10.0
 SUSPENDED_LIMIT = 30.0
 LINES_SHOWN, LINES_SEARCHED = 30, 300
 STARTS = 3  # attempts, for errors that a retry may fix
-FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # no crash
-# Messages of the system, uvicorn and SGLang.
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # not sent by a crash
+# Error messages of the system, uvicorn and SGLang.
 PORT_IN_USE = re.compile(r"address already in use|EADDRINUSE|port \d+ is (already in use|not available)", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
@@ -301,7 +302,7 @@ async def wait_ready(
 
 
 async def _answers(client: HttpClient, process: ServerProcess) -> bool:
-    """Return True if the server is healthy and lists its models, and is itself the one listening on the port."""
+    """Return True if the server is healthy and lists its models, and no other program answered on its port."""
     try:
         for route in ("/health", "/v1/models"):
             async with asyncio.timeout(REQUEST_LIMIT):
@@ -325,7 +326,7 @@ def _death(process: ServerProcess, waited: float) -> EngineError:
 
 def _never_ready(process: ServerProcess, limit: float) -> EngineError:
     return EngineError(
-        f"{process.spec.name} was not ready within {limit:.0f} s; if it is only slow, allow more. "
+        f"{process.spec.name} was not ready within {limit:.0f} s. "
         f"The end of {process.log_path}:\n{process.log_tail(LINES_SHOWN)}"
     )
 
@@ -349,7 +350,7 @@ class Owner(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Stop the server and all its processes, even while it is starting; do nothing without one."""
+        """Stop the server and all its processes, even while it is starting; do nothing if none runs."""
         ...
 
     async def is_running(self) -> bool: ...
@@ -365,7 +366,7 @@ class LocalOwner:
         self._starts = 0
         self._process: ServerProcess | None = None
         self._starting: asyncio.Future[ServerProcess] | None = None
-        self._changing = asyncio.Lock()  # a server that is being stopped still holds its device memory
+        self._changing = asyncio.Lock()  # no start before the last server has stopped and freed its device memory
 
     @property
     def pid(self) -> int | None:
@@ -413,7 +414,7 @@ def _is_cancelled() -> bool:
 
 
 def with_key(spec: ServerSpec, key: str | None = None) -> ServerSpec:
-    """The spec with its own key, else the given one, else a new one, because loopback is open to all local users.
+    """The spec with a key: its own, else the given one, else a new one. All users of a machine can reach loopback.
 
     >>> from roost.engines.command import EngineKind
     >>> spec = ServerSpec(EngineKind.TORCH, "model")
@@ -428,7 +429,7 @@ def new_key() -> str:
 
 
 def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> ServerSpec:
-    """Spec of one start; another checkpoint keeps the served name, which clients use."""
+    """Spec of one start of a server. With another checkpoint the served name stays, because clients use it."""
     return replace(
         spec,
         model=model or spec.model,
@@ -438,7 +439,7 @@ def spec_of_start(spec: ServerSpec, number: int, model: str | None = None) -> Se
 
 
 def _seed_of_start(spec: ServerSpec, number: int) -> int:
-    """Distinct seed per start, because servers with equal seeds sample equal completions for equal prompts."""
+    """Seed of one start. Each has its own: with equal seeds, servers sample equal completions of a prompt."""
     if spec.seed is None:
         return secrets.randbelow(SEEDS)
     return zlib.crc32(f"{spec.seed} {spec.name} {number}".encode()) % SEEDS

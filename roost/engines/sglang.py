@@ -44,19 +44,19 @@ from roost.vision.image import Image
 
 Body = dict[str, Any]
 
-SELECTOR = "target"  # the policy, not a draft model beside it
+SELECTOR = "target"  # the policy, not its draft model
 TAGS = {Part.WEIGHTS: ("weights",), Part.KV_CACHE: ("kv_cache", "cuda_graph")}
 
 
 def sampling_fields(sampling: Sampling) -> Body:
-    """Sampling parameters of a request; every one is set, so that no default of the model or server applies."""
+    """Sampling parameters of a request; all are set, so that no default of the model or server applies."""
     fields: Body = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
-        "min_new_tokens": min(sampling.min_tokens, sampling.max_tokens),  # more are refused
+        "min_new_tokens": min(sampling.min_tokens, sampling.max_tokens),  # SGLang refuses more than max_new_tokens
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
         "repetition_penalty": sampling.repetition_penalty,
@@ -91,12 +91,13 @@ def score_request(token_ids: Sequence[int], adapter: str | None) -> Body:
 
 
 def completion(
-    answer: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None, has_logprobs: bool = True
+    answer: Mapping[str, Any], spans: tuple[VersionSpan, ...] | None, has_logprobs: bool = True
 ) -> Completion:
-    """Parse a completion; `unknown` are the version spans if the server does not report them."""
+    """Parse a completion; `spans` are the version spans if the server does not report them."""
     reply = answer["meta_info"]
     token_ids = tuple(answer.get("output_ids") or ())
-    spans = unknown if unknown is not None else version_spans(reply["weight_versions"])
+    if spans is None:
+        spans = version_spans(reply["weight_versions"])
     logprobs = tuple(entry[0] for entry in reply.get("output_token_logprobs") or ())
     if not has_logprobs:
         logprobs = unknown_logprobs(len(token_ids))
@@ -116,14 +117,9 @@ def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tupl
     reply = answer["meta_info"].get("input_token_logprobs") or ()
     if [entry[1] for entry in reply] != list(token_ids):
         raise EngineError(
-            f"{len(token_ids)} tokens were scored, and log-probabilities of {len(reply)} others came back"
+            f"{len(token_ids)} tokens were scored, and log-probabilities of {len(reply)} other tokens came back"
         )
     return tuple(entry[0] for entry in reply[1:])
-
-
-def requests_at_work(loads: Mapping[str, Any]) -> int:
-    """Number of running and waiting requests, from /v1/loads."""
-    return sum(load.get("num_running_reqs", 0) + load.get("num_waiting_reqs", 0) for load in loads["loads"])
 
 
 def load_of(loads: Mapping[str, Any]) -> EngineLoad:
@@ -214,7 +210,7 @@ def checksums(answer: Mapping[str, Any]) -> dict[str, str]:
 # SGLang has no drain mode, so the client waits until idle. "retract" then requeues requests that arrived meanwhile.
 PAUSE_MODES = {InFlight.DROP: "abort", InFlight.DRAIN: "retract", InFlight.HOLD: "in_place"}
 LOOK_EVERY_S = 0.1
-SPANS_SINCE = (0, 5, 23)  # release they were seen in; the server does not advertise them
+SPANS_SINCE = (0, 5, 23)  # first release known to report version spans; servers do not advertise them
 
 
 class SglangEngine(ServerClient):
@@ -240,10 +236,10 @@ class SglangEngine(ServerClient):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion:
-        known = await self.capabilities()
-        # SGLang refuses max_tokens beyond the context.
         if sampling.images:
             raise EngineRefused(NO_IMAGES)
+        known = await self.capabilities()
+        # SGLang refuses max_tokens beyond the context length.
         fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
         body = generate_request(token_ids, fitting, request_id, adapter)
         about = f"a prompt of {len(token_ids)} tokens, at most {sampling.max_tokens} more"
@@ -275,10 +271,10 @@ class SglangEngine(ServerClient):
     async def _admission(self) -> None:
         try:
             async with asyncio.timeout(self._limits.generate):
-                while not self._is_open.is_set():  # it may be cleared again before this task wakes
+                while not self._is_open.is_set():  # it may be cleared again before this task runs
                     await self._is_open.wait()
         except TimeoutError:
-            raise EngineLost(f"{self.url} took no request for {self._limits.generate:g} s while draining") from None
+            raise EngineLost(f"{self.url} drained for {self._limits.generate:g} s and took no new request") from None
 
     async def _ask(self, body: Any, about: str) -> Any:
         self._running += 1
@@ -318,15 +314,17 @@ class SglangEngine(ServerClient):
         counts_others = (await self.capabilities()).has("/v1/loads")
         try:
             async with asyncio.timeout(self._limits.drain):
-                while self._running or (counts_others and await self._at_work()):
+                while self._running or (counts_others and await self._in_flight()):
                     await self._sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise EngineLost(
                 f"{self.url} did not become idle within {self._limits.drain:g} s; {self._running} requests still run"
             ) from None
 
-    async def _at_work(self) -> int:
-        return requests_at_work(await self._calls.get("/v1/loads", limit_s=self._limits.answer))
+    async def _in_flight(self) -> int:
+        """Running and waiting requests of all clients."""
+        load = load_of(await self._calls.get("/v1/loads", limit_s=self._limits.answer))
+        return load.running + load.waiting
 
     async def load(self) -> EngineLoad | None:
         if not (await self.capabilities()).has("/v1/loads"):
@@ -349,7 +347,7 @@ class SglangEngine(ServerClient):
                 "this server drops its weights asleep: start it with --enable-weights-cpu-backup, or use level 2"
             )
         if self._paused in (None, InFlight.HOLD):
-            await self.pause(InFlight.DROP)  # releasing memory crashes a server that is not idle
+            await self.pause(InFlight.DROP)  # a server that is not idle would crash
         await self._memory("/release_memory_occupation", memory_tags(Part) - self._released)
         self._released = memory_tags(Part)
 
@@ -374,7 +372,7 @@ class SglangEngine(ServerClient):
             except EngineRefused as error:
                 refusal = error
             await self._sleep(LOOK_EVERY_S)
-        raise EngineError(f"the cache could not be emptied within {self._limits.cache:g} s: {refusal}")
+        raise EngineError(f"{self.url} could not flush its cache within {self._limits.cache:g} s: {refusal}")
 
     # Versions and weights
 
@@ -421,8 +419,8 @@ class SglangEngine(ServerClient):
         self._versions.moved_to(version)
 
     async def load_adapter(self, name: str, path: str) -> None:
-        with contextlib.suppress(EngineRefused):  # where there is none of this name
-            await self.unload_adapter(name)  # a name that is in use would be refused
+        with contextlib.suppress(EngineRefused):  # no adapter has this name
+            await self.unload_adapter(name)  # SGLang refuses to replace an adapter
         body = {"lora_name": name, "lora_path": path}
         await self._calls.post("/load_lora_adapter", body, limit_s=self._limits.checkpoint, about=f"adapter {name}")
 
@@ -437,11 +435,11 @@ class SglangEngine(ServerClient):
 
     @property
     def _can_flush(self) -> bool:
-        """Held requests keep their cache; flushing it fails until they end."""
+        """False while requests are held: they use the cache, and flushing it fails."""
         return self._paused is not InFlight.HOLD
 
     async def _update(self, path: str, body: Any, flushes: bool = False, limit_s: float | None = None) -> None:
-        """A step of an update: a server that says no to it is not lost, but its weights may be."""
+        """POST a step of an update; a server that fails it is not lost, but its weights may be."""
         try:
             answer = await self._calls.post(path, body, limit_s=limit_s or self._limits.update)
         except (EngineRefused, ServerFailed) as error:
@@ -455,11 +453,14 @@ class SglangEngine(ServerClient):
             return f"the engine is still on version {version}"
         if flushes:
             return (
-                f"the engine was on version {version}; the weights may be the new ones all the same, beside a cache of "
-                "the old ones, because SGLang says no to an update whose cache it could not empty: update it again "
-                "while it is idle, or restart it"
+                f"the engine was on version {version}; it may have the new weights and a cache of the old ones, as "
+                "SGLang reports an update as failed if it could not flush the cache: update it again while it is idle, "
+                "or restart it"
             )
-        return f"the engine was on version {version} and may hold parts of both: update it whole, or restart it"
+        return (
+            f"the engine was on version {version} and may have parts of both versions now: update it again, or "
+            "restart it"
+        )
 
     async def _probe(self) -> Capabilities:
         limit = self._limits.answer

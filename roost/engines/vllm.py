@@ -51,14 +51,14 @@ Body = dict[str, Any]
 
 
 def sampling_fields(sampling: Sampling, n: int = 1) -> Body:
-    """Sampling parameters of a request; every one is set, so that no default of the model or server applies."""
+    """Sampling parameters of a request; all are set, so that no default of the model or server applies."""
     fields: Body = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "min_tokens": min(sampling.min_tokens, sampling.max_tokens),  # more are refused
+        "min_tokens": min(sampling.min_tokens, sampling.max_tokens),  # vLLM refuses more than max_tokens
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
         "repetition_penalty": sampling.repetition_penalty,
@@ -83,7 +83,7 @@ def tokens_request(
     body: Body = {
         "model": model,
         "token_ids": list(token_ids),
-        # Stop strings are found in text, so the server has to write it.
+        # Stop strings are found in text, which needs detokenization.
         "sampling_params": {**sampling_fields(sampling, n), "detokenize": bool(sampling.stop)},
     }
     if sampling.logprobs:
@@ -114,7 +114,7 @@ def with_prompt_logprobs(body: Body) -> Body:
 
 
 def salted(body: Body, version: int) -> Body:
-    """The request with a cache salt per version, because the prefix cache survives while requests are held."""
+    """The request with a cache salt per version: the prefix cache is not reset while requests are held."""
     return {**body, "cache_salt": f"version-{version}"}
 
 
@@ -124,9 +124,9 @@ def request_names(request_id: str) -> tuple[str, ...]:
 
 
 def completion(
-    choice: Mapping[str, Any], unknown: tuple[VersionSpan, ...] | None = None, sampling: Sampling = Sampling()
+    choice: Mapping[str, Any], spans: tuple[VersionSpan, ...] | None = None, sampling: Sampling = Sampling()
 ) -> Completion:
-    """Parse a choice of either route; `unknown` are the version spans if the server does not report them."""
+    """Parse a choice of either route; `spans` are the version spans if the server does not report them."""
     token_ids = tuple(choice["token_ids"] or ())
     logprobs = choice.get("logprobs") or {}
     found = logprobs.get("token_logprobs")
@@ -134,7 +134,8 @@ def completion(
         found = [entry["logprob"] for entry in logprobs.get("content") or ()]
     if not sampling.logprobs:
         found = unknown_logprobs(len(token_ids))
-    spans = unknown if unknown is not None else version_spans(choice.get("weight_versions") or ())
+    if spans is None:
+        spans = version_spans(choice.get("weight_versions") or ())
     masks = None
     if sampling.wants_mask:
         if (given := choice.get("sampling_mask")) is None:
@@ -176,17 +177,17 @@ def group_fields(invitation: GroupInvitation, is_built_in: bool) -> Body:
     if is_built_in:
         return {**fields, "backend": invitation.backend, "group_name": invitation.name}
     if invitation.backend != "nccl":
-        raise NotOffered(f"vLLM joins groups of nccl only, not of {invitation.backend}")
+        raise NotOffered(f"vLLM joins process groups of nccl only, not of {invitation.backend}")
     return {**fields, "packed": False}
 
 
 def manifest_fields(manifest: Manifest) -> Body:
-    """Manifest of an update, for an engine that checks it first."""
+    """Manifest of an update, in the format of the built-in engine."""
     return {"version": manifest.version, "tensors": [[t.name, t.dtype, list(t.shape)] for t in manifest.tensors]}
 
 
-def payload_fields(payload: WeightPayload, takes_shared_memory: bool, says_packed: bool = False) -> Body:
-    """update_info of a payload; `says_packed`: the server takes the packed flag here, not at the start of an update."""
+def payload_fields(payload: WeightPayload, takes_shared_memory: bool, with_packed_flag: bool = False) -> Body:
+    """update_info of a payload; `with_packed_flag`: the server takes it here, not at the start of an update."""
     fields = announced(payload.tensors)
     if isinstance(payload.by, SharedMemory):
         if not takes_shared_memory:
@@ -195,10 +196,10 @@ def payload_fields(payload: WeightPayload, takes_shared_memory: bool, says_packe
     if isinstance(payload.by, DeviceHandles):
         return {**fields, "ipc_handles_pickled": _pickled([dict(handle) for handle in payload.by.handles])}
     if isinstance(payload.by, PackedHandle):
-        flag = {"packed": True} if says_packed else {}
+        flag = {"packed": True} if with_packed_flag else {}
         packed = {"ipc_handles_pickled": _pickled(dict(payload.by.handle)), "tensor_sizes": list(payload.by.sizes)}
         return {**fields, **packed, **flag}
-    return fields  # the tensors follow by broadcast
+    return fields  # the tensors are broadcast
 
 
 def _pickled(handles: Any) -> str:
@@ -225,8 +226,8 @@ NO_ROUTING = (
     "--enable-return-routed-experts, or use the built-in engine (engine: torch)"
 )
 NO_GUIDANCE = (
-    "the built-in engine has no guided decoding, so it cannot hold a turn to JSON; ask for JSON in a message, or use "
-    "vllm or sglang as train.engine"
+    "the built-in engine has no guided decoding for JSON schemas; ask for JSON in a message, or use vllm or sglang as "
+    "train.engine"
 )
 TRANSFER = "start a newer vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config, or load a checkpoint instead"
 
@@ -259,15 +260,15 @@ class VllmEngine(ServerClient):
     """Client of a vLLM server or of the built-in engine."""
 
     _can_receive = False  # weight transfer is initialized on the server
-    _is_packed = False
-    _step: asyncio.Task[int | None] | None = None  # a request that is answered when the engine's step has ended
+    _is_packed = False  # and for packed handles
+    _step: asyncio.Task[int | None] | None = None  # a call that is answered when the engine's current step has ended
 
     async def alive(self, is_changing: bool = False) -> bool:
-        is_well = await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
+        is_healthy = await self._calls.status("GET", "/health", limit_s=self._limits.health) == 200
         if is_changing:  # loading weights is one long step
             self._forget_step()
-            return is_well
-        return is_well and self._steps_end()
+            return is_healthy
+        return is_healthy and self._steps_end()
 
     async def load(self) -> EngineLoad | None:
         if (await self.capabilities()).is_built_in:
@@ -276,9 +277,9 @@ class VllmEngine(ServerClient):
         return vllm_load(text) if isinstance(text, str) else None
 
     def _steps_end(self) -> bool:
-        """Return True if the engine core process still answers, which vLLM's /health does not show.
+        """Return False if the engine core process hangs, which vLLM's /health does not show.
 
-        One request to it is always pending; if it gets no answer within the step limit, the engine is hung.
+        One call to it is always pending; if it gets no answer within the step limit, the engine hangs.
         """
         known = self._known
         if known is None or known.is_built_in or not known.has(CORE_ROUTE):
@@ -301,8 +302,7 @@ class VllmEngine(ServerClient):
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str | None = None, adapter: str | None = None
     ) -> Completion:
-        [made] = await self._generate(token_ids, sampling, 1, request_id, adapter)
-        return made
+        return (await self._generate(token_ids, sampling, 1, request_id, adapter))[0]
 
     async def generate_n(
         self, token_ids: Sequence[int], sampling: Sampling, n: int, adapter: str | None = None
@@ -364,7 +364,7 @@ class VllmEngine(ServerClient):
             if sampling.return_routed_experts and known.is_built_in:  # an option of the server in vLLM
                 body["return_routed_experts"] = True
         else:
-            # This route refuses a max_tokens beyond the context length; the other one stops there.
+            # This route refuses a max_tokens beyond the context length; the other one stops at it.
             fitting = replace(sampling, max_tokens=known.room_for(len(token_ids), sampling.max_tokens))
             route, body = "/v1/completions", completions_request(token_ids, fitting, model, request_id, n)
         if is_scored:
@@ -388,7 +388,7 @@ class VllmEngine(ServerClient):
         elif request_ids is None:
             await self._abort_by_pausing()
         else:
-            raise NotOffered("this server has no /abort_requests: abort all, or cancel the calls that wait for them")
+            raise NotOffered("this server has no /abort_requests: abort all requests, or cancel their calls")
 
     async def _abort_by_pausing(self) -> None:
         was_paused = (await self._calls.get("/is_paused", limit_s=self._limits.answer))["is_paused"]
@@ -421,9 +421,9 @@ class VllmEngine(ServerClient):
 
     async def wake(self, parts: Collection[Part] | None = None) -> None:
         if not (await self.capabilities()).can_sleep:
-            raise NotOffered("this server never sleeps: start it with --enable-sleep-mode")
+            raise NotOffered("this server has no sleep mode: start it with --enable-sleep-mode")
         if parts is None or Part.KV_CACHE in parts:
-            self._versions.resumed()  # the server resumes by itself once everything is restored
+            self._versions.resumed()  # the server resumes by itself once all parts are restored
         await self._calls.post("/wake_up", limit_s=self._limits.memory, query=part_query(parts))
 
     async def reset_cache(self) -> None:
@@ -484,8 +484,8 @@ class VllmEngine(ServerClient):
 
     async def take(self, payload: WeightPayload) -> None:
         known = await self.capabilities()
-        says_packed = not known.is_built_in and not known.has("/weight_info")
-        update_info = payload_fields(payload, known.takes_shared_memory, says_packed)
+        with_packed_flag = not known.is_built_in and not known.has("/weight_info")
+        update_info = payload_fields(payload, known.takes_shared_memory, with_packed_flag)
         self._has_written = True
         await self._update("/update_weights", {"update_info": update_info})
 
@@ -498,7 +498,7 @@ class VllmEngine(ServerClient):
 
     async def abandon_update(self) -> None:
         known = await self.capabilities()
-        known.require("/abandon_weight_update", "it cannot go back to the weights it had; restart it")
+        known.require("/abandon_weight_update", "it cannot restore its old weights; restart it")
         answer = await self._order("/abandon_weight_update")
         if not answer["is_whole"]:
             raise UpdateFailed(f"{self.url} could not restore its old weights; sync it again, or restart it")
@@ -531,15 +531,15 @@ class VllmEngine(ServerClient):
         try:
             await self._calls.post(path, body, limit_s=limit_s or self._limits.update)
         except (EngineRefused, ServerFailed) as error:
-            says_itself = self._known is not None and self._known.undoes_updates
-            raise UpdateFailed(str(error) if says_itself else f"{error}; {self._state_of_weights()}") from error
+            reports_state = self._known is not None and self._known.undoes_updates  # in the error itself
+            raise UpdateFailed(str(error) if reports_state else f"{error}; {self._state_of_weights()}") from error
 
     def _state_of_weights(self) -> str:
         if not self._has_written:
             return f"the engine is still on version {self._versions.version}"
         return (
-            f"the engine was on version {self._versions.version} and may hold parts of both now: "
-            "update it whole, or restart it"
+            f"the engine was on version {self._versions.version} and may have parts of both versions now: "
+            "update it again, or restart it"
         )
 
     async def _probe(self) -> Capabilities:
@@ -574,7 +574,7 @@ class VllmEngine(ServerClient):
         return status != 403
 
     async def _sleep_mode_is_on(self, routes: frozenset[str]) -> bool:
-        """Return True if sleep mode is enabled in the server's settings; if they cannot be read, if it has /sleep."""
+        """Return True if the server's settings enable sleep mode, or, if they are unreadable, if it has /sleep."""
         if not {"/sleep", "/server_info"} <= routes:
             return "/sleep" in routes
         query = [("config_format", "json")]

@@ -1,4 +1,4 @@
-"""Images in requests to vLLM, which repeats the placeholder of each image itself."""
+"""Images in requests to vLLM, which takes one placeholder per image and repeats it itself."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from typing import Any
 from roost.engines.protocol import EngineError, EngineRefused
 from roost.vision.image import Image
 
-IMAGE_FIELD, TOKEN_REQUEST = "content_parts", "GenerateRequest"  # a field of the route for tokens, and its schema
-IMAGES_NEED = (
-    "this server takes no images beside token ids, as vLLM 0.32 does on /inference/v1/generate; start a newer vLLM, or "
-    "write engine: torch in train"
-)
+IMAGE_FIELD, TOKEN_REQUEST = "content_parts", "GenerateRequest"  # field of /inference/v1/generate, and its schema
+IMAGES_NEED = "this server takes no images with token ids; start vLLM 0.32 or later, or write engine: torch in train"
 
 
 def with_images(body: dict[str, Any], images: Sequence[Image], weights: str) -> dict[str, Any]:
-    """A request for tokens with the images of its prompt.
+    """The request with the images of its prompt; the response will have the computed prompt, for `check_prompt`.
 
-    The server keeps what its vision tower made of an image by the image's name, so that the name has `weights`: a word
-    for the weights, another one after each load, even of the same version. It returns the prompt that it computed, for
-    `check_prompt`.
+    The server caches image embeddings by uuid. `weights`, which must change with each load of weights, is part of it,
+    so that embeddings of old weights are not used.
     """
     parts = [
         {"type": "image_url", "url": image.data_url, "uuid": f"{image.digest.hex()}-{weights}"} for image in images
@@ -34,7 +30,9 @@ def with_images(body: dict[str, Any], images: Sequence[Image], weights: str) -> 
 
 
 def collapsed(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
-    """Token ids with one placeholder for each image. Raise EngineRefused if vLLM would take another for an image's.
+    """Token ids with one placeholder per image.
+
+    Raise EngineRefused if a token of the prompt itself is the placeholder, which vLLM would replace by an image.
 
     >>> collapsed([5, 9, 9, 9, 6, 9, 9, 7], [Image(b"", 1), Image(b"", 5)])
     [5, 9, 6, 9, 7]
@@ -43,15 +41,15 @@ def collapsed(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
     done = 0
     starts = [image.start for image in images]
     for start, following in zip(starts, [*starts[1:], len(token_ids)], strict=True):
-        holder = token_ids[start]
-        if holder in token_ids[done:start]:
+        placeholder = token_ids[start]
+        if placeholder in token_ids[done:start]:
             raise EngineRefused(
-                f"token {token_ids.index(holder, done)} is the placeholder of images ({holder}), but of none of these, "
+                f"token {token_ids.index(placeholder, done)} is an image placeholder ({placeholder}) without an image, "
                 "and vLLM would show the next image there; use the built-in engine (engine: torch)"
             )
-        found += [*token_ids[done:start], holder]
+        found += [*token_ids[done:start], placeholder]
         done = start
-        while done < following and token_ids[done] == holder:
+        while done < following and token_ids[done] == placeholder:
             done += 1
     return [*found, *token_ids[done:]]
 

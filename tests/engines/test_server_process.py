@@ -293,7 +293,7 @@ async def test_ports_are_not_tried_for_ever(spec, tmp_path, taken_port):
 async def test_a_port_that_stays_taken_is_told(spec, tmp_path, taken_port):
     process = await start_ready(spec(), tmp_path, HANG_S)
     process.port = taken_port  # as if a process out of sight had kept the server's port
-    with pytest.raises(EngineError, match=rf"its port {taken_port} is still taken, by process \[{os.getpid()}\]"):
+    with pytest.raises(EngineError, match=rf"its port {taken_port} is still in use; end processes \[{os.getpid()}\]"):
         await process.stop()
 
 

@@ -183,7 +183,7 @@ def test_the_cache_is_emptied_when_nothing_runs_any_more():
 def test_a_cache_that_is_never_free_is_an_error():
     async def scenario(engine, state):
         task = await started(engine, state)
-        with pytest.raises(EngineError, match=r"could not be emptied within 1 s: .*Flush cache failed"):
+        with pytest.raises(EngineError, match=r"could not flush its cache within 1 s: .*Flush cache failed"):
             await engine.reset_cache()
         await engine.abort()
         await task

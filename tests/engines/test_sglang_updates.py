@@ -153,8 +153,8 @@ def test_dropped_requests_come_back_and_the_cache_is_emptied_once():
 
 STEPS = {
     "begin": ("/begin_weight_update", "still on version 0"),
-    "first-payload": ("/update_weights_from_tensor", "was on version 0 and may hold parts of both"),
-    "end": ("/end_weight_update", "was on version 0 and may hold parts of both"),
+    "first-payload": ("/update_weights_from_tensor", "was on version 0 and may have parts of both versions"),
+    "end": ("/end_weight_update", "was on version 0 and may have parts of both versions"),
 }
 
 
@@ -192,7 +192,7 @@ def test_an_update_cannot_be_undone_but_the_next_one_can_begin():
     async def scenario(engine, state):
         await engine.start_update(MANIFEST)
         await engine.take(by_handles(EMBED, 10))
-        with pytest.raises(NotOffered, match="may hold parts of both"):
+        with pytest.raises(NotOffered, match="may have parts of both versions"):
             await engine.abandon_update()
         assert state.session is None
 

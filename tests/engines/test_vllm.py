@@ -339,8 +339,8 @@ def test_our_own_engine_is_told_what_comes_and_reads_shared_memory():
 
 STEPS = [
     pytest.param("/start_weight_update", NEW, "still on version 0", id="start"),
-    pytest.param("/update_weights", NEW, "may hold parts of both now", id="take"),
-    pytest.param("/finish_weight_update", NEW, "may hold parts of both now", id="finish"),
+    pytest.param("/update_weights", NEW, "may have parts of both versions", id="take"),
+    pytest.param("/finish_weight_update", NEW, "may have parts of both versions", id="finish"),
     pytest.param("/update_weights", BUILT_IN, "out of luck$", id="built-in-says-itself"),
 ]
 

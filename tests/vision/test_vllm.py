@@ -80,9 +80,9 @@ def test_a_server_that_computes_another_prompt_is_an_error():
 @pytest.mark.parametrize(
     ("prompt", "starts", "routes", "reason"),
     [
-        pytest.param([9, 6, 9, 9, 9], [2], NEW, r"token 0 is the placeholder of images \(9\)", id="before the first"),
+        pytest.param([9, 6, 9, 9, 9], [2], NEW, r"token 0 is an image placeholder \(9\)", id="before the first"),
         pytest.param([5, 9, 9, 9, 6, 9, 6, 9], [1, 7], NEW, "token 5 is the placeholder", id="between two"),
-        pytest.param([5, 9, 9, 9], [1], OLD, "takes no images beside token ids", id="older release"),
+        pytest.param([5, 9, 9, 9], [1], OLD, "takes no images with token ids", id="older release"),
     ],
 )
 def test_images_that_vllm_would_not_show_in_place_are_refused(prompt, starts, routes, reason):
