@@ -32,7 +32,7 @@ from roost.torch_engine.scheduler import (
     new_cache,
 )
 from roost.torch_engine.settings import EngineSettings
-from roost.torch_engine.update import Adapter, Adapters, WeightUpdate
+from roost.torch_engine.update import Adapter, Adapters, OpenUpdate
 from roost.vision.processor import PromptPositions
 
 CPU_BLOCK, CUDA_BLOCK = 16, PAGED_BLOCK
@@ -195,7 +195,7 @@ class TorchEngine:
         self.model = load_model(settings)
         self.version = 0
         self.has_weights = True  # False if dropped or half updated: no step runs until new weights arrive
-        self.open_update: WeightUpdate | None = None
+        self.open_update: OpenUpdate | None = None
         self.is_paused = False
         self.sleeping: frozenset[Part] = frozenset()
         size = block_size(settings, self.model.device)

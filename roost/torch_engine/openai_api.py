@@ -215,7 +215,7 @@ class ChatBody(OpenAIFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class ChatForm:
+class ChatFormat:
     """Response format of /v1/chat/completions."""
 
     def __init__(self, served: EngineApp, body: ChatBody, requested: GenerateRequest) -> None:
@@ -295,7 +295,7 @@ def chat_router(served: EngineApp) -> APIRouter:
             wants_prompt_logprobs=body.prompt_logprobs is not None,
             text=text,
         )
-        return reply(served, body, requested, ChatForm(served, body, requested))
+        return reply(served, body, requested, ChatFormat(served, body, requested))
 
     return router
 
@@ -329,7 +329,7 @@ class CompletionBody(OpenAIFields):
     add_special_tokens: bool = True
 
 
-class CompletionForm:
+class CompletionFormat:
     """Response format of /v1/completions."""
 
     def __init__(self, served: EngineApp, body: CompletionBody, requested: GenerateRequest) -> None:
@@ -414,7 +414,7 @@ def completions_router(served: EngineApp) -> APIRouter:
             wants_prompt_logprobs=body.prompt_logprobs is not None,
             text=text,
         )
-        return reply(served, body, requested, CompletionForm(served, body, requested))
+        return reply(served, body, requested, CompletionFormat(served, body, requested))
 
     return router
 

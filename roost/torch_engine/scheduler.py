@@ -24,8 +24,8 @@ from roost.vision.processor import PromptPositions
 ROOT = b""
 
 
-def block_hash(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Name of a full block by its tokens and all tokens before it, since keys and values depend on both."""
+def hash_block(before: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a full block from its tokens and the hash of the block before, as keys and values depend on both."""
     return hashlib.blake2b(before + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
@@ -34,9 +34,9 @@ class BlockPool:
 
     >>> pool = BlockPool(count=4, block_size=2)
     >>> block = pool.take()
-    >>> pool.announce(block, name := block_hash(ROOT, [1, 2]))
+    >>> pool.announce(block, block_hash := hash_block(ROOT, [1, 2]))
     >>> pool.release([block])
-    >>> pool.find([name]) == [block], pool.free
+    >>> pool.find([block_hash]) == [block], pool.free
     (True, 4)
     """
 
@@ -45,8 +45,8 @@ class BlockPool:
         self.block_size = block_size
         self.epoch = 0  # incremented by `forget_all`
         self._users = [0] * count
-        self._names: list[bytes | None] = [None] * count
-        self._by_name: dict[bytes, int] = {}
+        self._hashes: list[bytes | None] = [None] * count
+        self._by_hash: dict[bytes, int] = {}
         self._blank = list(range(count - 1, -1, -1))
         self._idle: dict[int, None] = {}  # unused, but can be found; least recently used first
 
@@ -58,11 +58,11 @@ class BlockPool:
         """Number of blocks for this many tokens."""
         return -(-tokens // self.block_size)
 
-    def find(self, names: Iterable[bytes]) -> list[int]:
-        """Blocks of these names, up to the first that is missing."""
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of these hashes, up to the first that is missing."""
         found = []
-        for name in names:
-            block = self._by_name.get(name)
+        for block_hash in hashes:
+            block = self._by_hash.get(block_hash)
             if block is None:
                 break
             found.append(block)
@@ -75,7 +75,7 @@ class BlockPool:
             self._users[block] += 1
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks that count as free and would not if they were shared."""
+        """Number of these blocks that have no user, so that sharing them makes them less free."""
         return sum(block in self._idle for block in blocks)
 
     def take(self) -> int:
@@ -89,35 +89,35 @@ class BlockPool:
         self._users[block] = 1
         return block
 
-    def announce(self, block: int, name: bytes) -> None:
-        """Make the block findable by this name, unless another one has the name."""
-        if name not in self._by_name and self._names[block] is None:
-            self._by_name[name] = block
-            self._names[block] = name
+    def announce(self, block: int, block_hash: bytes) -> None:
+        """Make the block findable by this hash, unless another block has it."""
+        if block_hash not in self._by_hash and self._hashes[block] is None:
+            self._by_hash[block_hash] = block
+            self._hashes[block] = block_hash
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove a user from each of a sequence's blocks; its last blocks are reused first."""
+        """Remove a user from each block of a sequence; its last blocks are evicted first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
-                if self._names[block] is None:
+                if self._hashes[block] is None:
                     self._blank.append(block)
                 else:
                     self._idle[block] = None
 
     def forget_all(self) -> None:
-        """Make all blocks unfindable; those in use keep their contents for their users."""
+        """Clear the prefix cache; blocks in use keep their contents for their users."""
         self.epoch += 1
-        self._by_name.clear()
-        self._names = [None] * self.count
+        self._by_hash.clear()
+        self._hashes = [None] * self.count
         self._blank += self._idle
         self._idle.clear()
 
     def _forget(self, block: int) -> None:
-        name = self._names[block]
-        if name is not None:
-            del self._by_name[name]
-            self._names[block] = None
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self._hashes[block] = None
 
 
 LayerCache: TypeAlias = tuple[Tensor, Tensor]  # keys and values, each [blocks, block size, heads, head size]
@@ -148,7 +148,7 @@ def new_cache(
     def room(heads: int, size: int) -> Tensor:
         # Zeros, because padded rows are masked, but NaN times zero would still be NaN.
         shape = (blocks + 1, block_size, heads, size)
-        if device.type == "cpu":  # fresh pages take no memory before they are written to; torch writes its zeros
+        if device.type == "cpu":  # anonymous pages take no memory until written to, unlike torch.zeros
             pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             return torch.frombuffer(pages, dtype=dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -156,18 +156,18 @@ def new_cache(
     return [(room(layer.heads, layer.key_size), room(layer.heads, layer.value_size)) for layer in layers]
 
 
-GRAIN = 256  # tokens by which gathered copies grow, so that growing is rare
+GRAIN = 256  # tokens by which gathered copies grow
 
 
 class Gathered:
-    """Contiguous copy of a sequence's keys and values, extended token by token; its blocks remain shareable."""
+    """Contiguous copy of a sequence's keys and values, extended token by token. The blocks stay valid beside it."""
 
     def __init__(self) -> None:
         self.length = 0  # tokens held
         self._layers: list[LayerCache] = []  # each [1, heads, room, head size]
 
     def catch_up(self, cache: Sequence[LayerCache], table: Tensor, length: int) -> None:
-        """Copy the blocks up to `length`, with room for at least one more token."""
+        """Copy the first `length` tokens from the blocks unless they are held already; make room for one more."""
         if self.length != length:
             self._layers = [(_copied(keys, table, length), _copied(values, table, length)) for keys, values in cache]
         elif length == self._layers[0][0].shape[2]:
@@ -194,7 +194,7 @@ def _with_room(held: Tensor) -> Tensor:
 
 
 class RoutingTable:
-    """Experts chosen for each token in the KV cache, by slot, so that tokens found there have theirs as well.
+    """Experts of each token in the KV cache, by slot, so that they are known for cached prefixes too.
 
     >>> table = RoutingTable(slots=8, layers=1, top_k=2, experts=4)
     >>> table.write(np.array([6, 7, 0]), torch.tensor([[[3, 1]], [[0, 2]], [[1, 0]]]))
@@ -232,7 +232,8 @@ class Batch:
 
 
 def flatten(chunks: Sequence[Chunk], block_size: int) -> Batch:
-    """
+    """Concatenate the tokens of chunks.
+
     >>> from roost.engines.protocol import Sampling
     >>> from roost.torch_engine.scheduler import Request, Tracked
     >>> tracked = Tracked(Request("a", (7, 8, 9), Sampling()), print, seed=0, stop_ids=frozenset(), limit=4)
@@ -284,7 +285,7 @@ class Request:
     sampling: Sampling
     wants_prompt_logprobs: bool = False
     adapter: str | None = None
-    streams: bool = True  # progress after every token; if False, only when it ends or the policy version changes
+    streams: bool = True  # report progress after every token; else when it ends or the policy version changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +327,14 @@ class Tracked:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.token_ids)
 
-    def block_name(self, before: bytes, start: int, end: int) -> bytes:
-        """Name of a full block; images that begin in it are part of it, as their tokens are all alike."""
-        shown = (image.digest for image in self.request.sampling.images if start <= image.start < end)
-        return block_hash(b"".join((before, *shown)), self.token_ids[start:end])
+    def block_hash(self, before: bytes, start: int, end: int) -> bytes:
+        """Hash of a full block, with the images that begin in it, because placeholder tokens are all alike."""
+        digests = (image.digest for image in self.request.sampling.images if start <= image.start < end)
+        return hash_block(b"".join((before, *digests)), self.token_ids[start:end])
 
     @property
     def is_scored(self) -> bool:
-        """True if log-probs of its prompt are still to be computed."""
+        """True if log-probs of its prompt are requested and not computed yet."""
         return self.request.wants_prompt_logprobs and not self.logprobs
 
     def add(self, token_id: int, logprob: float, mask: Ids | None = None) -> Finish | None:
@@ -347,7 +348,7 @@ class Tracked:
         return Finish.LENGTH if len(self.token_ids) >= self.limit else None
 
     def progress(self, version: int, finish: Finish | None = None) -> Progress:
-        """Tokens that were not delivered yet, now counted as delivered."""
+        """Tokens that were not delivered yet; they count as delivered from now on."""
         before, self.delivered = self.delivered, len(self.logprobs)
         is_first = before == 0 < self.delivered
         return Progress(
@@ -407,7 +408,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
-        self._root_of = root_of  # root hash of block names, by adapter
+        self._root_of = root_of  # hash that the first block of a sequence follows, by adapter
 
     @property
     def has_work(self) -> bool:
@@ -473,14 +474,14 @@ class Scheduler:
 
     def _admit(self, tracked: Tracked, soon: int) -> bool:
         """Admit the first waiting sequence if there are blocks for all its tokens beside those needed `soon`."""
-        names = [] if tracked.is_scored else list(self._names(tracked))
-        found = self.pool.find(names)
+        hashes = [] if tracked.is_scored else list(self._full_block_hashes(tracked))
+        found = self.pool.find(hashes)
         missing = self.pool.needed(len(tracked.token_ids)) - len(found)
         if missing + self.pool.idle(found) + soon > self.pool.free:
             return False
         self.pool.share(found)
         tracked.blocks = found + [self.pool.take() for _ in range(missing)]
-        tracked.hashes = names[: len(found)]
+        tracked.hashes = hashes[: len(found)]
         tracked.epoch = self.pool.epoch
         tracked.computed = len(found) * self.pool.block_size
         if not tracked.logprobs:
@@ -489,26 +490,26 @@ class Scheduler:
         return True
 
     def _needs_block_soon(self, tracked: Tracked) -> bool:
-        """True if a running sequence will soon need a block that a newly admitted one could take from it."""
+        """True if a running sequence will need another block within SOON tokens."""
         return self.pool.needed(min(len(tracked.token_ids) + SOON, tracked.limit)) > len(tracked.blocks)
 
-    def _names(self, tracked: Tracked) -> Iterator[bytes]:
-        """Names of full blocks to look up in the cache; the last token is always computed, for its logits."""
-        size, name = self.pool.block_size, self._root_of(tracked.request.adapter)
+    def _full_block_hashes(self, tracked: Tracked) -> Iterator[bytes]:
+        """Hashes of full blocks to look up in the cache; the last token is always computed, for its logits."""
+        size, block_hash = self.pool.block_size, self._root_of(tracked.request.adapter)
         for end in range(size, len(tracked.token_ids), size):
-            name = tracked.block_name(name, end - size, end)
-            yield name
+            block_hash = tracked.block_hash(block_hash, end - size, end)
+            yield block_hash
 
     def _announce(self, chunk: Chunk) -> None:
-        """Publish the blocks that this chunk fills; safe because each layer writes all keys before reading any."""
+        """Make the blocks that this chunk fills findable at once: each layer writes all keys before reading any."""
         tracked, size = chunk.tracked, self.pool.block_size
         if tracked.epoch != self.pool.epoch:
             return
         for index in range(len(tracked.hashes), chunk.end // size):
             before = tracked.hashes[-1] if tracked.hashes else self._root_of(tracked.request.adapter)
-            name = tracked.block_name(before, index * size, (index + 1) * size)
-            tracked.hashes.append(name)
-            self.pool.announce(tracked.blocks[index], name)
+            block_hash = tracked.block_hash(before, index * size, (index + 1) * size)
+            tracked.hashes.append(block_hash)
+            self.pool.announce(tracked.blocks[index], block_hash)
 
     def _preempt_last(self) -> Tracked:
         tracked = self.running.pop()

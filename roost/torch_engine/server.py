@@ -27,14 +27,13 @@ from roost.torch_engine.generate_api import generate_router
 from roost.torch_engine.openai_api import adapters_router, chat_router, completions_router, models_router
 from roost.torch_engine.requests import EngineApp, InFlightRequests, ModelNames, engine_lost
 from roost.torch_engine.text import TextCodec
-from roost.torch_engine.update import WeightUpdate, checkpoint_files, join, named_tensors
+from roost.torch_engine.update import OpenUpdate, checkpoint_files, join, named_tensors
 
 Mode = Literal["abort", "wait", "keep"]
 Tag = Literal["weights", "kv_cache", "scheduling"]
 MODES: dict[Mode, InFlight] = {"abort": InFlight.DROP, "wait": InFlight.DRAIN, "keep": InFlight.HOLD}
 
-# A step takes milliseconds, or minutes where a CPU runs a large model; what takes longer does not come back.
-HUNG_STEP_S = 300
+HUNG_STEP_S = 300  # steps take milliseconds, or minutes with a large model on a CPU
 
 
 class AbortBody(BaseModel):
@@ -75,7 +74,7 @@ def control_router(served: EngineApp) -> APIRouter:
     def pause(mode: Mode = "abort", clear_cache: bool = True) -> dict[str, str]:
         with refusing():
             engine.pause(MODES[mode])
-        if clear_cache and mode != "keep":  # what is kept still needs its cache
+        if clear_cache and mode != "keep":  # held requests still need their cache
             engine.reset_prefix_cache()
         return {"status": "paused"}
 
@@ -130,7 +129,7 @@ def control_router(served: EngineApp) -> APIRouter:
 
     @router.post("/update_weight_version")
     def update_weight_version(body: VersionBody) -> dict[str, Any]:
-        engine.set_version(version_number(body.new_version))
+        engine.set_version(parse_version("new_version", body.new_version))
         return {"success": True, "new_version": body.new_version}
 
     @router.post("/abort_requests")
@@ -141,29 +140,29 @@ def control_router(served: EngineApp) -> APIRouter:
     @router.post("/inference/v1/abort_requests")
     async def abort_named_requests(body: AbortBody) -> Response:
         if body.request_ids is None:
-            raise Refused("request_ids is missing; to end all requests, use /abort_requests", field="request_ids")
+            raise Refused("request_ids is missing; to abort all requests, use /abort_requests", field="request_ids")
         await served.in_flight.abort(body.request_ids)
         return Response()
 
     return router
 
 
-def version_number(written: str) -> int:
-    """A policy version as it is written on the wire.
+def parse_version(field: str, text: str) -> int:
+    """Parse a policy version, which is a string in requests.
 
-    >>> version_number("12")
+    >>> parse_version("new_version", "12")
     12
     """
-    if not written.isdecimal():
-        raise Refused(f"new_version is {written!r}; versions are whole numbers in strings", field="new_version")
-    return int(written)
+    if not text.isdecimal():
+        raise Refused(f"{field} is {text!r}; versions are whole numbers in strings", field=field)
+    return int(text)
 
 
 T = TypeVar("T")
 
 
 class StartBody(BaseModel):
-    """`manifest` is ours; without it, what comes is checked as it comes."""
+    """`manifest` is not in vLLM; without it, tensors are checked as they arrive."""
 
     is_checkpoint_format: bool = True
     manifest: dict[str, Any] | None = None
@@ -190,7 +189,7 @@ class CheckBody(BaseModel):
     action: str = "checksum"
 
 
-class UpdateDesk:
+class WeightUpdater:
     """Applies weight updates from the routes to the engine, and holds the group for broadcasts."""
 
     def __init__(self, engine: TorchEngine) -> None:
@@ -210,39 +209,39 @@ class UpdateDesk:
 
     def start(self, manifest: dict[str, Any] | None) -> None:
         if self._engine.takes_steps:
-            raise ValueError("steps would be computed with a mix of old and new weights; pause the engine first")
+            raise ValueError("the engine is running; pause it before a weight update")
         self._start(manifest)
 
     def _start(self, manifest: dict[str, Any] | None) -> None:
-        self._engine.abandon_update()  # of a sender that did not finish it
+        self._engine.abandon_update()  # one that its sender did not finish
         if Part.WEIGHTS in self._engine.sleeping:
             raise ValueError("the weights are asleep; wake them first (tags=weights)")
         tensors = (
             [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in manifest["tensors"]] if manifest else None
         )
         host_buffer = self._engine.host_buffer if self._engine.has_weights else None
-        self._engine.open_update = WeightUpdate(self._engine.named_weights(), tensors, host_buffer)
+        self._engine.open_update = OpenUpdate(self._engine.named_weights(), tensors, host_buffer)
 
     def take(self, info: dict[str, Any]) -> None:
         update = self._open()
-        self._undone_if_it_fails(lambda: update.take(named_tensors(info, self._group, self._engine.model.device)))
+        self._undo_on_failure(lambda: update.take(named_tensors(info, self._group, self._engine.model.device)))
 
     def finish(self, version: str | None) -> None:
         update = self._open()
 
         def checked() -> int:
             update.check_complete()
-            return self._engine.version + 1 if version is None else _version_number(version)
+            return self._engine.version + 1 if version is None else parse_version("weight_version", version)
 
-        self._engine.weights_replaced(self._undone_if_it_fails(checked))
+        self._engine.weights_replaced(self._undo_on_failure(checked))
 
     def abandon(self) -> bool:
         return self._engine.abandon_update()
 
     def reload(self, folder: str) -> None:
-        """Replace all weights by those of a checkpoint; the version is set afterwards, as vLLM's clients do."""
+        """Replace all weights by those of a checkpoint. The version stays: vLLM's clients set it afterwards."""
         files = checkpoint_files(folder)
-        # It all happens between two steps, so the engine need not be paused.
+        # All of this happens between two steps, so the engine need not be paused.
         self._start({"tensors": [(info.name, info.dtype, info.shape) for infos in files.values() for info in infos]})
         for path, infos in files.items():
             self.take({**announced(infos), "path": path})
@@ -254,13 +253,13 @@ class UpdateDesk:
             found.add(name, weight)
         return found.read()
 
-    def _open(self) -> WeightUpdate:
+    def _open(self) -> OpenUpdate:
         update = self._engine.open_update
         if update is None:
             raise ValueError("no update is open; start one first")
         return update
 
-    def _undone_if_it_fails(self, action: Callable[[], T]) -> T:
+    def _undo_on_failure(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except Exception as error:
@@ -269,16 +268,10 @@ class UpdateDesk:
             raise ValueError(f"{error}; the update was abandoned, and the engine is {state}") from error
 
 
-def _version_number(written: str) -> int:
-    if not written.isdecimal():
-        raise ValueError(f"weight_version is {written!r}; versions are whole numbers in strings")
-    return int(written)
-
-
 def update_router(engine: TorchEngine) -> APIRouter:
-    """The weight routes of a server."""
+    """Routes for weight updates."""
     router = APIRouter()
-    desk = UpdateDesk(engine)
+    updater = WeightUpdater(engine)
 
     async def between_steps(action: Callable[[], T]) -> T:
         try:
@@ -289,45 +282,45 @@ def update_router(engine: TorchEngine) -> APIRouter:
     @router.post("/init_weight_transfer_engine")
     async def init_weight_transfer_engine(body: InitBody) -> dict[str, str]:
         # Joining waits for the sender, so it must not hold up the engine's steps.
-        await asyncio.to_thread(desk.join, body.init_info)
+        await asyncio.to_thread(updater.join, body.init_info)
         return {"message": "Weight transfer initialized"}
 
     @router.post("/shutdown_weight_transfer_engine")
     async def shutdown_weight_transfer_engine() -> dict[str, str]:
-        await between_steps(desk.leave)
+        await between_steps(updater.leave)
         return {"message": "Weight transfer shut down"}
 
     @router.post("/start_weight_update")
     async def start_weight_update(body: StartBody | None = None) -> dict[str, str]:
-        await between_steps(lambda: desk.start(body.manifest if body else None))
+        await between_steps(lambda: updater.start(body.manifest if body else None))
         return {"message": "Weight update started"}
 
     @router.post("/update_weights")
     async def update_weights(body: UpdateBody) -> dict[str, str]:
-        await between_steps(lambda: desk.take(body.update_info))
+        await between_steps(lambda: updater.take(body.update_info))
         return {"message": "Weights updated"}
 
     @router.post("/finish_weight_update")
     async def finish_weight_update(body: FinishBody | None = None) -> dict[str, str]:
-        await between_steps(lambda: desk.finish(body.weight_version if body else None))
+        await between_steps(lambda: updater.finish(body.weight_version if body else None))
         return {"message": "Weight update finished"}
 
     @router.post("/abandon_weight_update")
     async def abandon_weight_update() -> dict[str, bool]:
-        return {"is_whole": await between_steps(desk.abandon)}
+        return {"is_whole": await between_steps(updater.abandon)}
 
     @router.post("/collective_rpc")
     async def collective_rpc(body: RpcBody) -> dict[str, list[None]]:
         if body.method != "reload_weights" or set(body.kwargs) != {"weights_path"}:
             raise HTTPException(400, f"{body.method} with {sorted(body.kwargs)} is not offered; use reload_weights")
-        await between_steps(lambda: desk.reload(body.kwargs["weights_path"]))
+        await between_steps(lambda: updater.reload(body.kwargs["weights_path"]))
         return {"results": [None]}
 
     @router.post("/weight_checker")
     async def weight_checker(body: CheckBody) -> dict[str, dict[str, str]]:
         if body.action != "checksum":
             raise HTTPException(400, f"{body.action} is not offered; use checksum")
-        return {"checksums": await between_steps(desk.checksums)}
+        return {"checksums": await between_steps(updater.checksums)}
 
     return router
 
@@ -336,7 +329,7 @@ GRACE_S = 1  # for responses in progress
 
 
 def served_engine(engine: TorchEngine, name: str | None = None) -> EngineApp:
-    """An engine with everything its routes need."""
+    """The engine with all that its routes need."""
     folder = engine.settings.model
     return EngineApp(
         engine=engine,
@@ -385,7 +378,7 @@ class EngineServer(uvicorn.Server):
         )
         self._served = served
         self._ready_line = ready_line
-        self._hard_end_s = hard_end_s  # seconds after the stop signal until the process is forced to exit
+        self._hard_end_s = hard_end_s  # seconds from the stop signal until the process is forced to exit
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -43,7 +43,7 @@ def open_handle(handle: dict[str, tuple[Any, ...]], device: torch.device) -> tor
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     if uuid not in handle:
         raise ValueError(
-            f"the weights lie on {', '.join(handle)}, and this engine is on {uuid}; send them by broadcast"
+            f"the weights are on device {', '.join(handle)}, and this engine is on {uuid}; send them by broadcast"
         )
     arguments = list(handle[uuid])
     arguments[DEVICE_ARGUMENT] = device.index if device.index is not None else torch.cuda.current_device()
@@ -56,7 +56,7 @@ class _HandleReader(pickle.Unpickler):
         found = super().find_class(module, name) if module.split(".")[0] == "torch" else None
         if (module, name) in ALLOWED or isinstance(found, torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"{module}.{name} is not part of a tensor's handle")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in an IPC handle")
 
 
 PREFIX = "base_model.model."  # PEFT's prefix of module names
@@ -68,7 +68,7 @@ HARMLESS = (
     "layers_pattern", "megatron_core", "eva_config", "qalora_group_size", "runtime_config",
 )  # fmt: skip
 UNUSED: tuple[Any, ...] = (None, False, "none", {}, [], "")  # values that disable a setting
-PLAIN_STARTS = (True, "gaussian", "eva", "orthogonal", *UNUSED)  # other initializations change the base weights too
+INITIALIZATIONS = (True, "gaussian", "eva", "orthogonal", *UNUSED)  # others change the base weights too
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Adapters:
         return tuple(self._loaded)
 
     def root(self, name: str | None) -> bytes:
-        """Root of block names for the prefix cache; it changes when an adapter is reloaded under the same name."""
+        """Root of block hashes in the prefix cache; it changes when an adapter is reloaded under the same name."""
         return b"" if name is None else self._roots[name]
 
     def read(self, folder: str) -> Adapter:
@@ -181,7 +181,7 @@ def _scale(config: Mapping[str, Any], folder: str) -> float:
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder} is a {config.get('peft_type')} adapter; only LORA is supported")
     for key, value in config.items():
-        allowed = PLAIN_STARTS if key == "init_lora_weights" else UNUSED
+        allowed = INITIALIZATIONS if key == "init_lora_weights" else UNUSED
         if key not in HARMLESS and value not in allowed:
             raise ValueError(f"{folder} sets {key} to {value!r}, which is not supported")
     rank, alpha = config["r"], config["lora_alpha"]
@@ -192,16 +192,16 @@ def _check_shapes(where: str, down: Tensor, up: Tensor, linear: nn.Linear) -> No
     wanted = (up.shape[1], linear.in_features), (linear.out_features, down.shape[0])
     if (tuple(down.shape), tuple(up.shape)) != wanted:
         raise ValueError(
-            f"{where} has lora_A {tuple(down.shape)} and lora_B {tuple(up.shape)}, but the layer takes "
-            f"{linear.in_features} and gives {linear.out_features} numbers"
+            f"{where} has lora_A {tuple(down.shape)} and lora_B {tuple(up.shape)}, but the layer has "
+            f"{linear.in_features} input and {linear.out_features} output features"
         )
 
 
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
-class WeightUpdate:
-    """One update from start to finish. Call its methods between steps only."""
+class OpenUpdate:
+    """A weight update that has started and can be undone. Call its methods between steps only."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class WeightUpdate:
         manifest: Sequence[TensorInfo] | None,
         host_buffer: Callable[[str], torch.Tensor] | None,
     ) -> None:
-        """`host_buffer` returns memory for overwritten weights; None if there are no old weights to restore."""
+        """Check the manifest, if any. `host_buffer` returns memory for old weights; None: none are to be restored."""
         self._weights = weights
         self._host_buffer = host_buffer
         self._old: dict[str, torch.Tensor] = {}
@@ -224,7 +224,7 @@ class WeightUpdate:
             for name, tensor in tensors:
                 weight = self._weights.get(name)
                 if weight is None:
-                    raise ValueError(f"there is no tensor {name} in this model")
+                    raise ValueError(f"{name} is not a tensor of this model")
                 if weight.shape != tensor.shape:
                     raise ValueError(f"{name} is {list(tensor.shape)}, and this model has {list(weight.shape)}")
                 if self._host_buffer is not None and name not in self._old:
@@ -237,7 +237,7 @@ class WeightUpdate:
     def check_complete(self) -> None:
         missing = sorted(set(self._weights) - self._loaded)
         if missing:
-            raise ValueError(f"{len(missing)} of {len(self._weights)} tensors did not come, such as {missing[0]}")
+            raise ValueError(f"{len(missing)} of {len(self._weights)} tensors were not sent, such as {missing[0]}")
 
     def undo(self) -> bool:
         """Restore the old weights; return True if the weights are usable again."""
@@ -249,13 +249,13 @@ class WeightUpdate:
 
 def check_manifest(weights: Mapping[str, torch.Tensor], manifest: Sequence[TensorInfo]) -> None:
     """Raise ValueError if an update has missing or unknown tensors, or other shapes."""
-    coming = {info.name: info.shape for info in manifest}
-    wrong = [f"{name} is missing" for name in weights if name not in coming]
-    wrong += [f"{name} is unknown" for name in coming if name not in weights]
+    shapes = {info.name: info.shape for info in manifest}
+    wrong = [f"{name} is missing" for name in weights if name not in shapes]
+    wrong += [f"{name} is unknown" for name in shapes if name not in weights]
     wrong += [
-        f"{name} is {list(coming[name])} and should be {list(weight.shape)}"
+        f"{name} is {list(shapes[name])} and should be {list(weight.shape)}"
         for name, weight in weights.items()
-        if name in coming and tuple(weight.shape) != tuple(coming[name])
+        if name in shapes and tuple(weight.shape) != tuple(shapes[name])
     ]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -275,12 +275,12 @@ def named_tensors(info: Mapping[str, Any], group: WeightGroup | None, device: to
             return _from_buffer(handles, names, shapes, dtypes, info["tensor_sizes"], device)
         return ((name, open_handle(handle, device)) for name, handle in zip(names, handles, strict=True))
     if group is None:
-        raise ValueError("weights were announced by broadcast, and this engine has joined no group")
+        raise ValueError("the weights are sent by broadcast, but this engine has not joined a group")
     return _from_group(group, names, shapes, dtypes, device)
 
 
 def join(invitation: Mapping[str, Any], device: torch.device) -> WeightGroup:
-    """Join the sender's group; an engine of one process has its offset as rank."""
+    """Join the sender's group. This engine has one process, whose rank is the engine's offset."""
     backend = invitation.get("backend") or ("nccl" if device.type == "cuda" else "gloo")
     group = GroupInvitation(
         invitation["master_address"],
@@ -300,7 +300,7 @@ def checkpoint_files(folder: str) -> dict[str, list[TensorInfo]]:
     found: dict[str, list[TensorInfo]] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt", device="cpu") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             found[str(path)] = [
                 TensorInfo(name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
             ]

@@ -178,7 +178,7 @@ def test_an_update_that_took_but_left_the_old_cache_is_a_failure_that_says_so():
         theirs = await started(other, state)  # this client has not paused, so it does not know of them
         await engine.start_update(MANIFEST)
         await engine.take(by_handles(EMBED, 10))
-        with pytest.raises(UpdateFailed, match="may be the new ones all the same, beside a cache of the old"):
+        with pytest.raises(UpdateFailed, match="may have the new weights and a cache of the old ones"):
             await engine.take(by_handles(HEAD, 20, is_last=True))
         assert state.weight == NEW
         await other.abort()

@@ -9,10 +9,10 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.torch_engine.scheduler import ROOT, BlockPool, LayerShape, block_hash, bytes_per_block, new_cache
+from roost.torch_engine.scheduler import ROOT, BlockPool, LayerShape, bytes_per_block, hash_block, new_cache
 
 COUNT, SIZE = 6, 2
-NAMES = [block_hash(ROOT, [number]) for number in range(5)]
+NAMES = [hash_block(ROOT, [number]) for number in range(5)]
 
 
 class Books(RuleBasedStateMachine):
@@ -69,9 +69,9 @@ TestBooks.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_a_name_stands_for_all_that_comes_before() -> None:
-    first, other = block_hash(ROOT, [1, 2]), block_hash(ROOT, [1, 3])
-    assert block_hash(first, [4, 5]) != block_hash(other, [4, 5])
-    assert block_hash(b"adapter", [1, 2]) != first
+    first, other = hash_block(ROOT, [1, 2]), hash_block(ROOT, [1, 3])
+    assert hash_block(first, [4, 5]) != hash_block(other, [4, 5])
+    assert hash_block(b"adapter", [1, 2]) != first
 
 
 def test_the_end_of_a_sequence_is_reused_before_its_beginning() -> None:

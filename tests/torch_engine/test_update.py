@@ -14,7 +14,7 @@ from roost.engines.protocol import Finish, InFlight, Part, Sampling
 from roost.engines.tiny_model import write_tiny_model
 from roost.engines.weights.payload import announced
 from roost.torch_engine.engine import EngineSettings, TorchEngine, Weights
-from roost.torch_engine.server import UpdateDesk
+from roost.torch_engine.server import WeightUpdater
 from roost.torch_engine.update import checkpoint_files
 from tests.torch_engine.conftest import Driver
 
@@ -27,15 +27,15 @@ class Updating:
     def __init__(self, driver: Driver, other: Path) -> None:
         self.driver, self.engine, self.other = driver, driver.engine, other
         self.before = self.weights()
-        self._desk = UpdateDesk(self.engine)
+        self._updater = WeightUpdater(self.engine)
         self.engine.pause(InFlight.HOLD)
 
-    def desk(self, action: Callable[[UpdateDesk], Any]) -> Any:
-        return self.engine.between_steps(lambda: action(self._desk))
+    def updater(self, action: Callable[[WeightUpdater], Any]) -> Any:
+        return self.engine.between_steps(lambda: action(self._updater))
 
     def take(self) -> None:
         for path, infos in checkpoint_files(str(self.other)).items():
-            self.desk(lambda desk, info={**announced(infos), "path": path}: desk.take(info))  # type: ignore[misc]
+            self.updater(lambda updater, info={**announced(infos), "path": path}: updater.take(info))  # type: ignore[misc]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: weight.clone() for name, weight in self.engine.named_weights().items()}
@@ -53,7 +53,7 @@ def updating(start: Any, tmp_path: Path) -> Updating:
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_a_mixture_takes_the_experts_of_a_checkpoint(start: Any, tmp_path: Path, family: str) -> None:
     updating = Updating(start(family), write_tiny_model(tmp_path, family, seed=1))
-    updating.desk(lambda desk: desk.reload(str(updating.other)))
+    updating.updater(lambda updater: updater.reload(str(updating.other)))
     other = TorchEngine(EngineSettings(str(updating.other), device="cpu"))
     try:
         expected = {name: weight.clone() for name, weight in other.named_weights().items()}
@@ -61,8 +61,8 @@ def test_a_mixture_takes_the_experts_of_a_checkpoint(start: Any, tmp_path: Path,
         other.close()
     assert updating.weights().keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in updating.weights().items())
-    updating.desk(lambda desk: desk.start(None))
-    assert updating.desk(lambda desk: desk.abandon())
+    updating.updater(lambda updater: updater.start(None))
+    assert updating.updater(lambda updater: updater.abandon())
     assert all(torch.equal(weight, expected[name]) for name, weight in updating.weights().items())
 
 
@@ -72,19 +72,19 @@ def drop_weights(engine: TorchEngine) -> None:
 
 
 def test_an_update_replaces_everything(updating: Updating) -> None:
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     updating.take()
-    updating.desk(lambda desk: desk.finish("3"))
+    updating.updater(lambda updater: updater.finish("3"))
     assert updating.engine.version == 3
     assert not updating.is_as_before
-    assert updating.desk(lambda desk: desk.abandon())
+    assert updating.updater(lambda updater: updater.abandon())
 
 
 def test_an_abandoned_update_is_undone(updating: Updating) -> None:
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     updating.take()
     assert not updating.is_as_before
-    assert updating.desk(lambda desk: desk.abandon())
+    assert updating.updater(lambda updater: updater.abandon())
     assert updating.is_as_before
 
 
@@ -92,42 +92,42 @@ def test_an_abandoned_update_is_undone(updating: Updating) -> None:
 def test_there_is_no_way_back_to_weights_that_were_dropped(updating: Updating, has_started: bool) -> None:
     drop_weights(updating.engine)
     if has_started:
-        updating.desk(lambda desk: desk.start(None))
-    assert not updating.desk(lambda desk: desk.abandon())
+        updating.updater(lambda updater: updater.start(None))
+    assert not updating.updater(lambda updater: updater.abandon())
     assert not updating.engine.has_weights
 
 
 def test_a_refused_manifest_leaves_nothing_open(updating: Updating) -> None:
     with pytest.raises(ValueError, match="do not fit this model"):
-        updating.desk(lambda desk: desk.start({"tensors": [("other", "float32", [1])]}))
+        updating.updater(lambda updater: updater.start({"tensors": [("other", "float32", [1])]}))
     with pytest.raises(ValueError, match="no update is open"):
         updating.take()
 
 
 @pytest.mark.parametrize("version", ["best", "-1", ""])
 def test_a_version_that_is_no_number_undoes_the_update(updating: Updating, version: str) -> None:
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     updating.take()
     with pytest.raises(ValueError, match=f"weight_version is '{version}'.*back on version 0"):
-        updating.desk(lambda desk: desk.finish(version))
+        updating.updater(lambda updater: updater.finish(version))
     assert updating.is_as_before
     assert updating.engine.version == 0
 
 
 def test_an_update_that_nobody_finished_is_undone_by_the_next(updating: Updating) -> None:
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     updating.take()
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     assert updating.is_as_before
-    with pytest.raises(ValueError, match="did not come"):
-        updating.desk(lambda desk: desk.finish("1"))
+    with pytest.raises(ValueError, match="were not sent"):
+        updating.updater(lambda updater: updater.finish("1"))
 
 
 def test_weights_do_not_change_under_a_running_engine(updating: Updating) -> None:
     updating.engine.resume()
     with pytest.raises(ValueError, match="pause the engine first"):
-        updating.desk(lambda desk: desk.start(None))
-    updating.desk(lambda desk: desk.reload(str(updating.other)))  # at one go, between two steps
+        updating.updater(lambda updater: updater.start(None))
+    updating.updater(lambda updater: updater.reload(str(updating.other)))  # at one go, between two steps
     assert not updating.is_as_before
 
 
@@ -143,14 +143,14 @@ def test_who_steps_or_sleeps_amid_an_update_has_the_old_weights(
     updating: Updating, interrupt: Callable[[TorchEngine], None]
 ) -> None:
     waiting = updating.driver.ask([1, 2, 3], GREEDY)
-    updating.desk(lambda desk: desk.start(None))
+    updating.updater(lambda updater: updater.start(None))
     updating.take()
     interrupt(updating.engine)
     updating.engine.wake()
     assert updating.is_as_before
     assert waiting.all().finish is Finish.LENGTH
     with pytest.raises(ValueError, match="no update is open"):
-        updating.desk(lambda desk: desk.finish("1"))
+        updating.updater(lambda updater: updater.finish("1"))
 
 
 @pytest.mark.parametrize("leave", [Weights.move_to_host, Weights.drop])
