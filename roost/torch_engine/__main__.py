@@ -27,14 +27,14 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; options that vLLM has, too, are called the same."""
+    """Parse the command line; options that vLLM has too have its names."""
     parser = argparse.ArgumentParser(
         prog="python -m roost.torch_engine",
         description="Roost's built-in inference engine, with vLLM's routes.",
     )
     add = parser.add_argument
     add("--model", required=True, help="a folder with a Hugging Face checkpoint, or a name on the hub")
-    add("--served-model-name", help="what requests call the model; what --model says if not given")
+    add("--served-model-name", help="model name in requests; default: --model")
     add("--host", default="127.0.0.1")
     add(
         "--port",
@@ -42,22 +42,22 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=8000,
         choices=range(65536),
         metavar="PORT",
-        help="0: any that is free; the first line printed has it",
+        help="0: any free port, which is in the first line printed",
     )
-    add("--api-key", help=f"asked of every request but /health; {KEY_VARIABLE} where a command line could be read")
+    add("--api-key", help=f"required on every route except /health; set {KEY_VARIABLE} to hide it from other users")
     add("--parent-pid", type=int, help="end when this process ends")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--dtype", default="auto", choices=DTYPES, help="auto: the checkpoint's own")
-    add("--max-model-len", type=int, help="tokens of prompt and completion together; the model's own if not given")
-    add("--gpu-memory-utilization", type=float, help="share of the device for weights, keys and values")
-    add("--kv-cache-memory-bytes", type=int, help="for keys and values, instead of --gpu-memory-utilization")
-    add("--block-size", type=int, help="tokens whose keys and values are kept together")
-    add("--max-num-seqs", type=int, help="completions worked on at a time")
-    add("--max-num-batched-tokens", type=int, help="computed in one step")
+    add("--max-model-len", type=int, help="maximum tokens of prompt and completion; default: the model's")
+    add("--gpu-memory-utilization", type=float, help="fraction of the device for weights and KV cache")
+    add("--kv-cache-memory-bytes", type=int, help="size of the KV cache, instead of --gpu-memory-utilization")
+    add("--block-size", type=int, help="tokens per KV cache block")
+    add("--max-num-seqs", type=int, help="maximum number of concurrent completions")
+    add("--max-num-batched-tokens", type=int, help="maximum number of tokens per step")
     add("--enforce-eager", action="store_true", help="no CUDA graphs, and layers are not compiled")
-    add("--seed", type=int, help="of requests that bring no seed")
-    add("--enable-lora", action="store_true", help="adapters may be loaded and unloaded")
-    add("--max-lora-rank", type=int, help="accepted because vLLM needs it; here adapters may have any rank")
+    add("--seed", type=int, help="for requests without one")
+    add("--enable-lora", action="store_true", help="allow loading adapters")
+    add("--max-lora-rank", type=int, help="ignored, accepted for compatibility with vLLM: adapters may have any rank")
     return parser.parse_args(argv)
 
 
@@ -86,7 +86,7 @@ def end_with(pid: int) -> None:
     def watch() -> None:
         wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)  # loading a model can keep a signal waiting
+        time.sleep(GRACE_S)  # Python handles a signal late while it loads a model
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -117,8 +117,8 @@ def run(options: argparse.Namespace) -> None:
         end_with(options.parent_pid)
     bound = bound_socket(options.host, options.port)
 
-    # Only now: a wrong command line is reported at once.
-    gc.disable()  # imports make objects that stay; garbage collection takes a tenth of the time
+    # Imported here, so that a wrong command line is reported at once.
+    gc.disable()  # collecting during these imports frees nothing and takes a tenth of their time
     from transformers.utils.logging import disable_progress_bar
 
     from roost.torch_engine.engine import TorchEngine
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    # The web server repeats the signals it took when it has ended, and they are no failure.
+    # uvicorn raises the signals that it handled again when it has ended; they are no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from roost.torch_engine.scheduler import Batch, Gathered, Ints, LayerCache, LayerShape, new_cache
 
 PAGED_BLOCK = 64  # the paged kernel needs blocks of a multiple of this
-# Keys per program when single tokens are computed. Fixed, so that results do not vary with the rest of the batch.
+# Keys per program when single tokens are computed. Fixed, so that results do not depend on the rest of the batch.
 SPLIT = 1024
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Tiles:
 
 
 def split_bytes(layers: Sequence[LayerShape], queries: int, sequences: int, context: int) -> int:
-    """Memory of a decode step for keys that are split, per sequence of the batch and query."""
+    """Memory of a decode step for partial results of contexts longer than SPLIT."""
     parts = -(-context // SPLIT)
     widest = max(1 << (layer.value_size - 1).bit_length() for layer in layers)
     return sequences * queries * parts * (widest + 2) * 4 if parts > 1 else 0
@@ -158,8 +158,8 @@ class Attention(Protocol):
 
 def register(is_compiled: bool = False) -> None:
     """Register with transformers, without a mask function, so that no mask is built."""
-    # Not compiled with the layer around it: its tables have other shapes in every step. Not by default, as it loads
-    # the whole compiler.
+    # Excluded from compiled layers, because its tables have other shapes in every step. Only then, because
+    # `torch.compiler.disable` loads the whole compiler.
     AttentionInterface.register(NAME, torch.compiler.disable(_attend) if is_compiled else _attend)
 
 
@@ -174,7 +174,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     attention: Attention | None = options.pop(ARGUMENT, None)
     if attention is None:
-        raise ValueError(f"{type(module).__name__} does not get what the model was called with")
+        raise ValueError(f"the model does not pass its keyword arguments on to {type(module).__name__}")
     layer: Any = module.layer_idx
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     return attention(LayerCall(layer, query, key, value, scaling, options)).unsqueeze(0), None
@@ -214,8 +214,8 @@ class BySequence:
     """Attention for a CPU: short sequences together, long ones one at a time.
 
     A long sequence alone needs no padding, and its gathered keys and values are still in the CPU cache when they are
-    used. Short ones cost more per call than per token: whole prompts of one length attend together, and single tokens
-    over blocks padded to one length.
+    used. For short ones, calls cost more than tokens: whole prompts of the same length are computed together, and
+    single tokens over blocks padded to one length.
     """
 
     def __init__(self, cache: Sequence[LayerCache], batch: Batch, gathered: Sequence[Gathered | None]) -> None:
@@ -232,7 +232,7 @@ class BySequence:
         self._singles = torch.from_numpy(starts[single]).to(device)
         self._padded: Padded | None = None
         if single.any():
-            # Always of one width: results must not vary with the other sequences of a batch.
+            # Always of the same width: results must not depend on the other sequences of a batch.
             tables = np.zeros((int(single.sum()), -(-SHORT // block_size)), batch.tables.dtype)
             known = batch.tables[single, : tables.shape[1]]
             tables[:, : known.shape[1]] = known
@@ -341,7 +341,7 @@ class Padded:
 class DecodeTogether:
     """Single tokens batched, longer chunks one by one, for a GPU on which the paged kernel does not compile.
 
-    There, small kernel launches per sequence would cost far more than the padding.
+    There, kernel launches per sequence cost far more than padding.
     """
 
     def __init__(self, cache: Sequence[LayerCache], batch: Batch) -> None:

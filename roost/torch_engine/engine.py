@@ -38,7 +38,7 @@ from roost.vision.processor import PromptPositions
 CPU_BLOCK, CUDA_BLOCK = 16, PAGED_BLOCK
 CPU_FRACTION, CUDA_FRACTION = 0.25, 0.9
 CONTEXT_BYTES = 1 << 29  # memory of CUDA and its libraries per process, outside torch's allocator
-LOGIT_COPIES = 4  # the model's output, its float32 copy, sorted or summed, and probabilities
+LOGIT_COPIES = 4  # the model's output, its float32 copy, a sorted or cumulated copy, and probabilities
 
 
 def block_size(settings: EngineSettings, device: torch.device) -> int:
@@ -60,7 +60,7 @@ def block_count(settings: EngineSettings, model: LoadedModel, size: int) -> int:
 
 
 def _host_room(settings: EngineSettings, model: LoadedModel, size: int, each: int) -> int:
-    # The most that can be in use at a time. The system allocates the memory only when it is written to.
+    # Not more than all sequences can use. The system allocates memory only when it is written to.
     most = settings.limits(on_cuda=False).sequences * -(-model.max_context // size) * each
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(most, int((settings.memory_fraction or CPU_FRACTION) * memory))
@@ -73,9 +73,9 @@ def _cuda_room(settings: EngineSettings, model: LoadedModel) -> int:
 
 
 def cuda_room(fraction: float, total: int, free: int, own: int, step: int) -> int:
-    """Bytes left of this process's share of a device after what it holds (`own`) and the peak of a full step.
+    """Bytes for the KV cache: this process's share of a device, less what it holds (`own`) and the peak of a full step.
 
-    Memory of other processes does not count against the share, but the rest must really be free.
+    Memory of other processes does not count against the share, but the share must be free.
 
     >>> cuda_room(0.5, total=100, free=60, own=20, step=5)
     25
@@ -84,7 +84,7 @@ def cuda_room(fraction: float, total: int, free: int, own: int, step: int) -> in
     if left > free:
         raise ValueError(
             f"memory_fraction {fraction} of {total:,} bytes leaves this process {left:,} beside its weights, but only "
-            f"{free:,} are free on the device: others use the rest. With {1000 * (own + free) // total / 1000} it fits"
+            f"{free:,} are free on the device; set memory_fraction to {1000 * (own + free) // total / 1000} at most"
         )
     return left - step
 
@@ -106,7 +106,7 @@ class Weights:
 
     def __init__(self, module: nn.Module) -> None:
         self._weights = named_weights(module)
-        # By the names that the learner sends, those of a checkpoint: views of fused experts.
+        # By checkpoint name, as the learner sends them: experts are views of the model's fused weights.
         parts = checkpoint_parts(module, self._weights)
         self._owners = {part: (name, index) for name, found in parts.items() for part, index in found.items()}
         self._shapes = {name: weight.shape for name, weight in self._weights.items()}
@@ -148,7 +148,7 @@ class Weights:
         self.are_here = True
 
     def host_buffer(self, part: str) -> Tensor:
-        """Host buffer of the size of a weight of a checkpoint. For a GPU it is pinned."""
+        """Host buffer for a weight, by its checkpoint name; pinned if the weight is on a GPU."""
         name, index = self._owners[part]
         if self._device.type == "cpu":
             return torch.empty(part_shape(self._shapes[name], index), dtype=self._weights[name].dtype)
@@ -205,7 +205,7 @@ class TorchEngine:
         self._adapters = Adapters(self.model.module)
         queries: int = self.model.module.config.get_text_config().num_attention_heads
         pages = can_page(self.model.layers, queries, size, self.model.dtype, self.model.device)
-        # Graphs take one position of each token, and images give tokens three.
+        # Graphs have one position per token; models that read images need three.
         graphs = None
         if self.model.processor is None:
             graphs = new_graphs(self.model, settings, pages, width=-(-self.max_context // size))
@@ -262,7 +262,7 @@ class TorchEngine:
         self._thread.call(self._resume)
 
     def sleep(self, level: int) -> None:
-        """Stop taking steps; 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
+        """Stop taking steps. Level 1 drops the cache and moves the weights to the host, 2 drops both, 0 frees nothing.
 
         An open update is abandoned.
         """
@@ -306,7 +306,7 @@ class TorchEngine:
         """Undo the open update, if any; return True if the weights are usable. Call it between steps only."""
         update, self.open_update = self.open_update, None
         if update is not None:
-            self.has_weights = False  # should undoing fail
+            self.has_weights = False  # if undoing raises
             self.has_weights = update.undo()
         return self.has_weights
 
@@ -356,13 +356,13 @@ class TorchEngine:
         if len(ids) >= self.max_context:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens; a context of {self.max_context} has room for "
-                f"{self.max_context - 1} and one that is made"
+                f"{self.max_context - 1} and a generated one"
             )
         if not (min(ids) >= 0 and max(ids) < vocabulary):
             wrong = next(token for token in ids if not 0 <= token < vocabulary)
             raise ValueError(f"token id {wrong} is not in the vocabulary of {vocabulary}")
         if request.sampling.return_routed_experts and self.model.routers is None:
-            raise ValueError(f"{type(self.model.module).__name__} has no routers, so there are no routed experts")
+            raise ValueError(f"{type(self.model.module).__name__} has no routers; do not request routed experts")
         if request.adapter is not None and request.adapter not in self._adapters.names:
             raise ValueError(f"there is no adapter {request.adapter!r}; loaded are {list(self._adapters.names)}")
 
@@ -392,7 +392,7 @@ class TorchEngine:
         return bool(chunks)
 
     def _hand_out(self, tokens: Iterable[NewToken]) -> None:
-        """Append tokens to their sequences, and deliver them last, as a listener may submit again."""
+        """Append tokens to their sequences, then deliver them all; a listener may submit the next request."""
         ended: list[Tracked] = []
         ready: list[tuple[Tracked, Progress]] = []
         for tracked, token_id, logprob, mask in tokens:
@@ -421,7 +421,7 @@ class TorchEngine:
         try:
             tracked.deliver(progress)
         except Exception:  # a failing listener must not end other requests
-            log.exception("request %s is ended: nobody takes what it makes", tracked.request.request_id)
+            log.exception("request %s is ended: its listener failed", tracked.request.request_id)
             return False
         return True
 
@@ -437,7 +437,7 @@ class TorchEngine:
             self._held.append(tracked)
 
     def _keep_routing(self) -> None:
-        """Keep the experts of all tokens from now on; those in the cache were computed without."""
+        """Record the experts of all tokens from now on; clear the prefix cache, for which they were not recorded."""
         routers, pool = self.model.routers, self._scheduler.pool
         if self._runner.routing is None and routers is not None:
             slots = pool.count * pool.block_size
@@ -454,7 +454,7 @@ class TorchEngine:
         return len(gone)
 
     def _last_progress(self, tracked: Tracked, finish: Finish) -> Progress:
-        """The rest of a sequence that still has its blocks."""
+        """Last tokens of an ending sequence, with its routed experts; call it before its blocks are released."""
         progress, table = tracked.progress(self.version, finish), self._runner.routing
         if table is None or not tracked.request.sampling.return_routed_experts or not tracked.blocks:
             return progress
@@ -480,7 +480,7 @@ class TorchEngine:
             if self._is_asleep or not self.has_weights:
                 raise ValueError(
                     f"{len(self._live)} requests cannot be finished while the engine sleeps or has no weights: "
-                    "wake it, or send it some"
+                    "wake it, or send it weights"
                 )
             self.is_paused = False
             self._drained = self._drained or Future()
@@ -508,7 +508,7 @@ class TorchEngine:
         self.is_paused = False
 
     def _sleep(self, level: int) -> None:
-        self.abandon_update()  # it refers to storage that is freed below
+        self.abandon_update()  # the storage that it writes to is freed below
         self._end_drain("the engine was put to sleep while it was being paused")
         self._is_asleep = True
         if level == 0:
@@ -557,7 +557,7 @@ class TorchEngine:
 
     def _end_all(self, failure: BaseException | None) -> None:
         if failure is not None:
-            log.error("the engine died with %d requests", len(self._accepted), exc_info=failure)
+            log.error("the engine died with %d requests in flight", len(self._accepted), exc_info=failure)
         with self._accepted_lock:
             self._live = dict(self._accepted)
         self._abort(None)

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: the route that learners use, because nothing is lost in writing and reading text."""
+"""Tokens in, tokens out: the route that rollouts use, because detokenizing and tokenizing again may change tokens."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from roost.vision.image import Image, from_data_url
 class TokenSampling(SamplingFields):
     """vLLM's sampling parameters; without `max_tokens`, a completion may fill the context."""
 
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token alone
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token only
     detokenize: bool = True
 
 
-class ShownImage(StrictBody):
+class PromptImage(StrictBody):
     """An image of a prompt, at the position of its first token."""
 
     url: str
@@ -56,10 +56,10 @@ class GenerateBody(StrictBody):
     request_id: RequestId | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None  # of the prompt; those of the completion always come
+    return_token_ids: bool | None = None  # of the prompt; those of the completion are always returned
     output_mode: Literal["tokens", "text"] = "tokens"
-    return_sampling_mask: bool = False  # vLLM has it as an option of the server
-    images: list[ShownImage] | None = None  # vLLM takes processed ones as `features`
+    return_sampling_mask: bool = False  # in vLLM an option of the server
+    images: list[PromptImage] | None = None  # vLLM takes processed ones as `features`
     return_routed_experts: bool = False
 
 
@@ -142,7 +142,7 @@ def parse_request(served: EngineApp, body: GenerateBody, request: Request) -> Ge
     fields, prompt = body.sampling_params, tuple(body.token_ids)
     room = room_for_completion(len(prompt), served.engine.max_context)
     if body.stream and fields.prompt_logprobs is not None:
-        raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
+        raise Refused("prompt_logprobs cannot be streamed; write stream: false", field="prompt_logprobs")
     sampling = fields.sampling(room if fields.max_tokens is None else fields.max_tokens)
     with refusing():
         images = tuple(Image(from_data_url(each.url), each.start) for each in body.images or ())
@@ -165,7 +165,7 @@ def parse_request(served: EngineApp, body: GenerateBody, request: Request) -> Ge
 
 
 def _text_wanted(served: EngineApp, body: GenerateBody) -> TextWanted | None:
-    """Text is made only where it is asked for, or where a stop string is to be found in it."""
+    """Text options; None if neither text nor a stop string was requested, so that tokens need no detokenization."""
     fields = body.sampling_params
     if body.output_mode == "tokens" and not fields.stop_strings:
         return None

@@ -104,9 +104,9 @@ def forward(
     embeddings: Tensor | None = None,
 ) -> Tensor:
     """Logits of selected rows of a flat batch, of token ids or of embeddings, with one or three positions each."""
-    shown = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
-    places = positions[None] if positions.dim() == 1 else positions[:, None]
-    output = module(**shown, position_ids=places, use_cache=False, logits_to_keep=rows, **{ARGUMENT: attention})
+    inputs = {"input_ids": token_ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
+    position_ids = positions[None] if positions.dim() == 1 else positions[:, None]
+    output = module(**inputs, position_ids=position_ids, use_cache=False, logits_to_keep=rows, **{ARGUMENT: attention})
     logits: Tensor = output.logits
     return logits[0]
 
@@ -114,7 +114,7 @@ def forward(
 def chosen_device(name: str) -> torch.device:
     if name != "auto":
         if name.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"the device is to be {name}, and torch sees no CUDA device here; use cpu or auto")
+            raise ValueError(f"device is {name}, but torch sees no CUDA device; write cpu or auto")
         return torch.device(name)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -130,7 +130,7 @@ def chosen_dtype(name: str) -> torch.dtype | str:
 
 def chosen_context(wanted: int | None, positions: int | None) -> int:
     if wanted is None and positions is None:
-        raise ValueError("the model's config has no max_position_embeddings: say max_context")
+        raise ValueError("the model's config has no max_position_embeddings; set max_context")
     if wanted is not None and positions is not None and wanted > positions:
         raise ValueError(f"max_context is {wanted}, but the model has {positions} positions")
     return wanted or positions or 0
@@ -150,7 +150,7 @@ class _Examiner:
         if call.options.get("sliding_window") is not None:
             self.windows.add(call.options["sliding_window"])
         self.unknown |= {name for name in UNSUPPORTED_ATTENTION_TERMS if call.options.get(name) is not None}
-        # One token, which sees itself alone.
+        # The output for a single token, which attends to itself.
         return value.repeat_interleave(call.query.shape[1] // value.shape[1], dim=1)
 
 
@@ -162,18 +162,20 @@ def _examined(module: Any, layers: int, max_context: int) -> tuple[LayerShape, .
         with torch.inference_mode():
             module(input_ids=one, position_ids=one, use_cache=False, logits_to_keep=1, **{ARGUMENT: examiner})
     except TypeError as error:
-        raise ValueError(f"{name} cannot be called as the engine calls models: {error}") from error
+        raise ValueError(
+            f"{name} does not take the arguments of transformers' causal language models: {error}"
+        ) from error
     if sorted(examiner.shapes) != list(range(layers)):
         raise ValueError(
-            f"{name} has {layers} layers, but only in {sorted(examiner.shapes)} can attention be replaced by ours"
+            f"{name} has {layers} layers, but only {sorted(examiner.shapes)} use transformers' attention interface"
         )
     if examiner.unknown:
-        raise ValueError(f"{name} asks its attention for {sorted(examiner.unknown)}, which is not supported")
+        raise ValueError(f"the attention of {name} has {sorted(examiner.unknown)}, which are not supported")
     if examiner.windows and min(examiner.windows) < max_context:
         window = min(examiner.windows)
         raise ValueError(
-            f"{name} attends within a sliding window of {window} tokens, which is not supported; "
-            f"with max_context {window} instead of {max_context} it makes no difference"
+            f"{name} has a sliding window of {window} tokens, which is not supported; set max_context to {window} or "
+            f"less, not {max_context}"
         )
     return tuple(examiner.shapes[layer] for layer in range(layers))
 
@@ -182,9 +184,9 @@ LEAST_STEP = 8
 
 
 def bucket(count: int, limit: int) -> int:
-    """Return the batch size that `count` sequences are padded to: by an eighth at most from 64 on.
+    """Return the batch size that `count` sequences are padded to; from 64 on, it is larger by an eighth at most.
 
-    At least two, if there is room: layers are compiled once more for a batch of one.
+    At least two, if the limit allows: torch.compile would compile layers again for a batch of one.
 
     >>> [bucket(count, limit=300) for count in (1, 3, 5, 9, 65, 250, 299)]
     [2, 4, 8, 16, 72, 256, 300]
@@ -195,7 +197,7 @@ def bucket(count: int, limit: int) -> int:
 
 
 def table_width(blocks: int, block_size: int, limit: int) -> int:
-    """Return the number of blocks that tables are padded to; the kernel starts a program for each part of a table.
+    """Return the number of blocks that tables are padded to; the kernel starts a program per SPLIT keys of a table.
 
     >>> [table_width(blocks, block_size=64, limit=100) for blocks in (1, 16, 17, 65)]
     [16, 16, 64, 100]
@@ -208,7 +210,7 @@ def table_width(blocks: int, block_size: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Inputs of a decode step at fixed addresses. Two copies fill them, as a copy costs more than its bytes."""
+    """Inputs of a decode step at fixed addresses, in two tensors, because each copy to the device has a fixed cost."""
 
     longs: Tensor  # token ids, positions and slots
     ints: Tensor  # lengths and tables
@@ -250,17 +252,17 @@ class DecodeInputs:
 
 
 def decode(model: LoadedModel, inputs: DecodeInputs, cache: Sequence[LayerCache]) -> tuple[Tensor, Tensor | None]:
-    """Logits after one token of each sequence, and its experts; shapes depend on the inputs' shapes alone."""
+    """Logits after one token of each sequence, and its experts; their shapes depend only on those of the inputs."""
     rows = torch.arange(len(inputs.token_ids), device=inputs.token_ids.device)
     logits = forward(model.module, inputs.token_ids, inputs.positions, rows, Paged(cache, inputs.tables))
     return logits, None if model.routers is None else model.routers.chosen()
 
 
 def new_graphs(model: LoadedModel, settings: EngineSettings, pages: bool, width: int) -> DecodeGraphs | None:
-    """Graphs for this model, or None if unsupported; `width` is the maximum of blocks per sequence."""
+    """CUDA graphs for this model, or None if unsupported; `width` is the maximum number of blocks per sequence."""
     config = model.module.config.get_text_config()
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # These check the longest position on the host in every step, which a graph cannot.
+    # These check the longest position on the host in every step, which a graph cannot do.
     is_fixed = scaling.get("rope_type") not in ("dynamic", "longrope")
     if not settings.cuda_graphs or not pages or not is_fixed:
         return None
@@ -272,7 +274,7 @@ Shape: TypeAlias = tuple[int, int]  # sequences, and blocks of each
 
 
 class DecodeGraphs:
-    """Graphs by batch size, table width and adapter, captured when they are first needed."""
+    """CUDA graphs of decode steps by batch size, table width and adapter, captured when they are first needed."""
 
     def __init__(self, model: LoadedModel, sequences: int, width: int, device: torch.device) -> None:
         self._model = model
@@ -299,7 +301,7 @@ class DecodeGraphs:
         return logits[:count], None if experts is None else experts[:count]
 
     def drop(self) -> None:
-        """Drop all graphs and their memory, because the addresses they refer to become invalid."""
+        """Drop all graphs and their memory, before the addresses they refer to become invalid."""
         self._captured.clear()
         self._memory = None
 

@@ -67,7 +67,7 @@ def reply(
             raise Refused("stream_options are for streams; write stream: true", field="stream_options")
         return WholeReply(served.in_flight, requested, response_format)
     if requested.wants_prompt_logprobs:
-        raise Refused("prompt_logprobs do not come in a stream; write stream: false", field="prompt_logprobs")
+        raise Refused("prompt_logprobs cannot be streamed; write stream: false", field="prompt_logprobs")
     return StreamReply(
         served.in_flight, requested, response_format, bool(body.stream_options and body.stream_options.include_usage)
     )
@@ -105,7 +105,7 @@ def models_router(served: EngineApp) -> APIRouter:
 
 def adapters_router(served: EngineApp) -> APIRouter:
     router = APIRouter()
-    one_at_a_time = threading.Lock()  # loading checks the names, takes a while, and then changes them
+    one_at_a_time = threading.Lock()  # between checking the names and changing them
 
     @router.post("/v1/load_lora_adapter")
     def load_lora_adapter(body: LoadBody) -> PlainTextResponse:
@@ -161,7 +161,7 @@ class ImageUrl(BaseModel):
 
 
 class MessagePart(BaseModel):
-    """A part of a message: text, or an image as a data URL; this engine reads no videos or sounds."""
+    """A part of a message: text, or an image as a data URL. Video and audio are not supported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -171,7 +171,7 @@ class MessagePart(BaseModel):
 
 
 class Message(BaseModel):
-    """A message; what else it holds is for the chat template."""
+    """A message; the chat template gets its other fields too."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -187,9 +187,7 @@ class Message(BaseModel):
             return self.content
         for part in self.content:
             if not ((part.type == "text" and part.text is not None) or (part.type == "image_url" and part.image_url)):
-                raise Refused(
-                    f"a message has a part of type {part.type}; text and image_url are read", field="messages"
-                )
+                raise Refused(f"a message has a part of type {part.type}; use text and image_url", field="messages")
         if not self.image_urls:
             return "".join(part.text or "" for part in self.content)
         return [
@@ -232,7 +230,7 @@ class ChatFormat:
         return {**answer, **self._prompt()}
 
     def opening(self) -> Iterable[Json]:
-        """Every message begins with who speaks."""
+        """The role of each message, in a first event without text."""
         delta = {"role": "assistant", "content": ""}
         for index in range(self._requested.samples):
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -301,7 +299,7 @@ def chat_router(served: EngineApp) -> APIRouter:
 
 
 def prompt_of(served: EngineApp, body: ChatBody) -> tuple[tuple[int, ...], tuple[Image, ...]]:
-    """Tokens of a conversation, and its images."""
+    """Token ids of a conversation, and its images."""
     files = [from_data_url(url) for message in body.messages for url in message.image_urls]
     token_ids = served.codec.encode_chat(
         [message.for_template() for message in body.messages],
@@ -313,7 +311,7 @@ def prompt_of(served: EngineApp, body: ChatBody) -> tuple[tuple[int, ...], tuple
         return token_ids, ()
     processor = served.engine.model.processor
     if processor is None:
-        raise Refused(f"a message has {len(files)} images, but the model reads text alone", field="messages")
+        raise Refused(f"the messages have {len(files)} images, but the model reads text alone", field="messages")
     expanded, images = processor.expand(token_ids, files)
     return tuple(expanded), images
 
@@ -325,7 +323,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 class CompletionBody(OpenAIFields):
     prompt: str | Tokens | list[str] | list[Tokens]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token alone
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the sampled token only
     add_special_tokens: bool = True
 
 
@@ -335,7 +333,7 @@ class CompletionFormat:
     def __init__(self, served: EngineApp, body: CompletionBody, requested: GenerateRequest) -> None:
         self._served, self._body, self._requested = served, body, requested
         self._created = int(time.time())
-        self._offsets: dict[int, int] = {}  # where the next token of each completion begins in its text
+        self._offsets: dict[int, int] = {}  # of each completion's next token in its text
 
     def whole(self, samples: list[Sample]) -> Json:
         choices = [
@@ -392,7 +390,7 @@ class CompletionFormat:
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
     def _first(self, samples: list[Sample], sample: Sample) -> Sample:
-        """The first completion of the same prompt, with which the prompt was scored."""
+        """First completion of the same prompt, which has the prompt's log-probs."""
         return samples[sample.index - sample.index % self._requested.samples]
 
 
@@ -420,7 +418,7 @@ def completions_router(served: EngineApp) -> APIRouter:
 
 
 def prompts_of(served: EngineApp, body: CompletionBody) -> tuple[tuple[int, ...], ...]:
-    """The prompts as tokens: there may be one or several, each text or tokens already."""
+    """Token ids of the prompts: one or several, each given as text or as token ids."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return (served.codec.encode(prompt, body.add_special_tokens),)

@@ -84,7 +84,7 @@ def _attend(  # type: ignore[no-untyped-def]
         is_seen = (at + column)[None, :] <= position[:, None]
         # Padding rows see every key, so that no row is without one.
         scores = tl.where((is_seen | ~is_row[:, None]) & is_key[None, :], scores, float("-inf"))
-        # A row may see no key of this tile, but it saw one of an earlier tile.
+        # A row may see no key of this tile, but then it saw one of an earlier tile.
         maximum = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp(scores - maximum[:, None])
         decay = tl.exp(largest - maximum)

@@ -1,4 +1,4 @@
-"""HTTP requests of the built-in engine: their fields, those in flight, and the parts of replies that routes share."""
+"""HTTP requests of the built-in engine: fields, requests in flight, and the parts of responses that routes share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def weight_versions(sample: Sample) -> list[Json]:
 
 
 def prompt_logprobs(sample: Sample) -> list[Json | None] | None:
-    """The log-probability of each token of the prompt, by its id; nothing precedes the first, so it has none."""
+    """Log-prob of each prompt token, by its id, in vLLM's format; None for the first, which nothing precedes."""
     if sample.prompt_logprobs is None:
         return None
     reply: list[Json | None] = [None]
@@ -88,7 +88,9 @@ T = TypeVar("T")
 class ResponseFormat(Protocol):
     """Response format of one route."""
 
-    def whole(self, samples: list[Sample]) -> Json: ...
+    def whole(self, samples: list[Sample]) -> Json:
+        """Body of a response that is not streamed."""
+        ...
 
     def opening(self) -> Iterable[Json]:
         """First events of a stream."""
@@ -176,12 +178,12 @@ def _event(chunk: Json) -> str:
 
 MOST_SAMPLES = 4096  # of one request, over all its prompts
 
-# Metadata, or requests for the default: the tokens are the same with and without them.
+# Fields that do not change the tokens.
 WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "session_id"}
 )
 
-# Not offered, but clients send them with the value that changes nothing; null never does.
+# Unsupported fields, with the values that have no effect; null has none in any of them.
 NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -233,12 +235,12 @@ NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 
 class StrictBody(BaseModel):
-    """A request body that refuses unknown fields, unless they change nothing."""
+    """A request body that refuses unknown fields, unless they have no effect."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _nothing_ignored(self) -> StrictBody:
+    def _refuse_unknown(self) -> StrictBody:
         if refused := refused_fields(self.model_extra or {}, type(self).model_fields):
             raise ValueError("; ".join(refused))
         return self
@@ -266,12 +268,12 @@ def _why_refused(name: str, value: Any, known: Collection[str]) -> str:
     return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
 
-ID_PATTERN = r"^[!-~]{1,256}$"  # it is written in answers and logs
+ID_PATTERN = r"^[!-~]{1,256}$"  # ids are written to responses and logs
 RequestId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 
 
 def request_id_of(request: HttpRequest, given: str | None) -> str:
-    """The client's id of a request, from its header or body, or a new one."""
+    """Id of a request: the client's, from its header or body, else a new one."""
     header = request.headers.get("x-request-id")
     if header is not None and not re.match(ID_PATTERN, header):
         raise Refused("X-Request-Id must be 1 to 256 visible ASCII characters", field="request_id")
@@ -301,7 +303,7 @@ class SamplingFields(StrictBody):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the prompt's own tokens alone
+    prompt_logprobs: Annotated[int, Field(ge=0, le=1)] | None = None  # of the prompt's tokens, no others
 
     @property
     def samples(self) -> int:
@@ -389,17 +391,17 @@ class ProgressQueue:
         self._pending.append((index, progress))
         if (self._wakes_for_each or progress.finish is not None) and not self._called:
             self._called = True
-            with suppress(RuntimeError):  # the server's loop has ended
+            with suppress(RuntimeError):  # the server's event loop has ended
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
     def last_of(self, index: int) -> Progress | None:
-        """The end of a completion, if it has arrived and was not taken."""
+        """Last progress of a completion, if it has arrived and was not taken yet."""
         pending = list(self._pending)
         return next((each for owner, each in pending if owner == index and each.finish is not None), None)
 
     async def take(self) -> Iterator[tuple[int, Progress]]:
         await self._arrived.wait()
-        # In this order, so that concurrent deliveries are either taken below or wake again.
+        # In this order, so that concurrent deliveries are either taken below or wake this request again.
         self._arrived.clear()
         self._called = False
         return merged([self._pending.popleft() for _ in range(len(self._pending))])
@@ -465,7 +467,7 @@ class InFlightRequests:
         if (completions := len(requested.prompts) * requested.samples) > MOST_SAMPLES:
             raise Refused(
                 f"{len(requested.prompts)} prompts with n = {requested.samples} are {completions} completions; "
-                f"one request may ask for {MOST_SAMPLES}",
+                f"request at most {MOST_SAMPLES} at once",
                 field="n",
             )
 
@@ -478,7 +480,7 @@ class RequestInFlight:
         self._request = requested
         streams = each_piece or bool(requested.text and requested.text.stops)
         self._requests = requested.requests(streams)
-        self.samples: list[Sample] = []  # of the requests that the engine took
+        self.samples: list[Sample] = []  # of the requests that the engine accepted
         self._progress = ProgressQueue(streams)
 
     @property
@@ -486,7 +488,7 @@ class RequestInFlight:
         return [request.request_id for request in self._requests]
 
     async def submit(self) -> None:
-        """Submit all completions; images are cut into patches on another thread, so that the loop serves others."""
+        """Submit all completions. Images are processed in a thread, so that the event loop is not blocked."""
         if not any(sampling.images for sampling in self._request.samplings):
             self._submit()
             return
@@ -494,7 +496,7 @@ class RequestInFlight:
         try:
             await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            await asyncio.wait([submitting])  # the thread cannot be stopped, and what it submits must be aborted
+            await asyncio.wait([submitting])  # the thread cannot be stopped, and its completions must be aborted
             raise
 
     def _submit(self) -> None:
@@ -532,7 +534,7 @@ class RequestInFlight:
 
     async def _abort(self, engine_ids: list[str]) -> None:
         if engine_ids and self._engine.failure is None:
-            await asyncio.to_thread(self._engine.abort, engine_ids)  # it waits for the end of a step
+            await asyncio.to_thread(self._engine.abort, engine_ids)  # waits for the end of a step
 
 
 def engine_lost(engine: TorchEngine) -> EngineLost:
@@ -544,7 +546,7 @@ class ModelNames:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.adapters: dict[str, str] = {}  # the folder of each
+        self.adapters: dict[str, str] = {}  # name -> folder
 
     def adapter(self, requested: str | None) -> str | None:
         """Adapter named by a request, or None for the base model."""
@@ -558,7 +560,7 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class EngineApp:
-    """An engine behind a server."""
+    """The engine that a server serves, and what its routes need."""
 
     engine: TorchEngine
     codec: TextCodec

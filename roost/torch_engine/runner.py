@@ -25,7 +25,7 @@ from roost.torch_engine.update import Adapters
 from roost.vision.tower import FeatureCache
 
 NEVER = float("-inf")
-LARGEST_MASK = 1024  # token ids returned for one token; a larger set is not, as it would be most of a reply
+LARGEST_MASK = 1024  # token ids; a larger sampling mask is not returned, because it would be most of a response
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SamplingBatch:
     temperatures: Tensor | None
     min_p: tuple[Tensor, Tensor] | None  # rows, and the log of their min-p
     top: TopFilter | None
-    masked: Tensor | None  # rows that return what they were sampled from
+    masked: Tensor | None  # rows that return their sampling mask
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], device: torch.device) -> SamplingBatch:
@@ -99,7 +99,7 @@ def sample(logits: Tensor, batch: SamplingBatch, uniforms: NDArray[np.float64]) 
     if batch.temperatures is not None:
         logits = logits / batch.temperatures[:, None]
     logits = _filtered(logits, batch)
-    tokens = _inverse(logits, torch.from_numpy(uniforms).to(logits.device))
+    tokens = _inverse_transform(logits, torch.from_numpy(uniforms).to(logits.device))
     if batch.is_greedy is not None:
         tokens = torch.where(batch.is_greedy, logits.argmax(-1), tokens)
     sampled = _with_logprobs(logits, tokens)
@@ -125,7 +125,7 @@ def _masks(logits: Tensor, rows: Tensor) -> dict[int, Ids]:
     return dict(zip(rows.tolist(), np.split(ids, ends), strict=True))
 
 
-def _inverse(logits: Tensor, uniforms: Tensor) -> Tensor:
+def _inverse_transform(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse transform sampling, in double precision, because a vocabulary has a long tail."""
     probabilities = logits.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
@@ -160,7 +160,7 @@ def _thresholds(logits: Tensor, top: TopFilter) -> Tensor:
     least = ordered.gather(-1, torch.where(counts == 0, vocabulary, counts)[:, None] - 1)
     if top.shares is None:
         return least.squeeze(-1)
-    # Top-k keeps ties with its last token; those within the table also count for top-p.
+    # Top-k keeps ties with its last token; those in `ordered` also count for top-p.
     ordered = ordered.masked_fill(ordered < least, NEVER)
     cumulative = ordered.softmax(-1).cumsum(-1, dtype=torch.float64)
     # A token is kept if the cumulative probability before it is below top_p; the first always is.
@@ -212,7 +212,7 @@ class Runner:
         self._pages = pages
         self._graphs = graphs
         self._features = None if model.processor is None else FeatureCache(model.module.base_model, model.processor)
-        self.routing: RoutingTable | None = None  # filled if there is one
+        self.routing: RoutingTable | None = None  # set by the engine once routed experts are requested
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], cache: Sequence[LayerCache]) -> Tensor:
@@ -224,7 +224,7 @@ class Runner:
         # Adapters hook into layers, which would be compiled again for every combination of adapters.
         is_eager = self._model.is_compiled and self._adapters.names
         stance = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
-        # A first prompt as long as a dimension of the model must not bind the two: all others would be compiled again.
+        # Else torch.compile takes a first prompt as long as a dimension of the model for that, and recompiles later.
         with stance, shape_settings.patch(use_duck_shape=False):
             if self._graphs is not None and is_decode and len(set(adapters)) == 1:
                 logits, experts = self._graphs.run(batch, cache, adapters[0])
@@ -247,7 +247,7 @@ class Runner:
         return logits
 
     def _with_images(self, chunks: Sequence[Chunk], batch: Batch, token_ids: Tensor) -> tuple[Ints, Tensor | None]:
-        """Positions of a batch's tokens, three each where prompts have images, and embeddings if any are images."""
+        """Positions of a batch's tokens, three each if prompts have images, and embeddings if it has image tokens."""
         if self._features is None or all(chunk.tracked.layout is None for chunk in chunks):
             return batch.positions, None
         positions = np.repeat(batch.positions[None], 3, axis=0)
@@ -262,12 +262,12 @@ class Runner:
                 if start < end:
                     if embeddings is None:
                         embeddings = self._model.module.get_input_embeddings()(token_ids)
-                    shown = self._features.get(image)[start - span.start : end - span.start]
-                    embeddings[first + start - chunk.start : first + end - chunk.start] = shown
+                    features = self._features.get(image)[start - span.start : end - span.start]
+                    embeddings[first + start - chunk.start : first + end - chunk.start] = features
         return positions, embeddings
 
     def forget_images(self) -> None:
-        """Drop embeddings of images, as the weights that made them have changed."""
+        """Drop cached image embeddings, because the weights have changed."""
         if self._features is not None:
             self._features.clear()
 
@@ -289,14 +289,14 @@ class Runner:
 
 
 def _prepare_decode(chunks: Sequence[Chunk]) -> None:
-    """Enable gathered keys and values for sequences that decode from the next step, when their blocks are filled."""
+    """Enable gathered keys and values for sequences that decode from the next step on."""
     for chunk in chunks:
         if chunk.makes_token and chunk.tracked.gathered is None:
             chunk.tracked.gathered = Gathered()
 
 
 def without_stops(logits: Tensor, sequences: Sequence[Tracked]) -> Tensor:
-    """Logits without the stop tokens of sequences that have fewer than their `min_tokens`."""
+    """Logits in which sequences with fewer than `min_tokens` cannot stop."""
     early = [
         (row, token_id)
         for row, each in enumerate(sequences)
@@ -311,7 +311,7 @@ def without_stops(logits: Tensor, sequences: Sequence[Tracked]) -> Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Penalties:
-    """Repetition penalties of the rows of a batch, and the tokens that each row's sequence has."""
+    """Repetition penalties of the rows of a batch, and the tokens in each row's sequence."""
 
     factors: Tensor  # [rows, 1]
     seen: Tensor  # [rows, vocabulary]
@@ -338,7 +338,7 @@ class Penalties:
         self.seen[range(len(token_ids)), list(token_ids)] = True
 
 
-# A sequence, its next token, the token's log-prob and its sampling mask, which may be None.
+# A sequence, its next token, the token's log-prob and its sampling mask, if any.
 NewToken: TypeAlias = tuple[Tracked, int, float, Ids | None]
 
 
@@ -353,7 +353,7 @@ class Sampler:
 
     @torch.inference_mode()
     def next_tokens(self, chunks: Sequence[Chunk], logits: Tensor) -> Iterable[NewToken]:
-        """Sample a token for every sequence that is computed to its end; rows are in chunk order."""
+        """Sample a token for every sequence that is computed to its end; rows of logits are in chunk order."""
         sequences: list[Tracked] = []
         rows: list[int] = []
         row = 0

@@ -13,14 +13,14 @@ from roost.torch_engine.scheduler import Progress
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """Text that may be shown now, and the stop string that ended it, if one did."""
+    """Text that may be returned now, and the stop string that ended it, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopScanner:
-    """Looks for stop strings, and keeps back text that may turn out to be the beginning of one.
+    """Looks for stop strings, and holds back text that may be the beginning of one.
 
     >>> scanner = StopScanner(("END",))
     >>> scanner.add("one E").text, scanner.add("N"), scanner.add("D two")
@@ -38,9 +38,9 @@ class StopScanner:
             start, stop = found
             self._held_back = ""
             return Scanned(text[: start + len(stop)] if self._keeps_stop else text[:start], stop)
-        shown = len(text) - _length_of_beginning(text, self._stops)
-        self._held_back = text[shown:]
-        return Scanned(text[:shown])
+        end = len(text) - _length_of_beginning(text, self._stops)
+        self._held_back = text[end:]
+        return Scanned(text[:end])
 
     def rest(self) -> str:
         """Return the held-back text at the end."""
@@ -70,9 +70,9 @@ def _length_of_beginning(text: str, stops: tuple[str, ...]) -> int:
     return 0
 
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no character, or not yet
-CONTEXT = 6  # tokens before a new one that decide how it is written, such as whether a space precedes it
-WINDOW = 24
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not a character, or not a complete one
+CONTEXT = 6  # tokens before a new one that affect its text, such as whether a space precedes it
+WINDOW = 24  # tokens decoded together at most, until the window is cut back to CONTEXT
 
 
 class NoTokenizer(ValueError):
@@ -93,9 +93,9 @@ class TextCodec:
         try:
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # What a folder without a tokenizer raises depends on the model's family.
+            # The error for a folder without a tokenizer depends on the model's family.
             return cls(None, f"{model} has no tokenizer that can be loaded ({_first_line(error)})")
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # some families make one up, without words
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # some families create an empty one
             return cls(None, f"{model} has no tokenizer: its vocabulary is empty")
         return cls(tokenizer)
 
@@ -123,7 +123,7 @@ class TextCodec:
         continue_final_message: bool,
         template_arguments: Mapping[str, Any],
     ) -> tuple[int, ...]:
-        """The tokens of a conversation in the model's own chat template; ValueError says what is wrong with it."""
+        """Token ids of a conversation in the model's chat template; raise ValueError if the template refuses it."""
         from jinja2 import TemplateError
 
         try:
@@ -147,12 +147,12 @@ class TextCodec:
         return str(text)
 
     def token_text(self, token_id: int) -> str:
-        """One token as it is written alone."""
+        """Text of a single token."""
         return self.decode((token_id,), skip_special_tokens=False)
 
 
 class TextStream:
-    """Turns tokens into text as they come; a character of several tokens appears when it is whole."""
+    """Detokenizes incrementally; a character of several tokens is returned when it is complete."""
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
         self._codec = codec
@@ -170,16 +170,16 @@ class TextStream:
         piece = text[self._sent : whole]
         self._sent = max(self._sent, whole)
         if whole == len(text) and len(self._window) > WINDOW:
-            self._forget()
+            self._shorten_window()
         return piece
 
     def rest(self) -> str:
-        """The broken characters at the end, once no more tokens come."""
+        """Incomplete characters at the end, when no more tokens follow."""
         text = self._decoded(self._window)
         piece, self._sent = text[self._sent :], len(text)
         return piece
 
-    def _forget(self) -> None:
+    def _shorten_window(self) -> None:
         """Keep only the last tokens, unless they begin in the middle of a character."""
         window = self._window[-CONTEXT:]
         text = self._decoded(window)
@@ -200,7 +200,7 @@ class TextWanted:
 
     codec: TextCodec
     stops: tuple[str, ...] = ()
-    keeps_stop: bool = False  # a stop string or token is part of the text
+    keeps_stop: bool = False  # the stop string or token is part of the text
     skips_special: bool = True
 
 
@@ -214,12 +214,12 @@ class Piece:
     logprobs: tuple[float, ...]
     text: str
     finish: Finish | None
-    stop_reason: int | str | None  # the stop token or string; None where the model ended by itself
+    stop_reason: int | str | None  # the request's stop token or stop string that ended it, if one did
     masks: SamplingMasks | None = None  # if requested
 
 
 class Sample:
-    """Takes what the engine makes for one completion, and cuts it where a stop string appears."""
+    """One completion in progress: collects the engine's tokens, and ends where a stop string appears."""
 
     def __init__(self, index: int, prompt: tuple[int, ...], sampling: Sampling, wanted: TextWanted | None) -> None:
         self.index = index
@@ -227,7 +227,7 @@ class Sample:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self._masks: list[SamplingMasks] = []
-        self.routing: Routing | None = None  # of prompt and completion, if requested; comes at the end
+        self.routing: Routing | None = None  # of prompt and completion, if requested; set at the end
         self.text = ""
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None
@@ -247,7 +247,7 @@ class Sample:
 
     @property
     def cut_short(self) -> bool:
-        """True if it ended at a stop string, which the engine does not know of."""
+        """True if it ended at a stop string, which the engine does not look for."""
         return isinstance(self.stop_reason, str)
 
     @property
@@ -280,17 +280,17 @@ class Sample:
         return Piece(self.index, start, tokens, logprobs, text, self.finish, self.stop_reason, masks)
 
     def take_routing(self, progress: Progress | None) -> None:
-        """Take the experts of all tokens, if they came; a stop string may have ended the completion earlier."""
+        """Take the routed experts, if any, of the tokens up to a stop string."""
         if progress is not None and progress.routing is not None:
             self.routing = progress.routing[: len(self.prompt) + len(self.token_ids) - 1]
 
     def _written(self, progress: Progress) -> tuple[str, int]:
-        """The text of new tokens, and how many of them there are up to the end of a stop string."""
+        """Text of new tokens, and how many of them the completion keeps: those up to a stop string, or all."""
         if self._wanted is None:
             return "", len(progress.token_ids)
         shown = progress.token_ids
         if progress.finish is Finish.STOP and not self._wanted.keeps_stop:
-            shown = shown[:-1]  # the token that ends it is not meant to be read
+            shown = shown[:-1]  # the text does not include the stop token
         if not self._wanted.stops:
             return self._stream.add(shown), len(progress.token_ids)
         text = ""

@@ -12,7 +12,7 @@ WORDS = [
         id="built-in",
     ),
     pytest.param(
-        "the prompt has 64 tokens; a context of 64 has room for 63 and one that is made",
+        "the prompt has 64 tokens; a context of 64 has room for 63 and a generated one",
         ContextFull,
         id="built-in-late",
     ),

@@ -66,7 +66,9 @@ def test_a_share_of_a_device_is_of_this_process_alone(others: int) -> None:
 
 
 def test_a_share_that_others_have_taken_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"leaves this process 20 .* only 10 are free .* With 0.4 it fits"):
+    with pytest.raises(
+        ValueError, match=r"leaves this process 20 .* only 10 are free .* set memory_fraction to 0.4 at most"
+    ):
         cuda_room(0.5, total=100, free=10, own=30, step=5)
 
 
