@@ -20,7 +20,7 @@ class PortLeases:
         self._locks: dict[int, socket.socket] = {}
 
     def lease(self) -> int:
-        """Lease a port that nothing listens on and no other job of this machine has leased."""
+        """Lease a port on which nothing listens, and which no other job on this machine has leased."""
         for port in _candidates():
             if port in self._locks:
                 continue
@@ -72,7 +72,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _is_free(port: int) -> bool:
-    # Without SO_REUSEADDR: a port in TIME_WAIT would fail for the user's server, which may not set it.
+    # Without SO_REUSEADDR, because the server that gets the port may not set it, and would fail in TIME_WAIT.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("", port))

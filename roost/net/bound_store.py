@@ -1,7 +1,7 @@
-"""Rendezvous stores for torch process groups, as protected from other users as torch allows.
+"""Rendezvous stores for torch process groups, protected from other users as far as torch allows.
 
 torch's TCPStore listens on every interface without authentication: anyone who reaches the port can read, change and
-list its keys. So ranks of one machine use a file in a private folder. Ranks of several machines need the TCPStore,
+list its keys. So ranks on one machine use a file in a private folder. Ranks on several machines need the TCPStore,
 which then listens on the job's own address only.
 """
 
@@ -14,18 +14,18 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-BACKLOG = 2048  # as torch has it
+BACKLOG = 2048  # torch's own
 
 
 def file_store(path: Path, world_size: int, limit: timedelta) -> Store:
-    """A store of the ranks of one machine; the folder of the file must be private and the file new."""
+    """A store for ranks on one machine; the file must be new, in a private folder."""
     store = dist.FileStore(str(path), world_size)  # type: ignore[attr-defined]
     store.set_timeout(limit)
     return store
 
 
 def tcp_store(address: str, port: int, world_size: int, is_master: bool, limit: timedelta) -> Store:
-    """A TCPStore whose master listens at this address only; others may come before it does."""
+    """A TCPStore whose master listens on this address only; other ranks may connect before it listens."""
     listening = listen(address, port) if is_master else None
     return dist.TCPStore(  # type: ignore[attr-defined]
         address,
@@ -43,4 +43,4 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen at {address}:{port}: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {address}:{port}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""HTTP errors in the form that OpenAI's clients understand."""
+"""HTTP errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("roost.engine")
 
-TRIED = frozenset({"str", "int", "float", "bool"})  # types of a field that may have several
-MOST_SHOWN = 10  # of a list with a mistake in every entry
+TRIED = frozenset({"str", "int", "float", "bool"})  # pydantic adds these to the path of a field with several types
+MOST_SHOWN = 10  # lines, for a list with a mistake in every entry
 TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 
 class Refused(Exception):
-    """A request that cannot be served: the status says whose fault it is, the message what to change."""
+    """A request that cannot be served, with the HTTP status; the message says what to change."""
 
     def __init__(self, message: str, status: int = 400, field: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ def error_body(message: str, status: int, field: str | None = None) -> dict[str,
     {'error': {'message': 'n is 0', 'type': 'BadRequestError', 'param': 'n', 'code': 400}}
     """
     kind = TYPES.get(status) or HTTPStatus(status).phrase.title().replace(" ", "")
-    message = message.encode(errors="backslashreplace").decode()  # it may quote halves of characters that a client sent
+    message = message.encode(errors="backslashreplace").decode()  # it may quote lone surrogates from the request
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}
 
 
@@ -48,7 +48,7 @@ def error_response(message: str, status: int, field: str | None = None) -> JSONR
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """A ValueError inside is the client's mistake."""
+    """Context that raises a ValueError as Refused, for mistakes of the client."""
     try:
         yield
     except ValueError as error:
@@ -56,12 +56,12 @@ def refusing() -> Iterator[None]:
 
 
 def status_of(error: Exception) -> int:
-    """The status an error is answered with: its own `status`, or 500."""
+    """HTTP status for an error: its own `status`, or 500."""
     return int(getattr(error, "status", 500))
 
 
 def answer_errors(app: FastAPI, failure: type[Exception] | None = None) -> None:
-    """Answer what routes raise; a `failure` of the service is logged in one line."""
+    """Install handlers that turn exceptions of routes into error responses; a `failure` is logged in one line."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -85,7 +85,7 @@ def answer_errors(app: FastAPI, failure: type[Exception] | None = None) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        # The web server logs these itself, with where they come from.
+        # The web server logs these itself, with their traceback.
         return error_response(f"{type(error).__name__}: {error}", 500)
 
 
@@ -101,7 +101,7 @@ def error_summary(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _field(finding: Mapping[str, Any]) -> str | None:
-    """The path of a field as the client wrote it, without the part of the request and the types that were tried."""
+    """Path of a field in the body, without the types that pydantic tried."""
     path = [str(step) for step in finding["loc"][1:]]
     return ".".join(step for step in path if step not in TRIED and (step.isidentifier() or step.isdigit())) or None
 
@@ -115,7 +115,7 @@ MOST_BYTES = 256 * 2**20  # weights never travel in a body, and prompts of a mil
 
 
 class SizeLimited:
-    """Refuses bodies that are too large, before and while they come."""
+    """ASGI middleware that refuses bodies that are too large, by their announced and their actual size."""
 
     def __init__(self, app: ASGIApp, most_bytes: int = MOST_BYTES) -> None:
         self._app = app

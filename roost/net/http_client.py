@@ -20,26 +20,28 @@ LONGEST_MESSAGE = 2000  # characters; a validation error can repeat a whole prom
 CONNECT_LIMIT_S = 5.0
 KEEP_ALIVE_S = 2.0  # shorter than servers keep an idle connection: vLLM and uvicorn close it after 5 s
 
-# A machine that is gone closes no connection: without these a call would wait for its own time limit, minutes for some.
+# A lost machine does not close connections; without this limit a call would wait for its own, which may be minutes.
 GONE_AFTER_S = 30
 
 CLOSED = "the connections to this server were closed"
 
 
 def watched_socket(address: Any) -> socket.socket:
-    """A socket that fails if the other machine acknowledges nothing for GONE_AFTER_S; that of a busy server does."""
+    """Create a socket that fails if the other machine acknowledges nothing for GONE_AFTER_S, as even busy ones do."""
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
+    created = socket.socket(family, kind, protocol)
     if family in (socket.AF_INET, socket.AF_INET6):
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, seconds in (("TCP_KEEPIDLE", GONE_AFTER_S // 2), ("TCP_KEEPINTVL", GONE_AFTER_S // 6)):
+        created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = {
+            "TCP_KEEPIDLE": GONE_AFTER_S // 2,
+            "TCP_KEEPINTVL": GONE_AFTER_S // 6,
+            "TCP_KEEPCNT": 3,
+            "TCP_USER_TIMEOUT": GONE_AFTER_S * 1000,  # milliseconds
+        }
+        for name, value in options.items():
             if hasattr(socket, name):  # not on every system
-                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-        if hasattr(socket, "TCP_KEEPCNT"):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_AFTER_S * 1000)
-    return made
+                created.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return created
 
 
 class CallFailed(Exception):
@@ -47,7 +49,7 @@ class CallFailed(Exception):
 
 
 class NothingSent(CallFailed):
-    """No connection was made, so any request may be retried."""
+    """No connection was established, so any request may be retried."""
 
 
 class ClientClosed(CallFailed):
@@ -78,9 +80,9 @@ class Answer:
 class HttpClient:
     """Calls to one server. Cancelling a call closes its connection, and the server stops working on it.
 
-    A connection that is kept may be closed by the server just when it is used again; for what must not be asked twice,
-    `keep_alive=False` makes one for each call. `trust_env` takes a proxy from the environment, for servers outside the
-    cluster. Connections belong to the event loop they were made in, and each loop gets its own.
+    A server may close an idle connection just when it is reused. For calls that must not be repeated, use
+    `keep_alive=False`: a new connection for each call. `trust_env` takes a proxy from the environment, for servers
+    outside the cluster. Each event loop has its own connections.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class HttpClient:
             ) as response:
                 return Answer(response.status, await response.read(), response.headers.get("Retry-After"))
         except Exception as error:
-            if self.is_closed:  # closing breaks what is under way, and aiohttp has many words for that
+            if self.is_closed:  # closing fails calls in progress, with one of many aiohttp errors
                 raise ClientClosed(CLOSED) from error
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise NothingSent(f"no connection, {error.os_error}") from error
@@ -131,7 +133,7 @@ class HttpClient:
                 await session.close()
                 continue
             closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
-            if loop.is_running():  # in another thread; a loop that stands still closes them when it goes on
+            if loop.is_running():  # in another thread; a stopped loop closes them when it runs again
                 await asyncio.wrap_future(closing)
 
     async def _new_session(self) -> aiohttp.ClientSession:
@@ -154,7 +156,7 @@ class HttpClient:
 
 
 def proxy_for(url: str) -> str | None:
-    """Proxy for a server from the environment, unless its address is in a private network."""
+    """Proxy from the environment for a server; None if the server's address is in a private network."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     with contextlib.suppress(ValueError):
@@ -164,7 +166,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def _named(error: Exception) -> str:
-    """An error as words: some have no text."""
+    """Type and message of an error; some have no message."""
     return f"{type(error).__name__} {error}".strip()
 
 

@@ -1,4 +1,4 @@
-"""Check with one request whether a name exists on the Hugging Face hub, where its libraries would retry for long."""
+"""Check with one request whether a name exists on the Hugging Face hub; its libraries would retry for a minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 ENDPOINT = "https://huggingface.co"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-LOOK_LIMIT = 10.0  # seconds for the hub to answer
+ANSWER_LIMIT = 10.0  # seconds
 ABSENT = (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND)  # the hub answers 401 for what an anonymous user may not see
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 TRUE = ("1", "ON", "YES", "TRUE")
@@ -59,7 +59,7 @@ def check_data_set(name: str) -> tuple[Answer, str]:
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Load data sets from the cache alone in this block; else the library retries for half a minute."""
+    """Context that loads data sets from the cache only; without it the library retries for half a minute."""
     from datasets import config
     from huggingface_hub import constants
 
@@ -83,12 +83,14 @@ def ask_hub(name: str, endpoint: str, kind: str = "models") -> tuple[Answer, str
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         url = f"{endpoint.rstrip('/')}/api/{kind}/{name}"
-        urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="HEAD"), timeout=LOOK_LIMIT).close()
+        urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers, method="HEAD"), timeout=ANSWER_LIMIT
+        ).close()
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == HTTPStatus.UNAUTHORIZED and token:
             return Answer.REFUSED, f"{_token_place()} is expired or wrong; renew it with `hf auth login`, or remove it"
-        return (Answer.ABSENT if error.code in ABSENT else Answer.THERE), ""  # other errors are for the download
+        return (Answer.ABSENT if error.code in ABSENT else Answer.THERE), ""  # the download will report other errors
     except (OSError, http.client.HTTPException) as error:
         return Answer.UNREACHABLE, str(getattr(error, "reason", None) or error or type(error).__name__)
     except ValueError as error:  # HF_ENDPOINT without https://

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 Routing: TypeAlias = npt.NDArray[np.uint8 | np.int16]
 
-UNKNOWN_BYTE = 255  # in an array of bytes; -1 in others
+UNKNOWN_BYTE = 255  # an unknown expert in uint8 arrays; -1 in others
 
 
 def signed_routing(routing: Routing) -> npt.NDArray[np.int16]:
-    """The same with -1 for unknown experts.
+    """The routing as int16, with -1 for unknown experts.
 
     >>> signed_routing(np.array([3, 255], np.uint8)).tolist(), signed_routing(np.array([255, -1], np.int16)).tolist()
     ([3, -1], [255, -1])
@@ -25,12 +25,12 @@ def signed_routing(routing: Routing) -> npt.NDArray[np.int16]:
 
 
 def routing_type(experts: int) -> type[np.uint8 | np.int16]:
-    """Smallest type for the numbers of experts and one more for unknown ones."""
+    """Smallest dtype for expert numbers and the value of unknown ones."""
     return np.uint8 if experts <= UNKNOWN_BYTE else np.int16
 
 
 def encode_routing(routing: Routing) -> str:
-    """Base64 of an .npy file, as vLLM writes it.
+    """Base64 of an .npy file, vLLM's format.
 
     >>> decode_routing(encode_routing(np.array([[[3, 1]]], np.uint8))).tolist()
     [[[3, 1]]]
@@ -48,9 +48,9 @@ def decode_routing(text: str) -> Routing:
 
 
 def joined_routing(before: Routing | None, after: Routing | None) -> Routing | None:
-    """Routing of a sequence from what was known of it and that of its last request, which begins at its first token.
+    """Routing of a sequence from that of earlier requests and of its last one, both from the first token on.
 
-    What was known stays: a token is learnt from as it was computed when it was generated.
+    The earlier routing wins, so that the learner uses the experts with which a token was generated.
 
     >>> joined_routing(np.array([[[1]]], np.uint8), np.array([[[7]], [[2]]], np.uint8)).tolist()
     [[[1]], [[2]]]
@@ -62,12 +62,12 @@ def joined_routing(before: Routing | None, after: Routing | None) -> Routing | N
 
 
 def padded_routing(routing: Routing, tokens: int) -> Routing:
-    """Routing of the first `tokens` tokens, with unknown experts where it ends earlier."""
+    """Routing of the first `tokens` tokens, padded with unknown experts."""
     missing = max(0, tokens - len(routing))
     unknown = np.full((missing, *routing.shape[1:]), -1).astype(routing.dtype)
     return np.concatenate([routing[:tokens], unknown])
 
 
 def _as(routing: Routing, dtype: np.dtype[np.generic]) -> Routing:
-    """The same in another type, whose number for unknown experts may be another."""
+    """The routing in another dtype, which may have another value for unknown experts."""
     return routing if routing.dtype == dtype else signed_routing(routing).astype(dtype)

@@ -1,4 +1,4 @@
-"""Serve a web application: sockets, request-size limits, and servers in a running event loop."""
+"""Serve web applications: bound sockets, and servers in a running event loop."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-BACKLOG = 1024  # pending connections: many episodes begin at the same time
-KEEP_ALIVE_S = 60  # longer than clients keep a connection, so that none is closed just when it is reused
+BACKLOG = 1024  # pending connections; many episodes begin at the same time
+KEEP_ALIVE_S = 60  # longer than clients keep connections, so that none is closed just when it is reused
 GRACE_S = 1  # for responses in progress
 
 
 class LoopServer:
-    """Listens as soon as it is created, on any free port unless one is given.
+    """A server in the running event loop. It listens once created, on any free port unless one is given.
 
-    With `in_order` it sends pending responses and shuts the application down; otherwise open requests are dropped.
+    `graceful`: `stop` sends pending responses and shuts the application down; else it drops open requests.
     """
 
-    def __init__(self, app: Any, host: str = "127.0.0.1", port: int = 0, *, in_order: bool = False) -> None:
+    def __init__(self, app: Any, host: str = "127.0.0.1", port: int = 0, *, graceful: bool = False) -> None:
         import uvicorn
 
         bound = bound_socket(host, port)
         bound.listen(BACKLOG)  # so that no connection is refused before the server runs
         self.url = url_of(bound)
-        self._in_order = in_order
+        self._in_order = graceful
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
-                lifespan="auto" if in_order else "off",
+                lifespan="auto" if graceful else "off",
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,

@@ -1,4 +1,4 @@
-"""Start child processes that end with their parent."""
+"""Start child processes that end with their parent, and collect the logs of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from roost.procs import server_keeper
 from roost.procs.server_keeper import Link
 
-MAX_READ = 4 << 20  # bytes of a log that are carried at a time
+MAX_READ = 4 << 20  # bytes of a log that are read at a time
 LOOK_EVERY = 0.3  # seconds
 
 
@@ -30,7 +30,7 @@ def log_name(group: str, rank: int) -> str:
 
 
 def redirect_output(path: Path) -> None:
-    """Send all output of this process to a file, that of libraries and child processes included."""
+    """Send all output of this process to a file, including that of native libraries and child processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -38,18 +38,18 @@ def redirect_output(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    # Ray may have given Python streams of its own that do not lead to these descriptors.
+    # Ray may have replaced Python's streams by others, which do not write to these descriptors.
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def last_lines(path: Path, count: int, begin: int = 0) -> str:
-    """The end of a log, of what comes after its first `begin` bytes; nothing where there is none."""
+    """Last lines of a log, after its first `begin` bytes; empty if there is no log."""
     return "\n".join(_end_of(path, begin)[0].splitlines()[-count:])
 
 
 def _end_of(path: Path, begin: int = 0) -> tuple[str, int]:
-    """The last 64 KiB of a log, and the offset of what comes after them."""
+    """The last 64 KiB of a log, and the offset of its end."""
     try:
         with path.open("rb") as log:
             start = log.seek(max(begin, log.seek(0, os.SEEK_END) - 64 * 1024))
@@ -70,9 +70,9 @@ def read_from(path: Path, offset: int) -> bytes:
 
 
 class LogCollector:
-    """Brings the logs of other machines into the driver's folder, and shows lines on the console.
+    """Copies the logs of other nodes into the driver's folder, and shows lines on the console.
 
-    `fetch` asks the other machines for what is new: from the sizes of the logs that are here to the bytes that follow.
+    `fetch` takes the sizes of the logs so far, and returns the bytes that other nodes have beyond them.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LogCollector:
             self._thread.start()
 
     def stop(self) -> None:
-        """Collect what is left, and end."""
+        """Collect the rest, and stop."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5)
@@ -105,7 +105,7 @@ class LogCollector:
             self.collect()
 
     def collect(self) -> bool:
-        """One round, and whether there is more; what cannot be fetched now is fetched the next time."""
+        """Collect once; return True if there is more. Logs that cannot be fetched now are fetched the next time."""
         is_more = False
         if self._fetch is not None:
             sizes = {str(path.relative_to(self._folder)): path.stat().st_size for path in self._folder.rglob("*.log")}
@@ -126,7 +126,7 @@ class LogCollector:
                 self._show(path, self._console, is_last=True)
 
     def _show(self, path: Path, console: TextIO, is_last: bool = False) -> bool:
-        """Print whole lines with the worker's name before each; a line is cut only where it is longer than a read."""
+        """Print whole lines with the worker's name before each; only a line longer than MAX_READ is cut."""
         new = read_from(path, self._shown.get(path, 0))
         is_more = len(new) == MAX_READ
         end = len(new) if is_last else new.rfind(b"\n") + 1
@@ -140,7 +140,7 @@ class LogCollector:
 
 
 class LogTail:
-    """Reads logs below a folder as they grow; each line has its process before it."""
+    """Reads logs below a folder as they grow; each line begins with the name of its process."""
 
     def __init__(self, folder: Path, is_wanted: Callable[[str], bool]) -> None:
         self._folder, self._is_wanted = folder, is_wanted
@@ -160,7 +160,7 @@ class LogTail:
         return found
 
     def new(self) -> list[str]:
-        """Whole lines written since the last look."""
+        """Whole lines written since the last call."""
         found = []
         for path in self._logs():
             text = read_from(path, self._offsets.get(path, 0))
@@ -182,9 +182,10 @@ LINES_SHOWN = 15
 
 
 def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], log: Path | None) -> tuple[Link, int]:
-    """Start a program whose prints go to the log, or to those of this process; its keeper, and its process number.
+    """Start a program under a keeper; return the link to the keeper, and the program's pid.
 
-    Closing the link, or losing it, ends the program. OSError where it cannot be started.
+    Its output goes to the log, else to that of this process. Closing the link, or losing it, ends the program. Raise
+    OSError if it cannot be started.
     """
     link = _keeper(name, log)
     link.tell(argv=list(command), env=dict(env), log=None if log is None else str(log), owner=os.getpid())
@@ -201,9 +202,9 @@ def start_supervised(name: str, command: Sequence[str], env: Mapping[str, str], 
 
 
 def left_keepers(name: str, folder: Path) -> list[int]:
-    """Keepers that another process left, by their name and log folder; each ends together with its server.
+    """Pids of keepers that another process left, by server name and log folder; each ends together with its server.
 
-    Names repeat: every run has a rollout-0, and several runs may share a machine.
+    The log folder tells runs on the same machine apart: every run has a rollout-0.
     """
     command = _command(name, folder)
     found = []
@@ -217,7 +218,7 @@ def left_keepers(name: str, folder: Path) -> list[int]:
 
 
 def _command(name: str, folder: Path) -> list[str]:
-    # -P: the folder of the program is no place to import from; name and folder identify it in a list of processes
+    # -P: do not import from the program's folder. The name and the folder identify the keeper in a list of processes.
     return [sys.executable, "-P", server_keeper.__file__, name, str(folder)]
 
 
@@ -230,7 +231,7 @@ def _keeper(name: str, log: Path | None) -> Link:
             stdin=theirs.fileno(),
             stdout=printed,
             stderr=printed,
-            start_new_session=True,  # an interrupt from the terminal is for the owner
+            start_new_session=True,  # Ctrl-C in the terminal is for the owner only
         )
     try:
         launcher.wait(START_LIMIT)  # it exits as soon as the keeper runs

@@ -22,10 +22,10 @@ from weakref import WeakSet
 from rich.filesize import decimal
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# As Rust and C++ libraries put it into exceptions that have no errno.
+# Exceptions of Rust and C++ libraries have these messages, and no errno.
 NO_SPACE, NO_QUOTA = map(os.strerror, FULL)
-SPARE = 1 << 20  # bytes beyond a file's own: directories, metrics, samples
-LITTLE = 256 << 20  # bytes free on a file system that a large write has filled
+SPARE = 1 << 20  # bytes for other files: directories, metrics, samples
+LITTLE = 256 << 20  # bytes; a file system with less free may have been filled by a large write
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -45,13 +45,13 @@ class FileSystem:
     @classmethod
     def of(cls, path: Path) -> FileSystem:
         """The file system of a path, which need not exist yet."""
-        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).resolve()
-        # Of several mounts in one place the last is the visible one.
-        import psutil  # not above: a plain install, which only plans, has none
+        import psutil  # not at module level: a plan-only install lacks it
 
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists()).resolve()
+        # Of several mounts at one path, the last is the visible one.
         mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-        mount = next((folder for folder in (there, *there.parents) if folder in mounts), Path("/"))
-        usage = shutil.disk_usage(there)
+        mount = next((folder for folder in (existing, *existing.parents) if folder in mounts), Path("/"))
+        usage = shutil.disk_usage(existing)
         return cls(str(mount), mounts.get(mount, ""), usage.free, usage.total)
 
     def __str__(self) -> str:
@@ -66,15 +66,16 @@ def check_room(path: Path, needed: int, what: str) -> None:
 
 
 def disk_full(path: Path, what: str, needed: int | None = None) -> DiskFull:
-    """The error for something that could not be written."""
-    wants = f", {decimal(needed)} needed" if needed is not None else ""
-    return DiskFull(f"disk full: cannot write {what} to {path}: {FileSystem.of(path)}{wants}")
+    """Error for something that could not be written."""
+    need = f", {decimal(needed)} needed" if needed is not None else ""
+    return DiskFull(f"disk full: cannot write {what} to {path}: {FileSystem.of(path)}{need}")
 
 
 def is_disk_full(error: BaseException, folder: Path | None = None) -> bool:
     """Return True if an error, or one in its chain of causes, comes from a full disk.
 
-    The message alone counts only if the file system of `folder` is nearly full: shared memory and inotify use it too.
+    A message without errno counts only if the file system of `folder` is nearly full: full shared memory and inotify
+    have the same message.
 
     >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device")), is_disk_full(OSError(errno.EIO, "I/O error"))
     (True, False)
@@ -98,13 +99,13 @@ def full_shared_memory(error: BaseException, folder: Path = SHARED_MEMORY) -> st
 
 def _is_nearly_full(folder: Path) -> bool:
     """Return True if a file system is nearly full or out of inodes; f_files is 0 if they are not limited."""
-    there = FileSystem.of(folder)
-    inodes = os.statvfs(there.mount)
-    return there.free < LITTLE or (inodes.f_files > 0 and inodes.f_favail == 0)
+    file_system = FileSystem.of(folder)
+    inodes = os.statvfs(file_system.mount)
+    return file_system.free < LITTLE or (inodes.f_files > 0 and inodes.f_favail == 0)
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that led to it."""
+    """An error with all its causes and contexts."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -117,7 +118,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 LOCK_FILE = ".lock"
 LONGEST_HOLDER = 1 << 12  # bytes
-READERS_S = 2.0  # longest wait for those that only look at a lock
+READERS_S = 2.0  # longest wait for processes that only check whether the lock is held
 LOOK_EVERY = 0.02  # seconds
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -137,7 +138,7 @@ class NoLocks(OSError):
 class FolderLock:
     """An exclusive lock on a folder, held until `release()` or the end of this process.
 
-    A fork of the process does not hold it, and neither does a program that it starts.
+    Neither a fork of the process nor a program that it starts holds the lock.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -155,10 +156,10 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: str | Path) -> FolderLock:
-        """Lock a folder that exists.
+        """Lock an existing folder.
 
-        Raises `FolderHeld` if another process, or this one, holds it already, and `NoLocks` if it cannot be locked.
-        Waits a little for processes that share the lock for a moment to see if it is held.
+        Raise `FolderHeld` if another process, or this one, holds it already, and `NoLocks` if it cannot be locked. Wait
+        briefly for processes that take a shared lock to check whether the folder is held.
         """
         place = Path(folder)
         descriptor = os.open(place / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -201,7 +202,7 @@ def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
     return True
 
 
-# The lock belongs to the open file, which a fork shares. Closed in the fork, it stays with the process that took it.
+# A lock belongs to the open file, which a fork shares. So the fork closes the file, and only this process holds it.
 _held: WeakSet[FolderLock] = WeakSet()
 
 
@@ -251,7 +252,7 @@ _HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+): (.*)")
 
 
 def _has_open(pid: int, file: Path) -> bool:
-    """Return True if a process has a file open, without a lock of our own that could disturb a starting run."""
+    """Return True if a process has a file open. Unlike taking a lock, this cannot disturb a starting run."""
     wanted = file.stat()
     for link in Path(f"/proc/{pid}/fd").glob("*"):
         with contextlib.suppress(OSError):
@@ -280,7 +281,7 @@ def unfinished(folder: Path) -> Path:
 
 
 def put_in_place(folder: Path, is_durable: bool = True) -> None:
-    """Rename what was written to `unfinished(folder)`, then remove what had its name; `is_durable`: flush it first."""
+    """Rename `unfinished(folder)` to `folder`, and remove the previous one. `is_durable`: fsync before and after."""
     draft, replaced = unfinished(folder), folder.with_name(folder.name + REPLACED)
     for path in (*draft.rglob("*"), draft) if is_durable else ():
         _sync(path)
@@ -311,19 +312,20 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-DRAFT_S = 3600.0  # a folder that has no name after this time belongs to a process that was killed
+DRAFT_S = 3600.0  # a folder still unnamed after this time was left by a killed process
 
 
 class ScratchFolder:
-    """A private folder that is locked as long as this process lives and has not removed it.
+    """A private temporary folder, locked until it is removed or this process ends.
 
-    On a file system without locks it is not locked, and stays there if the process is killed.
+    If the process is killed, the next scratch folder of its kind removes the old one. On a file system without locks,
+    it stays.
     """
 
     def __init__(self, kind: str, parent: Path | str | None = None) -> None:
         place = Path(parent) if parent is not None else Path(tempfile.gettempdir())
         _clear(place, kind)
-        # Locked before it has its name: a folder of that name without a holder is free to be removed.
+        # Locked before it gets its name, because others remove a folder of that name without a holder.
         draft = Path(tempfile.mkdtemp(prefix=f".roost-{kind}-", dir=place))
         try:
             self._lock = _locked(draft)
@@ -349,7 +351,7 @@ def _locked(draft: Path) -> FolderLock | None:
 
 
 def _clear(place: Path, kind: str) -> None:
-    """Remove folders of this user whose holders have ended; what cannot be locked stays."""
+    """Remove this user's scratch folders whose holders have ended; those that cannot be locked stay."""
     for folder in (*place.glob(f"roost-{kind}-*"), *place.glob(f".roost-{kind}-*")):
         try:
             if _may_be_left(folder) and os.access(folder, os.W_OK):

@@ -1,4 +1,4 @@
-"""Watches an event loop from a thread: code that blocks it holds up everything in the process, without a word."""
+"""Watch an event loop from a thread, and report code that blocks it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-LIMIT_S = 10.0  # without a turn of the loop
+LIMIT_S = 10.0  # that the loop may be blocked
 EVERY_S = 0.5
 ROOST = str(Path(__file__).parents[1])
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -40,7 +40,7 @@ class LoopWatch:
         threading.Thread(target=self._watch, args=(watched,), name="roost-loop-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """To be called in the loop."""
+        """Stop watching. Call it in the loop."""
         self._is_over.set()
         if self._beat is not None:
             self._beat.cancel()
@@ -54,30 +54,30 @@ class LoopWatch:
         looked_at = time.monotonic()
         while not self._is_over.wait(self._every_s):
             now, ran_at = time.monotonic(), self._ran_at
-            # A machine that sleeps or is overloaded holds up this thread as well: that is no fault of the code.
-            was_held_up, looked_at = now - looked_at > self._every_s + self._limit_s / 2, now
+            # If the machine sleeps or is overloaded, this thread is delayed as well, and no code is to blame.
+            was_delayed, looked_at = now - looked_at > self._every_s + self._limit_s / 2, now
             if blocked_since and ran_at > blocked_since:
                 self._report(f"the event loop runs again after {ran_at - blocked_since:.0f} s")
                 next_limit, blocked_since = self._limit_s, 0.0
-            if now - ran_at < next_limit or was_held_up:
+            if now - ran_at < next_limit or was_delayed:
                 continue
             frame = sys._current_frames().get(watched)
             if frame is None:
                 return  # the thread of the loop is gone
             if is_idle(frame):
-                continue  # it waits for events: the machine is too busy to let it run
+                continue  # the loop waits for events; the machine is too busy to run it
             blocked_since, next_limit = ran_at, 3 * next_limit
             self._report(f"the event loop has not run for {now - ran_at:.0f} s: {blocking(frame)} blocks it; {ADVICE}")
 
 
 def is_idle(frame: FrameType) -> bool:
-    """Return True if the loop runs no callback and no task."""
+    """Return True if the loop is not running a callback or task."""
     stack = _stack(frame)
     return not any(_is_handle(one) or one.f_code.co_flags & inspect.CO_COROUTINE for one in stack)
 
 
 def blocking(frame: FrameType) -> str:
-    """The function, file and line in a stack that a user can change: their own code before libraries and Roost."""
+    """Function, file and line of the blocking code: the user's own, if there is any, before libraries and Roost."""
     stack = _stack(frame)
     own = _outside(stack, (*LIBRARIES, ROOST))
     coroutines = [one for one in stack if one.f_code.co_flags & inspect.CO_COROUTINE]
@@ -87,7 +87,7 @@ def blocking(frame: FrameType) -> str:
 
 
 def _stack(frame: FrameType) -> list[FrameType]:
-    """The frame and those that called it, the innermost first."""
+    """The frame and its callers, innermost first."""
     stack: list[FrameType] = []
     current: FrameType | None = frame
     while current is not None:
@@ -102,12 +102,12 @@ def _is_handle(frame: FrameType) -> bool:
 
 
 def _outside(stack: Sequence[FrameType], folders: Sequence[str]) -> list[FrameType]:
-    """Frames whose code is in none of the folders, down to the event loop: those that called the loop do not count."""
+    """Frames whose code is in none of the folders, without callers of the event loop."""
     found = []
     for one in stack:
         name = one.f_code.co_filename
         if _is_handle(one):
-            break  # what comes before it called the loop
+            break  # the remaining frames are callers of the loop
         if not name.startswith(tuple(f"{folder}/" for folder in folders)) and not name.startswith("<frozen"):
             found.append(one)
     return found

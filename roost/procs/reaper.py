@@ -1,9 +1,9 @@
-"""Reaper: ends the processes that a killed driver leaves of its local Ray.
+"""Reaper: ends the processes of a local Ray that a killed driver leaves behind.
 
-Ray's processes usually notice the end of their driver. This small process waits for it as well, through a pipe that
-closes however the driver ends, then ends the remaining processes and removes their folder.
-They are identified by a mark in their environment, or by a parent that has it: a process that changes its title
-overwrites parts of its environment, and only its parent then identifies it.
+Ray's processes usually notice the end of their driver. This small process waits for it as well, by a pipe that closes
+however the driver ends, then ends the remaining processes and removes their folder.
+It recognizes them by a mark in their environment, or in that of an ancestor: a process that changes its title
+overwrites parts of its environment.
 
 The file is also that process's program, run by its path, so it imports nothing but the standard library.
 """
@@ -24,7 +24,7 @@ MARK = "ROOST_LOCAL_RAY"
 LOOK_EVERY = 10.0  # seconds; children must be seen while their parent is alive
 GRACE = 5.0  # seconds for Ray to end by itself
 ROUNDS = 50
-QUIET = 5  # rounds in which nothing is seen, until nothing is left: one that is just being started shows no environment
+QUIET = 5  # rounds without any process before it stops: a starting process has no environment for a moment
 
 
 def marked(mark: str) -> list[int]:
@@ -45,25 +45,25 @@ class Ours:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._known: dict[int, str] = {}  # by number, with the time at which each was started
+        self._known: dict[int, str] = {}  # pid -> start time
 
     def running(self) -> list[int]:
         """Known processes that have not ended."""
-        there = dict(_running())
+        running = dict(_running())
         ours = set(marked(self._mark)) | {
-            pid for pid, started in self._known.items() if pid in there and there[pid][1] == started
+            pid for pid, started in self._known.items() if pid in running and running[pid][1] == started
         }
         count = 0
         while count < len(ours):
             count = len(ours)
-            ours |= {pid for pid, (parent, _) in there.items() if parent in ours}
+            ours |= {pid for pid, (parent, _) in running.items() if parent in ours}
         ours.discard(os.getpid())
-        self._known = {pid: there[pid][1] for pid in ours if pid in there}
+        self._known = {pid: running[pid][1] for pid in ours if pid in running}
         return list(self._known)
 
 
 def _running() -> Iterator[tuple[int, tuple[int, str]]]:
-    """All running processes of the machine, with parent and start time."""
+    """All running processes of the machine by pid, with their parent and start time."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -87,7 +87,7 @@ def _end(ours: Ours) -> None:
     while ours.running() and time.monotonic() < deadline:
         time.sleep(0.2)
     quiet = 0
-    for _ in range(ROUNDS):  # a process that is being ended may still start another
+    for _ in range(ROUNDS):  # a process may start another before it ends
         left = ours.running()
         quiet = 0 if left else quiet + 1
         if quiet == QUIET:

@@ -1,9 +1,8 @@
-"""The keeper of a server: a small process that starts it, and ends it with all it started, however its owner ends.
+"""The keeper of a server: a small process that starts it, and ends it and its descendants when its owner ends.
 
-An owner that is killed cannot end anything, and the kernel's own signal for that case comes when the thread that
-started the process ends, and reaches no grandchildren. So the keeper stands between the two: the owner's end of a
-socket closes with the owner, and processes that lose their parent become the keeper's own children, so none gets out
-of its sight.
+An owner that is killed cannot end anything. The kernel's parent-death signal comes as soon as the thread that started
+the process ends, and does not reach grandchildren. So the keeper stands between the two: its socket to the owner closes
+with the owner, and orphaned descendants become the keeper's own children (PR_SET_CHILD_SUBREAPER).
 
 The file is also the keeper's program, run by its path, so it imports nothing of Roost.
 """
@@ -24,13 +23,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-with contextlib.suppress(ModuleNotFoundError):  # a plain install, which only plans, has none and keeps no server
+with contextlib.suppress(ModuleNotFoundError):  # a plan-only install lacks it, and keeps no server
     import psutil
 
 SEND_LIMIT = 60.0  # seconds; messages are small, so only a hung peer delays them
 LOOK_EVERY = 0.2  # seconds between checks of the server and its owner
 CHECK_EVERY = 0.05  # seconds between checks while processes are being ended
-GRACE_OF_ORPHANS = 3.0  # seconds, for a server without its owner and for children of a dead server
+ORPHAN_GRACE = 3.0  # seconds, for a server without its owner and for children of a dead server
 TERMINATE_LIMIT = 5.0  # or the grace period, if shorter
 KILL_LIMIT = 10.0  # a process inside a device driver dies only when the driver returns
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from the kernel's prctl.h
@@ -40,11 +39,11 @@ Find: TypeAlias = "Callable[[], list[psutil.Process]]"
 
 
 class Ending(StrEnum):
-    """Way in which the processes of a server ended."""
+    """How the processes of a server ended."""
 
     HAD_ENDED = "had ended"
-    ASKED = "asked"  # the server itself, by a SIGTERM
-    TERMINATED = "terminated"  # each of its processes, by a SIGTERM
+    ASKED = "asked"  # after a SIGTERM to the server alone
+    TERMINATED = "terminated"  # after a SIGTERM to each of its processes
     KILLED = "killed"
 
 
@@ -56,7 +55,7 @@ class Link:
         self.is_closed = False
 
     def tell(self, **message: Any) -> None:
-        """Send a message; a closed end is no error: `receive` notices it after its last messages."""
+        """Send a message. A closed peer is no error here; `receive` notices it after the peer's last messages."""
         with contextlib.suppress(OSError):
             self._end.settimeout(SEND_LIMIT)
             self._end.sendall(json.dumps(message).encode() + b"\n")
@@ -82,7 +81,7 @@ class Link:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return True if a process and all its threads have ended; resources are freed with the last thread."""
+    """Return True if a process and all its threads have ended; its resources are freed with the last thread."""
     try:
         return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() < 2)
     except psutil.NoSuchProcess:
@@ -90,7 +89,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def members(server: psutil.Process, ancestor: psutil.Process) -> list[psutil.Process]:
-    """Processes of a server: those of its session, and all descendants of the ancestor."""
+    """Running processes of a server: those of its session, and all descendants of `ancestor`."""
     if psutil.pid_exists(server.pid) and not server.is_running():
         return []  # its pid was reused, so it has exited
     found: dict[int, psutil.Process] = {}
@@ -104,7 +103,7 @@ def members(server: psutil.Process, ancestor: psutil.Process) -> list[psutil.Pro
 
 
 def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, list[int]]:
-    """End the processes of `find` by `ask`, then SIGTERM, then SIGKILL; return how they ended and the pids left."""
+    """End the processes that `find` returns by `ask`, then SIGTERM, then SIGKILL; return how, and the pids left."""
     if not find():
         return Ending.HAD_ENDED, []
     ask()
@@ -113,7 +112,7 @@ def end_all(find: Find, ask: Callable[[], None], grace: float) -> tuple[Ending, 
     _signal(find(), signal.SIGTERM)
     if _are_gone(find, min(grace, TERMINATE_LIMIT)):
         return Ending.TERMINATED, []
-    # Repeatedly, because a process that is being ended may have started another.
+    # Repeatedly, because a process may start another before it ends.
     _are_gone(lambda: _signal(find(), signal.SIGKILL), KILL_LIMIT)
     return Ending.KILLED, [process.pid for process in find()]
 
@@ -151,11 +150,11 @@ def keep(link: Link) -> None:
     grace = _watch(link, owner, server)
     ending, left = end_all(lambda: members(process, keeper), server.terminate, grace)
     exit_code = server.poll()
-    _take_leave()
+    _reap_children()
     link.tell(ended=exit_code, ending=ending, left=left)
 
 
-def _take_leave() -> None:
+def _reap_children() -> None:
     """Reap ended children, because the init process of many containers does not."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -169,10 +168,10 @@ def _watch(link: Link, owner: psutil.Process, server: subprocess.Popen[bytes]) -
             return float(message["stop"])
         # The socket stays open if the owner was killed while a fork of it is alive.
         if link.is_closed or has_ended(owner):
-            return GRACE_OF_ORPHANS
+            return ORPHAN_GRACE
         if server.poll() is not None:
             link.tell(ended=server.returncode)
-            return GRACE_OF_ORPHANS
+            return ORPHAN_GRACE
 
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -198,12 +197,12 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    # Not a child of its owner: Ray kills the children of a worker that it stops, starting with the keeper.
+    # Not a child of its owner: Ray kills the children of a worker that it stops, the keeper first.
     if os.fork():
         os._exit(0)
     os.setsid()
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        # srun sends it to every process. Not SIG_IGN, which the program would inherit: it has handlers of its own.
+        # srun sends it to every process. Not SIG_IGN, which the server would inherit.
         signal.signal(signal.SIGUSR1, lambda *_: None)
     keep(Link(socket.socket(fileno=0)))
 

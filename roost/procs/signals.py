@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEUE_CODE = 75  # exit code of a run that was preempted and saved (EX_TEMPFAIL): start the same command again
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)  # a scheduler takes the machines away; the job is started again
-SAME_SIGNAL_S = 2.0  # signals that follow the first in this time belong to it
-AGAIN_S = 0.05  # enough for a finalizer to end
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)  # sent by a scheduler that preempts the job and requeues it
+SAME_SIGNAL_S = 2.0  # signals within this time of the first count as one with it
+RESEND_S = 0.05  # enough for a finalizer to end
 
 
 class SigtermInterrupts:
-    """While this holds, the first SIGTERM or SIGUSR1 raises KeyboardInterrupt, as Ctrl-C does.
+    """Context in which the first SIGTERM or SIGUSR1 raises KeyboardInterrupt, as Ctrl-C does.
 
     The next SIGTERM ends the process at once, the next SIGUSR1 does nothing.
-    An exception of its own would not arrive everywhere: Ray raises a new KeyboardInterrupt for one that ends a wait.
-    Python drops an interrupt that arrives in a finalizer (`__del__`); it is sent again.
+    KeyboardInterrupt, not a class of Roost's, because Ray raises a new KeyboardInterrupt if one interrupts a wait.
+    Python drops an interrupt that arrives in a finalizer (`__del__`), so the signal is then sent again.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SigtermInterrupts:
 
     def __exit__(self, *_: object) -> None:
         sys.unraisablehook = self._hook_before
-        if self.came is None:  # else a second signal of `timeout` may follow while Python ends
+        if self.came is None:  # else keep them: `timeout` may send a second signal while Python exits
             for number, handler in self._before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
 
@@ -64,18 +64,18 @@ class SigtermInterrupts:
         self._was_dropped = True
         number, main = self.came or signal.SIGINT, threading.main_thread().ident
         if main is not None:
-            # Later and from another thread: the finalizer that dropped it is still running here.
-            timer = threading.Timer(AGAIN_S, signal.pthread_kill, (main, number))
+            # Later and from another thread, because the finalizer is still running in this one.
+            timer = threading.Timer(RESEND_S, signal.pthread_kill, (main, number))
             timer.daemon = True
             timer.start()
 
 
 @contextlib.contextmanager
 def preserve_sigterm() -> Iterator[None]:
-    """`ray.init` inside leaves this program's SIGTERM handler, if it has one, in place.
+    """Context in which `ray.init` keeps this program's SIGTERM handler, if it has one.
 
-    Ray would replace it in Python and once more in its native core, whose handler prints a crash report instead, and
-    would reset the signal to its default when Ray is left. Crashes are still reported, by Python's faulthandler.
+    Ray would replace it in Python, and again in its native core with a handler that prints a crash report, and would
+    reset it to the default in `ray.shutdown`. Crashes are still reported, by Python's faulthandler.
     """
     if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
         yield
@@ -96,9 +96,9 @@ def preserve_sigterm() -> Iterator[None]:
 def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call `stop` with the first SIGTERM, SIGUSR1 or SIGINT; the next SIGTERM or SIGINT ends the process at once.
 
-    `timeout` signals the process and then its group, which makes two at once: these count as one. A scheduler that sent
-    SIGUSR1 may send it again, and SIGTERM later: both ask for the same, so neither ends the process. If none came, the
-    handlers from before are put back.
+    `timeout` signals the process and then its group, so signals that follow the first at once count as one with it. A
+    scheduler that sent SIGUSR1 may send it again, and SIGTERM later; neither ends the process. If no signal came, the
+    previous handlers are restored.
     """
     import asyncio  # not above: every command of `roost` imports this file
 
@@ -126,20 +126,20 @@ def first_signal(stop: Callable[[signal.Signals], None]) -> Iterator[None]:
         for number in wanted:
             loop.remove_signal_handler(number)
         if came:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes late must not end the process
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a late one must not end the process
         else:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
 
 
 class Preempted(Exception):
-    """Work was dropped because the machines are taken away; it is done again after a resume."""
+    """Work was dropped because the job is preempted; it is done again after a resume."""
 
 
 class Stoppable:
-    """Work that a signal stops: after the current step, or at once while it is starting.
+    """A run that a signal stops: after the current step, or at once while it is starting.
 
-    A preempting signal also drops what changes no weights, as generating samples, because time is short.
+    A preempting signal also drops work that changes no weights, such as a rollout, because time is short.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -161,14 +161,14 @@ class Stoppable:
         self.stopped_by = number
         if self.is_starting and task is not None:
             self.ended_start = number
-            self._note("stopping: ending what was started")
+            self._note("stopping during startup")
             task.cancel()
         elif self._is_preempted:
             self._note(f"{number.name}: saving a checkpoint after the current optimizer step, then exiting")
             if self._droppable is not None:
                 self._droppable.cancel()
         else:
-            self._note("stopping after this step; once more to end at once")
+            self._note("stopping after this step; press Ctrl-C again to end at once")
 
     async def unless_preempted(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of work that may be dropped and done again later; raise Preempted if a preempting signal comes."""
@@ -183,7 +183,7 @@ class Stoppable:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if not self._is_preempted or (current is not None and current.cancelling()):
-                raise  # all of it is being ended, not this work alone
+                raise  # the whole task is cancelled, not just this work
             raise Preempted from None
         finally:
             self._droppable = None

@@ -23,8 +23,8 @@ class ExitRaised(RuntimeError):
 def as_exception(error: BaseException, who: str = "the code") -> Exception:
     """Convert an error to an ordinary Exception, which ends neither an event loop nor a process.
 
-    StopIteration and CancelledError are converted as well: a future refuses the first, and the second would look as if
-    the awaiting task had been cancelled.
+    StopIteration and CancelledError are converted as well: a future refuses the first, and the second would look like a
+    cancellation of the awaiting task.
 
     >>> as_exception(SystemExit(3))
     ExitRaised('the code raised SystemExit(3)')
@@ -39,8 +39,8 @@ def as_exception(error: BaseException, who: str = "the code") -> Exception:
 class Contained(Coroutine[Any, Any, T]):
     """Wraps a coroutine and raises ExitRaised for anything that is neither an Exception nor a cancellation.
 
-    A class rather than an `async def`, so that throwing into it before its first step reaches the wrapped coroutine,
-    which would otherwise warn that it was never awaited.
+    A class, not an `async def`, so that an exception thrown into it before its first step reaches the wrapped
+    coroutine, which would otherwise warn that it was never awaited.
     """
 
     __slots__ = ("__weakref__", "inner")
@@ -139,10 +139,10 @@ def is_from_signal(error: BaseException) -> bool:
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     handler = signal.getsignal(signal.SIGINT)
-    of_runner = isinstance(handler, functools.partial) and isinstance(
+    is_runner = isinstance(handler, functools.partial) and isinstance(
         getattr(handler.func, "__self__", None), asyncio.Runner
     )
-    return handler is signal.default_int_handler or of_runner
+    return handler is signal.default_int_handler or is_runner
 
 
 GRACE_S = 10.0  # for cancelled work to clean up
@@ -167,7 +167,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
     if not done:
         raise TimeoutError(f"timed out after {limit_s:g} s")
     if task.cancelled():
-        raise RuntimeError("it was cancelled from within")
+        raise RuntimeError("the work cancelled itself")
     error = task.exception()
     if error is not None and not isinstance(error, Exception):
         raise as_exception(error)

@@ -28,5 +28,5 @@ def test_a_store_listens_at_its_address_only():
 
 
 def test_an_address_of_another_machine_is_named():
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1:29500"):
+    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:29500"):
         listen("192.0.2.1", 29500)

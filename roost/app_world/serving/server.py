@@ -379,7 +379,7 @@ def ready_line(url: str, limits: ServingLimits) -> str:
 @contextlib.asynccontextmanager
 async def serving(limits: ServingLimits | None = None, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """Serve in the running event loop and yield the URL."""
-    server = LoopServer(app_world_app(Worlds(limits or ServingLimits())), host, port, in_order=True)
+    server = LoopServer(app_world_app(Worlds(limits or ServingLimits())), host, port, graceful=True)
     try:
         yield server.url
     finally:
