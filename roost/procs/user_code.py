@@ -104,12 +104,12 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
         raise as_exception(error) from error
 
 
-async def called(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+async def call_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Call async user code and await it; anything it raises, in the call or later, becomes an Exception.
 
     >>> async def leave(code):
     ...     raise SystemExit(code)
-    >>> asyncio.run(called(leave, 2))
+    >>> asyncio.run(call_async(leave, 2))
     Traceback (most recent call last):
         ...
     roost.procs.user_code.ExitRaised: the code raised SystemExit(2)
@@ -157,7 +157,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
     'done'
     """
     task = asyncio.ensure_future(contained(work))
-    task.add_done_callback(look_at)
+    task.add_done_callback(retrieve_error)
     try:
         done, _ = await asyncio.wait([task], timeout=limit_s)
     finally:
@@ -174,16 +174,16 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
     return task.result()
 
 
-def look_at(task: asyncio.Future[T]) -> None:
+def retrieve_error(task: asyncio.Future[T]) -> None:
     """Retrieve a late error, so that the event loop does not log it."""
     if not task.cancelled():
         task.exception()
 
 
-def begun(name: str, call: Callable[[], T]) -> Future[T]:
+def in_daemon_thread(name: str, call: Callable[[], T]) -> Future[T]:
     """Run a call in its own daemon thread; return a future. It runs even if no one waits for the result.
 
-    >>> begun("adder", lambda: 1 + 1).result()
+    >>> in_daemon_thread("adder", lambda: 1 + 1).result()
     2
     """
     outcome: Future[T] = Future()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.procs.user_code import GRACE_S, call, called
+from roost.procs.user_code import GRACE_S, call, call_async
 from roost.rollout.environments.environment import Environment, Environments, Observation, make_environments
 from roost.rollout.episode import Episode, Scenario, Task
 from roost.rollout.episode_runner import (
@@ -68,7 +68,7 @@ class EnvWorker(Worker):
         try:
             prepare = getattr(self._built(), "prepare", None)
             if prepare is not None:
-                await called(prepare)
+                await call_async(prepare)
         except Exception as error:  # anything a user's class raises
             return describe_error(error)
         return ""
@@ -83,7 +83,7 @@ class EnvWorker(Worker):
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
         try:
-            self._opening[key] = asyncio.create_task(called(self._built().open))
+            self._opening[key] = asyncio.create_task(call_async(self._built().open))
             self._open[key] = await self._opening[key]
         except asyncio.CancelledError:
             return "it was given up", None
@@ -145,7 +145,7 @@ class EnvWorker(Worker):
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)  # one that hangs keeps none of the others
         if self._environments is not None:
-            await called(self._environments.close)
+            await call_async(self._environments.close)
             self._environments = None
 
     async def _sweep(self) -> None:
@@ -159,7 +159,7 @@ class EnvWorker(Worker):
 
 
 async def _called(environment: Environment, method: str, arguments: Sequence[Any]) -> Any:
-    return await called(getattr(environment, method), *arguments)
+    return await call_async(getattr(environment, method), *arguments)
 
 
 def import_from(paths: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol
 
 from roost.config.train import RolloutSettings
-from roost.procs.user_code import call, called, within
+from roost.procs.user_code import call, call_async, within
 from roost.rollout.concurrency import Slots
 from roost.rollout.episode import Episode, EpisodeReward, Group, Ints, Sampler, Scenario, Split, Task, Transcript
 from roost.transport.context import WorkerFailed
@@ -125,7 +125,7 @@ class LocalEpisodeRunner:
         transcript = Transcript(self._open_policy(request.number, request.episode, request.attempt))
         began = time.perf_counter()
         try:
-            score = await within(self._limit_s, called(self._scenario.run_episode, request.task, transcript))
+            score = await within(self._limit_s, call_async(self._scenario.run_episode, request.task, transcript))
             checked = checked_score(score, transcript.turns)
             stopped_in = state_to_go_on_from(transcript) if checked.is_truncated else None
         except Exception as error:  # anything a scenario raises fails this episode alone
@@ -178,7 +178,7 @@ async def close_scenario(scenario: Scenario) -> None:
     """Call the scenario's `close`, if it has one."""
     close = getattr(scenario, "close", None)
     if close is not None:
-        await called(close)
+        await call_async(close)
 
 
 class GroupRollout:

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from roost.procs.user_code import ExitRaised, call, called, contain_tasks
+from roost.procs.user_code import ExitRaised, call, call_async, contain_tasks
 from tests.limits import HANG_S
 
 EXITS = pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -47,7 +47,7 @@ def test_a_task_that_exits_fails_alone(error, ignoring_ctrl_c):
         async def leave():
             raise error
 
-        return await called(leave)
+        return await call_async(leave)
 
     found = ran(work)
     assert isinstance(found, ExitRaised) and type(error).__name__ in str(found)
@@ -75,7 +75,7 @@ def test_plain_functions_fail_alike(error, ignoring_ctrl_c):
         call(leave)
 
     async def work():
-        return await called(leave)
+        return await call_async(leave)
 
     assert isinstance(ran(work), ExitRaised)
 
@@ -96,7 +96,7 @@ def test_a_task_that_is_cancelled_before_it_began_is_no_coroutine_that_was_forgo
 
 SPINNING = """
 import asyncio
-from roost.procs.user_code import called, contain_tasks
+from roost.procs.user_code import call_async, contain_tasks
 
 async def scenario():
     print("spinning", flush=True)
@@ -105,7 +105,7 @@ async def scenario():
 
 async def main():
     contain_tasks(asyncio.get_running_loop())
-    await asyncio.gather(asyncio.create_task(called(scenario)), return_exceptions=True)
+    await asyncio.gather(asyncio.create_task(call_async(scenario)), return_exceptions=True)
     print("it was taken for a failure of the scenario", flush=True)
 
 loop = asyncio.new_event_loop()  # not asyncio.run, whose handler would only cancel the first time

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.procs.user_code import DaemonThread, begun
+from roost.procs.user_code import DaemonThread, in_daemon_thread
 from tests.limits import HANG_S
 from tests.rollout.hanging import KINDS
 from tests.rollout.script import ran
@@ -32,7 +32,7 @@ def submitted(name, call):
         thread.shutdown()
 
 
-BOTH = pytest.mark.parametrize("begin", [begun, submitted], ids=["a thread for it", "one for many"])
+BOTH = pytest.mark.parametrize("begin", [in_daemon_thread, submitted], ids=["a thread for it", "one for many"])
 
 
 def test_calls_follow_one_another_in_one_thread():
@@ -62,7 +62,7 @@ def test_a_thread_that_is_shut_down_ends_after_what_was_submitted():
 def test_a_call_with_a_thread_for_itself_is_made_though_nobody_waits_for_it():
     async def run():
         may_begin, is_made = threading.Event(), threading.Event()
-        outcome = asyncio.wrap_future(begun("tester", lambda: may_begin.wait(HANG_S) and is_made.set()))
+        outcome = asyncio.wrap_future(in_daemon_thread("tester", lambda: may_begin.wait(HANG_S) and is_made.set()))
         outcome.cancel()
         may_begin.set()
         return await asyncio.to_thread(is_made.wait, HANG_S)

@@ -25,7 +25,7 @@ from roost.engines.weights.payload import (
 from roost.engines.weights.probe import Fingerprints, Probe
 from roost.engines.weights.source import WeightSource
 from roost.placement.routes import WeightRoute
-from roost.procs.user_code import begun
+from roost.procs.user_code import in_daemon_thread
 
 PACKING_LIMIT_S = 30.0
 
@@ -281,7 +281,9 @@ class BroadcastSender(LocalSender):
             for engine, invitation in zip(engines, invitations, strict=True)
         ]
         # Its own daemon thread: without one of the engines, opening the group ends only at its time limit.
-        opening = asyncio.wrap_future(begun("weight group", lambda: self._open_group(invitations[0], self._device)))
+        opening = asyncio.wrap_future(
+            in_daemon_thread("weight group", lambda: self._open_group(invitations[0], self._device))
+        )
         try:
             # An engine that cannot join is noticed at once; the group alone would wait for it until its time limit.
             together: list[asyncio.Future[Any]] = [*joining, opening]

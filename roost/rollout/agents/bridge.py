@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from roost.procs.user_code import begun, look_at
+from roost.procs.user_code import in_daemon_thread, retrieve_error
 from roost.rollout.environments.environment import Environment, Observation
 
 GRACE_S = 4.0  # for a thread to end after the bridge closed; a cancelled episode has less than 10 s in all
@@ -58,8 +58,8 @@ async def in_thread(call: Callable[[], T], at_end: Callable[[], None]) -> T:
 
     Threads cannot be killed: one that continues after the grace period is abandoned.
     """
-    outcome = asyncio.wrap_future(begun("agent", call))
-    outcome.add_done_callback(look_at)  # retrieve the error even if the caller is gone
+    outcome = asyncio.wrap_future(in_daemon_thread("agent", call))
+    outcome.add_done_callback(retrieve_error)  # even if the caller is gone
     try:
         return await asyncio.shield(outcome)
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from roost.procs.user_code import DaemonThread, begun
+from roost.procs.user_code import DaemonThread, in_daemon_thread
 from roost.rollout.episode import Task
 
 
@@ -135,7 +135,9 @@ class BlockingEnvironments:
 
     async def prepare(self) -> None:
         """Call `prepare`, if the environments have one."""
-        await asyncio.wrap_future(begun("environments", getattr(self._environments, "prepare", lambda: None)))
+        await asyncio.wrap_future(
+            in_daemon_thread("environments", getattr(self._environments, "prepare", lambda: None))
+        )
 
     async def open(self) -> Environment:
         """Open an environment for an episode; `open` may block while all are in use."""
@@ -153,7 +155,7 @@ class BlockingEnvironments:
             raise
 
     async def close(self) -> None:
-        await asyncio.wrap_future(begun("environments", self._environments.close))
+        await asyncio.wrap_future(in_daemon_thread("environments", self._environments.close))
 
 
 class BlockingEnvironment:

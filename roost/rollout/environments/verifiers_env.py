@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import Any
 
-from roost.procs.user_code import begun
+from roost.procs.user_code import in_daemon_thread
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import Recorder
@@ -120,7 +120,7 @@ class VerifiersEnvironments:
         """Load the tasks, which may take long, and start what rollouts share."""
         async with self._starting:
             if self._environment is None:
-                environment, self._rows = await asyncio.wrap_future(begun("environments", self._loaded))
+                environment, self._rows = await asyncio.wrap_future(in_daemon_thread("environments", self._loaded))
                 await self._serving.enter_async_context(environment.serving())
                 self._environment = environment
 

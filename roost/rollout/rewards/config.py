@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roost.config.findings import Findings, Where, counted, did_you_mean, shown
-from roost.procs.user_code import begun, call, within
+from roost.procs.user_code import call, in_daemon_thread, within
 from roost.rollout.check_target import NotLocated, located
 from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Task
@@ -66,7 +66,9 @@ class Function:
         if self._is_async:
             return await self._function(**arguments)
         # One thread per call, so that a hanging call does not block later answers.
-        result = await asyncio.wrap_future(begun(f"reward {self._name}", lambda: self._function(**arguments)))
+        result = await asyncio.wrap_future(
+            in_daemon_thread(f"reward {self._name}", lambda: self._function(**arguments))
+        )
         return await result if inspect.isawaitable(result) else result
 
 

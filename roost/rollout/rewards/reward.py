@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from roost.config.findings import did_you_mean, shown
-from roost.procs.user_code import called
+from roost.procs.user_code import call_async
 from roost.rollout.episode import Split, Task
 
 
@@ -208,4 +208,4 @@ async def prepare_reward(reward: Reward) -> None:
     """Call the reward's `prepare`, if it has one."""
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
-        await called(prepare)
+        await call_async(prepare)

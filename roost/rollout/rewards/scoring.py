@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from roost.procs.user_code import called, within
+from roost.procs.user_code import call_async, within
 from roost.rollout.env_worker import import_from
 from roost.rollout.episode import Decode, Episode, LazyMessages, Split, token_numbers
 from roost.rollout.episode_runner import EpisodeFailed, EpisodeRequest, EpisodeRunner, release_slot, whole_traceback
@@ -209,7 +209,7 @@ class BatchedReward:
         for task in self._calls:
             task.cancel()
         _fail(self._gathered, RewardFailed("it was closed"))
-        await called(self._reward.close)
+        await call_async(self._reward.close)
 
     def _send(self) -> None:
         wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
@@ -231,7 +231,7 @@ class BatchedReward:
 
 async def score_batch(reward: Any, answers: Sequence[Answer]) -> Sequence[Any]:
     """Call `score_batch` of a reward, and check that it scores every answer."""
-    found = list(await called(reward.score_batch, answers))
+    found = list(await call_async(reward.score_batch, answers))
     if len(found) != len(answers):
         raise RewardFailed(f"score_batch returned {len(found)} rewards for {len(answers)} answers")
     return found
@@ -269,11 +269,11 @@ class CachedReward:
     async def close(self) -> None:
         for scoring in self._found.values():
             scoring.cancel()
-        await called(self._reward.close)
+        await call_async(self._reward.close)
 
     async def _scored(self, key: bytes, answer: Answer) -> Any:
         try:
-            return await called(self._reward.score, answer)
+            return await call_async(self._reward.score, answer)
         except BaseException:
             self._found.pop(key, None)  # the next one tries again
             raise
@@ -356,12 +356,12 @@ class Rewards:
 
     async def close(self) -> None:
         """Close all rewards. Errors are ignored, so that the others close and the run is not lost."""
-        closing = (within(CLOSE_LIMIT_S, called(reward.close)) for reward in self._rewards.values())
+        closing = (within(CLOSE_LIMIT_S, call_async(reward.close)) for reward in self._rewards.values())
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def _scored(self, route: Route, answer: Answer) -> Scored:
         try:
-            value = await within(self._limit_s, called(self._rewards[route.name].score, answer))
+            value = await within(self._limit_s, call_async(self._rewards[route.name].score, answer))
             return as_scored(value, route.name, answer.turns)
         except WorkerFailed:
             raise  # a worker other than a reward's failed: more is lost than this answer
@@ -460,13 +460,13 @@ class RewardWorker(Worker):
         return dict(getattr(self._reward, "counts", {}))
 
     async def close_reward(self) -> None:
-        await called(self._reward.close)
+        await call_async(self._reward.close)
 
     async def _scored(self, answer: Answer) -> Scored | str:
         async with self._slots:
             try:
                 # The driver has timed out by then, but a hanging answer must free its slot.
-                value = await within(self._limit_s, called(self._reward.score, answer))
+                value = await within(self._limit_s, call_async(self._reward.score, answer))
                 return as_scored(value, self._name, answer.turns)
             except Exception as error:  # anything a user's reward raises
                 return _reason(error)
