@@ -211,6 +211,7 @@ class Fleet:
         except BaseException:
             if self.pool.has(member):
                 del self.pool.members[member.name]
+                await self.pool.set_state([member], EngineState.LEAVING)  # wakes requests that waited for it
             await self._supervisor.forget(member)
             await member.disconnect()
             await outcome_of(member.owner.stop())

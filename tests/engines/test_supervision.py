@@ -8,7 +8,7 @@ from roost.engines.command import EngineKind, ServerSpec
 from roost.engines.connect import connect
 from roost.engines.fleet import Fleet
 from roost.engines.members import EngineState, FleetMembers
-from roost.engines.protocol import EngineLost
+from roost.engines.protocol import EngineError, EngineLost
 from roost.engines.supervision import Supervisor, Watchfulness
 from roost.engines.weights.probe import Probe
 from roost.engines.weights.sync import WeightCheck
@@ -132,6 +132,41 @@ def test_work_ends_when_no_engine_is_left_for_it(states, message, moment, tmp_pa
             bounded(scenario())
     else:
         assert bounded(scenario()) == "groups"
+
+
+class FailsToStart(OwnerOfWhatRuns):
+    """Its server fails once `may_fail` is set."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.is_starting, self.may_fail = asyncio.Event(), asyncio.Event()
+
+    async def start(self, model=None):
+        self.is_starting.set()
+        await self.may_fail.wait()
+        raise EngineError("no server")
+
+    async def stop(self):
+        pass
+
+
+def test_work_ends_when_the_only_engine_left_fails_to_join(tmp_path):
+    async def scenario():
+        fleet = Fleet([OwnerOfWhatRuns("one")], folder=tmp_path)
+        joining = FailsToStart("two")
+        adding = asyncio.create_task(fleet.add(joining))
+        await joining.is_starting.wait()
+        await fleet.pool.set_state([fleet.pool.members["one"]], FAILED)
+        working = asyncio.create_task(fleet.serve(asyncio.Event().wait()))
+        await asyncio.sleep(0.01)
+        assert not working.done(), "the engine that joins may serve it"
+        joining.may_fail.set()
+        with pytest.raises(EngineError, match="no server"):
+            await adding
+        await working
+
+    with pytest.raises(EngineLost, match="every engine has failed: one is failed"):
+        bounded(scenario())
 
 
 REMOVED = [
