@@ -17,7 +17,7 @@ from roost.torch_engine.settings import EngineSettings
 REFUSED = {
     "sliding window": ("mistral", {"sliding_window": 64}, {}, "sliding window of 64 tokens"),
     "soft caps": ("gemma2", {"attn_logit_softcapping": 20.0, "sliding_window": 4096}, {}, "softcap"),
-    "layers without attention": ("lfm2", {"layer_types": ["conv", "full_attention"]}, {}, r"only in \[1\]"),
+    "layers without attention": ("lfm2", {"layer_types": ["conv", "full_attention"]}, {}, r"but only \[1\] use"),
     "attention of its own": ("bloom", {"n_head": 4, "n_layer": 2}, {}, "2 layers, but only"),
     "too long a context": ("qwen2", {}, {"max_context": 513}, "513, but the model has 512 positions"),
     "unknown type": ("qwen2", {}, {"dtype": "int8"}, "'int8'; write auto"),

@@ -125,7 +125,7 @@ def test_an_update_that_nobody_finished_is_undone_by_the_next(updating: Updating
 
 def test_weights_do_not_change_under_a_running_engine(updating: Updating) -> None:
     updating.engine.resume()
-    with pytest.raises(ValueError, match="pause the engine first"):
+    with pytest.raises(ValueError, match="pause it before a weight update"):
         updating.updater(lambda updater: updater.start(None))
     updating.updater(lambda updater: updater.reload(str(updating.other)))  # at one go, between two steps
     assert not updating.is_as_before

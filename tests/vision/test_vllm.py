@@ -81,7 +81,7 @@ def test_a_server_that_computes_another_prompt_is_an_error():
     ("prompt", "starts", "routes", "reason"),
     [
         pytest.param([9, 6, 9, 9, 9], [2], NEW, r"token 0 is an image placeholder \(9\)", id="before the first"),
-        pytest.param([5, 9, 9, 9, 6, 9, 6, 9], [1, 7], NEW, "token 5 is the placeholder", id="between two"),
+        pytest.param([5, 9, 9, 9, 6, 9, 6, 9], [1, 7], NEW, "token 5 is an image placeholder", id="between two"),
         pytest.param([5, 9, 9, 9], [1], OLD, "takes no images with token ids", id="older release"),
     ],
 )
