@@ -370,7 +370,7 @@ def test_giving_up_an_update():
 
 
 NOT_OFFERED = {
-    "abandon": (NEW, lambda e: e.abandon_update(), "cannot go back"),
+    "abandon": (NEW, lambda e: e.abandon_update(), "cannot restore its old weights"),
     "shared-memory": (NEW, lambda e: e.take(WeightPayload((HEAD,), SharedMemory("x"))), "send them as a checkpoint"),
     "gloo": (NEW, lambda e: e.join_group(GroupInvitation("h", 1, 1, 2, "gloo")), "nccl only"),
     "sleep": (NEW, lambda e: e.sleep(1), "--enable-sleep-mode"),
