@@ -29,7 +29,7 @@ from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.sample import PAD
 from roost.placement.memory.model import DIVIDED_LOGIT_BYTES, LOGIT_BYTES
 from roost.torch_engine.engine import EngineSettings, TorchEngine
-from roost.torch_engine.server import UpdateDesk
+from roost.torch_engine.server import WeightUpdater
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import EXPERT, MESHES, meet_in_pairs, on_ranks, ranks_of, sizes_of, weights
 
@@ -263,12 +263,12 @@ def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
 def test_an_engine_takes_divided_experts(settings, alone, meshes, folder):
     send(alone["mixture"]["learner"], folder / "sent by one")
     engine = TorchEngine(EngineSettings(settings["mixture"].model, device="cpu"))
-    desk = UpdateDesk(engine)
+    updater = WeightUpdater(engine)
     engine.pause(InFlight.HOLD)
     found = {}
     try:
         for name in ("by one", *(RUNS.index(run) for run in SENT)):
-            engine.between_steps(partial(desk.reload, str(folder / f"sent {name}")))
+            engine.between_steps(partial(updater.reload, str(folder / f"sent {name}")))
             found[name] = {key: weight.numpy().copy() for key, weight in engine.named_weights().items()}
     finally:
         engine.close()
