@@ -142,6 +142,15 @@ class Group:
         """The software for this group's workers on a node; empty where nothing is configured."""
         return next((part for part in self.software if node in part.node_ranks), Software(frozenset()))
 
+    def first(self, count: int) -> Group:
+        """The group on the first nodes of the cluster alone."""
+        cut = (
+            replace(part, node_ranks=frozenset(rank for rank in part.node_ranks if rank < count))
+            for part in self.software
+        )
+        software = tuple(part for part in cut if part.node_ranks)
+        return replace(self, node_ranks=self.node_ranks[self.node_ranks < count], software=software)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Group) and self._key() == other._key()
 
@@ -198,8 +207,8 @@ class Inventory:
         return inventory_from_file(path)
 
     def first(self, count: int) -> Inventory:
-        """The first nodes alone, and what is left of the groups on them."""
-        groups = (replace(group, node_ranks=group.node_ranks[group.node_ranks < count]) for group in self.groups)
+        """The first nodes alone, with the groups and their software cut to them."""
+        groups = (group.first(count) for group in self.groups)
         return Inventory(self.nodes[:count], tuple(group for group in groups if len(group.node_ranks)), self.bandwidth)
 
     def without(self, ranks: Iterable[int]) -> Inventory:

@@ -144,6 +144,27 @@ def test_inventory_to_dict_and_back():
     assert roost.Inventory.uniform(1000, 8).to_dict()["nodes"] == [{"count": 1000, "accelerators": 8}]
 
 
+def test_a_plan_on_the_first_nodes_of_an_inventory_can_be_read_back():
+    machines = {
+        "nodes": [{"count": 4, "accelerators": 8}],
+        "node_groups": [
+            {
+                "label": "gpu",
+                "node_ranks": "0-3",
+                "software": [
+                    {"node_ranks": "0-2", "env_vars": {"A": "1"}},
+                    {"node_ranks": 3, "env_vars": {"A": "2"}},
+                ],
+            }
+        ],
+    }
+    config = {"cluster": {"num_nodes": 2, "component_placement": {"actor": {"node_group": "gpu", "placement": "all"}}}}
+    plan = roost.plan(config, machines)
+    assert plan.inventory.group("gpu").software_of(1).env_vars == (("A", "1"),)
+    assert [sorted(part.node_ranks) for part in plan.inventory.group("gpu").software] == [[0, 1]]
+    assert roost.Plan.from_dict(plan.to_dict()) == plan
+
+
 def test_json_and_back_is_the_identity(plan):
     assert roost.Plan.from_json(plan.to_json()) == plan
     assert json.loads(plan.to_json())["schema"] == SCHEMA
