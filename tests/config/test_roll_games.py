@@ -5,9 +5,10 @@ import inspect
 import pytest
 
 from roost.config.compose import load
+from roost.config.data import AGENTS
 from roost.config.findings import Findings
 from roost.config.notations.notation import read_job
-from roost.config.notations.roll_data import AGENT, ENVIRONMENT, FIELDS, GAMES, SCENARIO, TASKS
+from roost.config.notations.roll_data import AGENT, ENVIRONMENT, FIELDS, GAMES, TASKS
 from roost.rollout.agents.templated import Templates
 from roost.rollout.environments import text_games
 from roost.rollout.environments.environment import Observation
@@ -73,7 +74,7 @@ def test_an_agentic_config_is_a_task_without_a_section_train():
     job, findings = read(JOB)
     assert not findings.has_errors, findings.errors
     task, settings = job.training.task, job.training
-    assert task["_target_"] == SCENARIO
+    assert task["_target_"] == AGENTS
     assert task["tasks"] == {
         "_target_": TASKS,
         "train": {"Lake": 6, "Boxes": 2},

@@ -1,4 +1,4 @@
-"""Model facts of ROLL roles (folder, precision, memory, adapter), and which roles are used."""
+"""The ROLL notation: roles with `device_mapping` or `world_size`, and the model of each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SCOPES = {
 # Despite its name asym_clip is mean_std: ROLL clips nothing by it.
 METHODS = {"mean": (True, False), "mean_std": (True, True), "asym_clip": (True, True)}
 PROMPT_LENGTH = 1024  # where none is written
-# ROLL's own estimators but gae normalise nothing; what is done to rewards before them decides.
+# Estimators of ROLL that normalise nothing themselves: keys for the rewards decide what is normalised.
 PLAIN = ("reinforce", "grpo", "step_reinforce", "agentic_reinforce")
 
 
@@ -108,7 +108,7 @@ def recomputes_of(section: Section, strategy: str | None) -> bool | None:
 
 
 def is_distilled_alone(root: Section) -> bool:
-    """Return True if only the KL from teachers is learnt from. ROLL's own launcher of these jobs sets the flag."""
+    """Return True for pure on-policy distillation. ROLL's launcher of these jobs sets `is_pure_opd` itself."""
     flag = root.values.get("is_pure_opd")
     return flag is True or (flag is None and "student_train" in root and root.values.get("use_opd") is not True)
 
@@ -133,7 +133,7 @@ def _adapter_rank(arguments: Section) -> int | None:
 
 
 def _why_unused(root: Section, name: str) -> str:
-    """Reason that ROLL would never create the role: a critic without generalised advantages, a reference without KL."""
+    """Why ROLL would not create the role: a critic without GAE, or a reference without KL; empty if it would."""
     estimator = root.values.get("adv_estimator")
     if name == "critic" and isinstance(estimator, str) and estimator != "gae":
         return f"adv_estimator is {estimator}, and only gae uses a critic"
@@ -168,7 +168,7 @@ STRATEGY_SIZES = (
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", EXPERT_TENSOR, "gpu_memory_utilization", "mem_fraction_static", "fsdp_size",
 )  # fmt: skip
-# Engines that take as many devices per worker as they are given; every other strategy runs one process per device.
+# Strategies whose workers may have several devices; all others run one process per device.
 MULTI_DEVICE_STRATEGIES = ("vllm", "sglang", "hf_infer")
 
 
@@ -375,7 +375,7 @@ def _check_repeated(section: Section, devices: list[int], per_worker: int) -> No
 
 
 def _devices_per_worker(section: Section, strategy: str | None, parallel: ParallelSizes, strict: bool) -> int | None:
-    """Training and sharded inference run one process per device; vLLM takes tp * pp; SGLang and HF what is given."""
+    """Devices of a worker: tensor * pipeline size for vLLM, num_gpus_per_worker for SGLang and HF, else one."""
     written = section.whole_number("num_gpus_per_worker", minimum=1)
     if section.get("num_gpus_per_worker") is not None and written is None:
         return None
@@ -438,13 +438,13 @@ def _strategy(section: Section) -> tuple[ParallelSizes, str | None]:
 
 
 def _model_size(config: Section, dimension: str) -> int:
-    """A size that divides the model, which learners and engines have under different keys."""
-    of_learner, of_engine = f"{dimension}_model_parallel_size", f"{dimension}_parallel_size"
-    return config.whole_number(of_learner if of_learner in config else of_engine, 1, 1) or 1
+    """The tensor or pipeline size of a role; learners and engines have different keys for it."""
+    learner_key, engine_key = f"{dimension}_model_parallel_size", f"{dimension}_parallel_size"
+    return config.whole_number(learner_key if learner_key in config else engine_key, 1, 1) or 1
 
 
 def _context_size(arguments: Section, config: Section) -> int:
-    """The size of context groups, which Megatron and FSDP have under different keys."""
+    """The context size of a role; Megatron and FSDP have different keys for it."""
     ulysses = arguments.whole_number("ulysses_size", 1, 1) or 1
     context = config.whole_number("context_parallel_size", 1, 1) or 1
     if ulysses > 1 and context > 1 and ulysses != context:
@@ -478,7 +478,7 @@ def _read_cpu_workers(role: str, section: Section) -> CpuWorkers | None:
 
 
 def _read_env_manager(section: Section) -> CpuWorkers | None:
-    """Environment managers: as many workers as hold all environments, `max_env_num_per_worker` in each."""
+    """The workers that all environments need, with `max_env_num_per_worker` environments in each."""
     groups = section.whole_number("num_env_groups", 1, 1) or 1
     size = section.whole_number("group_size", 1, 1) or 1
     spare = section.whole_number("group_size_redundancy", 0, 0) or 0
@@ -523,7 +523,7 @@ def _variables(section: Section) -> dict[str, str]:
 
 
 def _refuse_misspelt_keys(section: Section) -> None:
-    """A role may hold anything, but a near miss of a placement key would move it to the CPU in silence."""
+    """Report misspelt placement keys: without device_mapping, a role would silently run on CPUs."""
     for key in section.values:
         hint = did_you_mean(key, PLACEMENT_KEYS, NEAR_MISS)
         if key not in PLACEMENT_KEYS and hint and key != "num_gpus_per_node":
@@ -537,9 +537,9 @@ def is_agentic(root: Section) -> bool:
 
 
 def scope_words(root: Section) -> tuple[Any, Any]:
-    """ROLL's words for what the mean and the standard deviation of rewards are taken over; None: not computed.
+    """ROLL's words for the scopes of the mean and the standard deviation of rewards; None: not computed.
 
-    The agentic pipeline has a block for them, whatever the estimator's name.
+    The agentic pipeline has a section for them, `reward_normalization`, which holds for every estimator.
     """
     keys = ("norm_mean_type", "norm_std_type")
     if not is_agentic(root):
@@ -555,7 +555,7 @@ def scope_words(root: Section) -> tuple[Any, Any]:
 
 
 def normalisation(root: Section) -> tuple[object, dict[str, RewardScope]]:
-    """The estimator in words that all notations share, and scopes of statistics of rewards that its name leaves open.
+    """The estimator in words that all notations share, and the scopes of reward statistics that it does not imply.
 
     Without environments each domain of rewards is normalised alone.
     """
@@ -574,7 +574,7 @@ def normalisation(root: Section) -> tuple[object, dict[str, RewardScope]]:
 
 
 def _settings(root: Section) -> dict[str, object]:
-    """Setting that chooses synchronous or asynchronous generation, and the algorithm."""
+    """Settings of the plan: the algorithm, and `async_generation_ratio`."""
     value = root.get("async_generation_ratio")
     in_loss = root.values.get("kl_loss_coef") if root.values.get("use_kl_loss") is True else None
     in_reward = root.values.get("init_kl_coef") if root.values.get("add_token_level_kl") is True else None

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
+from roost.config.data import AGENTS
 from roost.config.findings import did_you_mean, shown
+from roost.config.notations.roll import PROMPT_LENGTH
 from roost.config.source import Section
 
-PROMPT_LENGTH = 1024
 MIN_PROMPT_TOKENS = 6  # ROLL drops prompts of 5 tokens or fewer
-DOMAIN = "math_rule"  # of rows that no reward lists
+DOMAIN = "math_rule"  # of rows whose tag no reward lists
 VISION = re.compile(r"[-_]vl\b", re.IGNORECASE)  # in names of templates
 NATIVE: Mapping[str, Any] = {"chat_template": True}
 TEMPLATES: Mapping[str, Mapping[str, Any]] = {
@@ -70,12 +71,12 @@ def supervised_data(root: Section, learner: str, columns: Mapping[str, Any]) -> 
     return {"data": data} | ({"eval_tasks": 0} if "eval" in data else {})
 
 
-def of_instructions(root: Section) -> dict[str, Any]:
+def sft_columns(root: Section) -> dict[str, Any]:
     """Columns of ROLL's supervised pipeline, which takes rows in the order of their files."""
     return {"prompt": root.text("prompt_key") or "instruction", "query": root.text("query_key"), "shuffle": False}
 
 
-def of_questions(root: Section) -> dict[str, Any]:
+def distillation_columns(root: Section) -> dict[str, Any]:
     """Columns of ROLL's distillation, which shuffles rows and leaves out those of other splits than `train`."""
     prompt, question = root.text("prompt_key"), root.text("question_key") or "question"
     columns = {"prompt": question} if prompt is None else {"prompt": prompt, "query": question}
@@ -83,13 +84,13 @@ def of_questions(root: Section) -> dict[str, Any]:
 
 
 def _columns(arguments: Section) -> dict[str, str]:
-    """The prompt's column; rewards read the answer from ground_truth."""
+    """Columns of the prompt, and of the answer, which rewards read from ground_truth."""
     column = arguments.text("messages") or arguments.text("prompt")
     return ({} if column is None else {"prompt": column}) | {"optional_answer": "ground_truth"}
 
 
 def _domains(rewards: Section) -> dict[str, list[str]]:
-    """The tags of each domain: the reward of that name scores them."""
+    """The tags that each reward scores; a domain has the name of its reward."""
     found = {}
     for name in rewards.values:
         tags = rewards.below(str(name)).values.get("tag_included")
@@ -98,17 +99,17 @@ def _domains(rewards: Section) -> dict[str, list[str]]:
 
 
 def _template(root: Section, arguments: Section, is_supervised: bool = False) -> dict[str, Any]:
-    """`global_template`, or that of the data; `tag_to_template` by the tag of a row."""
+    """The chat template (`global_template`, or `template` of the data), and templates by tag (`tag_to_template`)."""
     section, key = (root, "global_template") if root.values.get("global_template") else (arguments, "template")
-    found = dict(_named(section, key, is_supervised) or NATIVE)
+    found = dict(_template_by_name(section, key, is_supervised) or NATIVE)
     by_tag = root.below("tag_to_template")
-    names = {str(tag): _named(by_tag, str(tag), is_supervised) for tag in by_tag.values}
+    names = {str(tag): _template_by_name(by_tag, str(tag), is_supervised) for tag in by_tag.values}
     if names:
         found["tag_templates"] = {tag: dict(each or NATIVE) for tag, each in names.items()}
     return found
 
 
-def _named(section: Section, key: str, is_supervised: bool) -> Mapping[str, Any] | None:
+def _template_by_name(section: Section, key: str, is_supervised: bool) -> Mapping[str, Any] | None:
     name = section.text(key) if key in section else None
     if name is None:
         return None
@@ -124,12 +125,11 @@ def _named(section: Section, key: str, is_supervised: bool) -> Mapping[str, Any]
     return TEMPLATES.get(name)
 
 
-SCENARIO = "roost.rollout.agents.scenario.AgentScenario"
 TASKS = "roost.rollout.environments.text_games.GameTasks"
 ENVIRONMENT = "roost.rollout.environments.text_games.TextGames"
 AGENT = "roost.rollout.agents.templated.TemplatedAgent"
 
-OF_ALL_GAMES = (
+COMMON_GAME_KEYS = (
     "env_instruction",
     "format_penalty",
     "action_pattern",
@@ -138,10 +138,10 @@ OF_ALL_GAMES = (
     "grid_vocab",
     "action_lookup",
 )
-# The games that Roost has, by ROLL's env_type, and the keys of env_config that they take.
+# Roost's games by ROLL's env_type, and the keys of env_config that each takes.
 GAMES: Mapping[str, tuple[str, ...]] = {
-    "frozen_lake": ("size", "p", "is_slippery", "max_steps", "map_seed", *OF_ALL_GAMES),
-    "sokoban": ("dim_room", "num_boxes", "max_steps", "search_depth", *OF_ALL_GAMES),
+    "frozen_lake": ("size", "p", "is_slippery", "max_steps", "map_seed", *COMMON_GAME_KEYS),
+    "sokoban": ("dim_room", "num_boxes", "max_steps", "search_depth", *COMMON_GAME_KEYS),
 }
 RENDER = "render_mode"
 TRAJECTORY, IMAGES, PROXY = "trajectory", "VLTrajEnvManager", "ProxyEnvManager"
@@ -152,11 +152,11 @@ MANAGERS = {
     "StepEnvManager": "step",
     "StepConcatEnvManager": "step_concat",
 }
-OF_STEPS = ("history", "step_count", "history_length", "current_step", "current_observation", "max_response_length")
+STEP_FIELDS = ("history", "step_count", "history_length", "current_step", "current_observation", "max_response_length")
 FIELDS = {
     TRAJECTORY: ("turn_idx", "observation", "suffix", "actions_left", "max_response_length"),
-    "step": ("env_instruction", *OF_STEPS),
-    "step_concat": ("env_instruction", *OF_STEPS),
+    "step": ("env_instruction", *STEP_FIELDS),
+    "step_concat": ("env_instruction", *STEP_FIELDS),
 }
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "task": (
@@ -197,7 +197,7 @@ def game_settings(root: Section) -> dict[str, Any]:
     tags = {tag: _environment(root, tag) for tag in dict.fromkeys((*train, *evaluation))}
     longest = root.whole_number("sequence_length", 1)
     task = {
-        "_target_": SCENARIO,
+        "_target_": AGENTS,
         "tasks": {"_target_": TASKS, "train": train, "evaluation": evaluation, "seed": root.values.get("seed", 42)},
         "environment": {"_target_": ENVIRONMENT, "games": {tag: game for tag, (game, _) in tags.items()}},
         "agent": {"_target_": AGENT, "tags": {tag: templates for tag, (_, templates) in tags.items()}},
@@ -210,12 +210,12 @@ def game_settings(root: Section) -> dict[str, Any]:
 
 def max_tokens_of_turns(task: Mapping[str, Any]) -> int | None:
     """The longest turn that any of a task's environments allows."""
-    tags = task.get("agent", {}).get("tags", {}).values() if task.get("_target_") == SCENARIO else ()
+    tags = task.get("agent", {}).get("tags", {}).values() if task.get("_target_") == AGENTS else ()
     return max((each["max_tokens_per_step"] for each in tags if each.get("max_tokens_per_step")), default=None)
 
 
 def _evaluated(root: Section, samples: int) -> int | None:
-    """Groups of an evaluation; `val_batch_size` counts episodes, and negative ones are all of the managers'."""
+    """Groups of an evaluation from `val_batch_size`, which counts episodes; None: all groups of the manager."""
     batch = root.values.get("val_batch_size")
     return batch // samples if isinstance(batch, int) and batch >= samples else None
 
@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _history(section: Section) -> str:
-    """History mode of ROLL's environment manager: it decides how an episode is split into samples."""
+    """How ROLL's environment manager splits an episode into samples."""
     written = section.text("env_manager_cls")
     name = "TrajEnvManager" if written is None else written.rpartition(".")[2]
     if name not in MANAGERS:
@@ -352,9 +352,7 @@ def _check_fields(section: Section, key: str, template: str, history: str) -> No
     known = FIELDS[history]
     for field in dict.fromkeys(found):
         if re.split(r"[.\[]", field)[0] not in known:
-            why = (
-                f"{'an episode is one conversation' if history == TRAJECTORY else 'each turn has a prompt of its own'}"
-            )
+            why = "an episode is one conversation" if history == TRAJECTORY else "each turn has a prompt of its own"
             fix = (
                 did_you_mean(field, known)
                 or f"fields are {', '.join(known)}; write braces that are text as {{{{ and }}}}"

@@ -23,15 +23,12 @@ VARIANTS = {
     "topr": PolicyLoss.TOPR,
     "kimi15": PolicyLoss.KIMI15,
 }
-# ROLL reads these from the worker's config, which drops them before: its defaults always hold there.
-UNREAD_BY_ROLL = (
-    *("tis_lower_bound", "tis_upper_bound", "cispo_epsilon_low", "cispo_epsilon_high", "cispo_use_unified_mask"),
-    "kimi15_tau",
-)
-OWN_KEYS = {  # of each variant; those of topr are settings of their own
-    TIS: UNREAD_BY_ROLL[:2],
-    CISPO: UNREAD_BY_ROLL[2:5],
-    "kimi15": UNREAD_BY_ROLL[5:],
+# Keys of each variant; those of topr are settings of their own. ROLL's worker drops them from its config before its
+# loss reads them, so that ROLL always uses its defaults.
+OWN_KEYS = {
+    TIS: ("tis_lower_bound", "tis_upper_bound"),
+    CISPO: ("cispo_epsilon_low", "cispo_epsilon_high", "cispo_use_unified_mask"),
+    "kimi15": ("kimi15_tau",),
 }
 WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
 WORKER_OF_AGENTS = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
@@ -50,7 +47,7 @@ Bounds = dict[str, dict[str, list[float]]]
 
 
 def loss_settings(root: Section, learner: Section) -> dict[str, Any]:
-    """The policy loss, as far as the config says."""
+    """Settings of the policy loss that the config gives."""
     variant = _variant(learner)
     clip, is_range = root.number("pg_clip"), root.values.get("use_pg_clip_range") is True
     low, high = (root.number("pg_clip_low"), root.number("pg_clip_high")) if is_range else (clip, clip)
@@ -63,7 +60,7 @@ def loss_settings(root: Section, learner: Section) -> dict[str, Any]:
         **clip_ranges(low, high),
         "dual_clip": around if is_clipped and root.values.get("dual_clip_loss") is True else None,
         "importance_sampling_level": _level(root, learner, variant),
-        **_of_variant(learner, variant),
+        **_variant_settings(learner, variant),
         "kl_coef": _kl_coef(root),
         **_correction(root),
     }
@@ -82,7 +79,7 @@ def _variant(learner: Section) -> str:
 
 
 def _warn_unread(root: Section, learner: Section, variant: str) -> None:
-    """Name the keys of variants that ROLL's worker does not read: all of them, or those of the other variants."""
+    """Warn of keys of other variants than the one used; for a worker without variants, of all."""
     keys = [key for name, own in OWN_KEYS.items() if name != variant for key in own]
     why, fix = f"it is of another pg_variant than {variant}", "remove it"
     if not has_variants(learner):
@@ -97,7 +94,7 @@ def _warn_unread(root: Section, learner: Section, variant: str) -> None:
 
 
 def _level(root: Section, learner: Section, variant: str) -> ImportanceSamplingLevel | None:
-    """Level of the ratio: environments read `ratio_type`, others `importance_sampling`, but not for variants."""
+    """Level of the ratio: `ratio_type` with environments, else `importance_sampling`, which variants do not read."""
     if variant == VANILLA:
         return ImportanceSamplingLevel.NONE
     if "train_env_manager" in root:
@@ -106,12 +103,12 @@ def _level(root: Section, learner: Section, variant: str) -> ImportanceSamplingL
     return None if has_variants(learner) else named(root, "importance_sampling", RATIO_LEVELS)
 
 
-def _of_variant(learner: Section, variant: str) -> dict[str, Any]:
+def _variant_settings(learner: Section, variant: str) -> dict[str, Any]:
     """The loss of a variant and its own keys."""
     if variant in (VANILLA, PPO):
         return {}
     for key in OWN_KEYS.get(variant, ()):
-        if key in UNREAD_BY_ROLL and learner.get(key) is not None:
+        if learner.get(key) is not None:
             learner.findings.warn(
                 "RST-T048",
                 learner.where(key),
@@ -147,7 +144,7 @@ def _given(section: Section, key: str, default: float) -> float:
 
 
 def _kl_coef(root: Section) -> float | None:
-    """`rl_loss_coef` weighs the KL loss as well."""
+    """Coefficient of the KL loss; ROLL multiplies it by `rl_loss_coef` as well."""
     is_used = root.values.get("use_kl_loss") is True and not is_distilled_alone(root)
     coef = root.number("kl_loss_coef") if is_used else None
     weight = root.number("rl_loss_coef")
@@ -190,7 +187,7 @@ def _correction(root: Section) -> dict[str, Any]:
 
 
 def _note_added_weights(root: Section) -> None:
-    """Say that stale samples are weighed here, where the config leaves it open."""
+    """Note that Roost weighs stale samples where the config does not say whether to."""
     ratio = root.values.get("async_generation_ratio")
     is_stale = isinstance(ratio, int | float) and ratio > 0
     if is_stale and not any(key in root.below("train") for key in ("rollout_is", "old_logprobs", "max_staleness")):

@@ -13,6 +13,7 @@ from roost.config.notations.algorithm import NORMALISED, estimator_of_train
 from roost.config.notations.reward_keys import ROLL_FILTERS, ROLL_KEYS, roll_filters, roll_rewards
 from roost.config.notations.roll import (
     METHODS,
+    PROMPT_LENGTH,
     SCOPES,
     holds_role,
     is_agentic,
@@ -23,12 +24,12 @@ from roost.config.notations.roll import (
     teacher_role,
 )
 from roost.config.notations.roll_data import (
-    DERIVED_FROM as GAMES_DERIVED_FROM,
+    DERIVED_FROM as GAME_DERIVED_FROM,
     data_settings,
+    distillation_columns,
     game_settings,
     max_tokens_of_turns,
-    of_instructions,
-    of_questions,
+    sft_columns,
     supervised_data,
 )
 from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM, loss_settings
@@ -78,13 +79,13 @@ KL_COEF = 0.2
 
 
 def advantage_settings(root: Section) -> dict[str, Any]:
-    """From rewards to advantages, as far as the config says."""
+    """Settings of advantages that the config gives."""
     estimator = named(root, "adv_estimator", ADV_ESTIMATORS)
     is_taught = is_distilled_alone(root)
     if is_taught:
-        found = _of_teachers(root)
+        found = _distillation_advantages(root)
     else:
-        found = _of_environments(root, estimator) if is_agentic(root) else _of_domains(root, estimator)
+        found = _agentic_advantages(root, estimator) if is_agentic(root) else _domain_advantages(root, estimator)
     whitens = root.flag("whiten_advantages") if root.get("whiten_advantages") is not None else None
     if root.values.get("adv_estimator") == "gae" and not is_taught:
         note_padding(root, "adv_estimator", "ROLL")
@@ -93,8 +94,8 @@ def advantage_settings(root: Section) -> dict[str, Any]:
     return found if is_taught else found | _kl_penalty(root)
 
 
-def _of_teachers(root: Section) -> dict[str, Any]:
-    """Only the KL from teachers counts; ROLL replaces the estimator and switches the KL from a reference off."""
+def _distillation_advantages(root: Section) -> dict[str, Any]:
+    """Advantages of pure on-policy distillation: ROLL ignores the estimator and the KL from a reference there."""
     found: dict[str, Any] = {"advantage_estimator": AdvantageEstimator.TEACHER}
     if is_agentic(root):
         return found | {"advantage_level": AdvantageLevel.SAMPLE}
@@ -124,10 +125,10 @@ def _teacher(section: Section) -> dict[str, Any]:
     return found | ({"tags": [str(tag) for tag in tags] if isinstance(tags, list | tuple) else tags} if tags else {})
 
 
-def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
-    """In the agentic pipeline grpo is another word for reinforce: `reward_normalization` says what is normalised.
+def _agentic_advantages(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
+    """Advantages in the agentic pipeline, where each sample, an episode or one step of it, has its own reward.
 
-    Each sample, an episode or one step of it, has its own reward and counts once.
+    grpo and reinforce mean the same there: `reward_normalization` says what is normalised.
     """
     written = root.values.get("adv_estimator")
     found = {"advantage_level": AdvantageLevel.SAMPLE, **_normalised(root, estimator)}
@@ -145,8 +146,8 @@ def _of_environments(root: Section, estimator: AdvantageEstimator | None) -> dic
     return found
 
 
-def _of_domains(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
-    """Without environments all of it is done for each domain of rewards alone; a batch is a domain's."""
+def _domain_advantages(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
+    """Advantages without environments: each domain of rewards is normalised and whitened alone."""
     written = root.values.get("adv_estimator")
     has_domains = len(root.below("rewards").values) > 1
     if written == "agentic_reinforce":
@@ -156,7 +157,7 @@ def _of_domains(root: Section, estimator: AdvantageEstimator | None) -> dict[str
 
 
 def _normalised(root: Section, estimator: AdvantageEstimator | None) -> dict[str, Any]:
-    """Estimators that normalise rewards have separate names."""
+    """The estimator that stands for ROLL's estimator with its normalisation of rewards."""
     for key, word in zip(("norm_mean_type", "norm_std_type"), scope_words(root), strict=True):
         _check_scope(root, "reward_normalization" if is_agentic(root) else key, key, word)
     shared, scopes = normalisation(root)
@@ -182,7 +183,7 @@ def _check_scope(root: Section, place: str, key: str, word: Any) -> None:
 
 
 def _masks(root: Section) -> dict[str, Any]:
-    """Samples that are not learnt from; the agentic pipeline does not read these keys."""
+    """Settings that leave samples out of the loss; the agentic pipeline does not read their keys."""
     found: dict[str, Any] = {"mask_truncated": True} if root.values.get("max_len_mask") is True else {}
     if root.values.get("difficulty_mask") is True:
         low, high = (root.number(f"difficulty_{end}_threshold") for end in ("low", "high"))
@@ -209,7 +210,6 @@ def _kl_penalty(root: Section) -> dict[str, Any]:
 ENGINES = ("actor_infer", "student_infer")
 SFT_ROLE = "sft_train"  # the learner of ROLL's supervised pipeline
 STUDENT = "student"  # that of its distillation on given completions
-PROMPT_LENGTH = 1024
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 500,
     "prompts_per_step": 128,
@@ -225,7 +225,7 @@ DEFAULTS: Mapping[str, Any] = {
     "whiten_advantages": Whitening.NONE,
     "checkpoint_every": 50,
 }
-OF_GAE = {
+GAE_DEFAULTS = {
     "gae_lambda": 0.95,
     "value_clip": 0.0,
     "critic_lr_warmup_steps": 0,
@@ -240,20 +240,22 @@ DISTILLED = {  # keys of `teacher` in train that are numbers
     "adaptive_alpha": "adaptive_kl_alpha",
     "skew": "skew_lambda",
 }
-OF_SCHEDULES = (*OF_WSD, *OF_OTHERS, *OF_MEGATRON, *OF_MEGATRON_WSD)
-OF_SFT = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
+SCHEDULE_ARGUMENTS = (*OF_WSD, *OF_OTHERS, *OF_MEGATRON, *OF_MEGATRON_WSD)
+SFT_DEFAULTS = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
 
-def of_learner(path: str) -> tuple[str, ...]:
+def learner_keys(path: str) -> tuple[str, ...]:
+    """A key of the learner, in each role that may be one."""
     return tuple(f"{role}.{path}" for role in ROLL_LEARNERS)
 
 
-def of_policy(path: str) -> tuple[str, ...]:
-    """A key of the learner that supervised training does not read."""
+def policy_keys(path: str) -> tuple[str, ...]:
+    """A key of the learners of reinforcement learning, which supervised training does not read."""
     return tuple(f"{role}.{path}" for role in ROLL_LEARNERS if role not in (SFT_ROLE, STUDENT))
 
 
-def of_engine(path: str) -> tuple[str, ...]:
+def engine_keys(path: str) -> tuple[str, ...]:
+    """A key of the engine, in each role that may be one."""
     return tuple(f"{role}.{path}" for role in ENGINES)
 
 
@@ -271,20 +273,20 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "prompts_per_step": ("rollout_batch_size",),
     "num_generations": ("num_return_sequences_in_group", "train_env_manager.group_size"),
     "minibatch_size": (
-        *of_learner("training_args.per_device_train_batch_size"),
-        *of_learner("training_args.gradient_accumulation_steps"),
+        *learner_keys("training_args.per_device_train_batch_size"),
+        *learner_keys("training_args.gradient_accumulation_steps"),
     ),
     "max_staleness": ("async_generation_ratio",),
-    "max_new_tokens": ("sequence_length", "response_length", *of_engine("generating_args.max_new_tokens")),
-    "temperature": (*of_engine("generating_args.temperature"), "train_env_manager.generating_args.temperature"),
-    "top_p": (*of_engine("generating_args.top_p"), "train_env_manager.generating_args.top_p"),
-    "top_k": (*of_engine("generating_args.top_k"), "train_env_manager.generating_args.top_k"),
+    "max_new_tokens": ("sequence_length", "response_length", *engine_keys("generating_args.max_new_tokens")),
+    "temperature": (*engine_keys("generating_args.temperature"), "train_env_manager.generating_args.temperature"),
+    "top_p": (*engine_keys("generating_args.top_p"), "train_env_manager.generating_args.top_p"),
+    "top_k": (*engine_keys("generating_args.top_k"), "train_env_manager.generating_args.top_k"),
     "stop_strings": (
-        *of_engine("generating_args.stop_strings"),
+        *engine_keys("generating_args.stop_strings"),
         "train_env_manager.generating_args.stop_strings",
     ),
     "repetition_penalty": (
-        *of_engine("generating_args.repetition_penalty"),
+        *engine_keys("generating_args.repetition_penalty"),
         "train_env_manager.generating_args.repetition_penalty",
     ),
     "advantage_estimator": ("adv_estimator", "norm_mean_type", "norm_std_type", "reward_normalization"),
@@ -307,60 +309,60 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     **LOSS_DERIVED_FROM,
     "clip_range": (
         *("pg_clip", "pg_clip_low"),
-        *of_policy("pg_variant"),
-        *of_policy("cispo_epsilon_low"),
-        *of_policy("tis_lower_bound"),
+        *policy_keys("pg_variant"),
+        *policy_keys("cispo_epsilon_low"),
+        *policy_keys("tis_lower_bound"),
     ),
     "clip_range_high": (
         *("pg_clip", "pg_clip_high"),
-        *of_policy("pg_variant"),
-        *of_policy("cispo_epsilon_high"),
-        *of_policy("tis_upper_bound"),
+        *policy_keys("pg_variant"),
+        *policy_keys("cispo_epsilon_high"),
+        *policy_keys("tis_upper_bound"),
     ),
-    "loss_type": (*of_policy("pg_variant"), *of_policy("worker_cls")),
-    "cispo_mask": of_policy("cispo_use_unified_mask"),
-    "kimi15_tau": of_policy("kimi15_tau"),
-    "importance_sampling_level": (*of_policy("pg_variant"), "importance_sampling", "ratio_type"),
-    "optimizer": of_learner("training_args.optim"),
-    "lr_scheduler_type": of_learner("training_args.lr_scheduler_type"),
+    "loss_type": (*policy_keys("pg_variant"), *policy_keys("worker_cls")),
+    "cispo_mask": policy_keys("cispo_use_unified_mask"),
+    "kimi15_tau": policy_keys("kimi15_tau"),
+    "importance_sampling_level": (*policy_keys("pg_variant"), "importance_sampling", "ratio_type"),
+    "optimizer": learner_keys("training_args.optim"),
+    "lr_scheduler_type": learner_keys("training_args.lr_scheduler_type"),
     "min_learning_rate": tuple(
-        key for end in ("", "_rate", "_ratio") for key in of_learner(f"training_args.lr_scheduler_kwargs.min_lr{end}")
+        key for end in ("", "_rate", "_ratio") for key in learner_keys(f"training_args.lr_scheduler_kwargs.min_lr{end}")
     ),
-    "decay_steps": of_learner("training_args.lr_scheduler_kwargs.lr_decay_steps"),
+    "decay_steps": learner_keys("training_args.lr_scheduler_kwargs.lr_decay_steps"),
     "wsd_decay_steps": (
-        *of_learner("training_args.lr_scheduler_kwargs.num_decay_steps"),
-        *of_learner("training_args.lr_scheduler_kwargs.wsd_decay_steps"),
+        *learner_keys("training_args.lr_scheduler_kwargs.num_decay_steps"),
+        *learner_keys("training_args.lr_scheduler_kwargs.wsd_decay_steps"),
     ),
     "wsd_decay_style": (
-        *of_learner("training_args.lr_scheduler_kwargs.decay_type"),
-        *of_learner("training_args.lr_scheduler_kwargs.lr_wsd_decay_style"),
+        *learner_keys("training_args.lr_scheduler_kwargs.decay_type"),
+        *learner_keys("training_args.lr_scheduler_kwargs.lr_wsd_decay_style"),
     ),
     "keep_checkpoints": ("max_ckpt_to_keep",),
     "eval_every": ("eval_steps",),
     "eval_top_k": ("validation.generating_args.top_k",),
     "checkpoint_every": ("save_steps",),
     "model": ("pretrain", "student_pretrain"),
-    "lora_rank": (*of_policy("model_args.lora_rank"), f"{STUDENT}.model_args.lora_rank"),
-    "lora_target_modules": (*of_policy("model_args.lora_target"), f"{STUDENT}.model_args.lora_target"),
-    "compute_dtype": of_learner("model_args.dtype"),
+    "lora_rank": (*policy_keys("model_args.lora_rank"), f"{STUDENT}.model_args.lora_rank"),
+    "lora_target_modules": (*policy_keys("model_args.lora_target"), f"{STUDENT}.model_args.lora_target"),
+    "compute_dtype": learner_keys("model_args.dtype"),
     "activation_checkpointing": (
-        *of_learner("model_args.disable_gradient_checkpointing"),
-        *of_learner("strategy_args.strategy_config.recompute_granularity"),
+        *learner_keys("model_args.disable_gradient_checkpointing"),
+        *learner_keys("strategy_args.strategy_config.recompute_granularity"),
     ),
-    "engine": of_engine("strategy_args.strategy_name"),
-    **GAMES_DERIVED_FROM,
+    "engine": engine_keys("strategy_args.strategy_name"),
+    **GAME_DERIVED_FROM,
     "data": (
-        *of_learner("data_args.file_name"),
+        *learner_keys("data_args.file_name"),
         "validation.data_args.file_name",
-        *of_policy("data_args.messages"),
-        *of_policy("data_args.prompt"),
-        *of_learner("data_args.template"),
+        *policy_keys("data_args.messages"),
+        *policy_keys("data_args.prompt"),
+        *learner_keys("data_args.template"),
         "prompt_key",
         "query_key",
         "question_key",
         "system_key",
-        *of_policy("data_args.tag"),
-        *of_policy("data_args.domain_interleave_probs"),
+        *policy_keys("data_args.tag"),
+        *policy_keys("data_args.domain_interleave_probs"),
         "global_template",
         "tag_to_template",
     ),
@@ -403,8 +405,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         by_epochs = {"max_steps": None, "max_epochs": values.get("max_epochs", SFT_EPOCHS)}
         evaluated = {"eval_every": EVALUATE_EVERY} if "validation" in root else {}
         own = {"completion": "output"} if role == SFT_ROLE else {"completion": "answer", **_distillation(root)}
-        rows = supervised_data(root, role, of_instructions(root) if role == SFT_ROLE else of_questions(root))
-        return {name: found[name] for name in OF_SFT} | by_epochs | own | evaluated | rows
+        rows = supervised_data(root, role, sft_columns(root) if role == SFT_ROLE else distillation_columns(root))
+        return {name: found[name] for name in SFT_DEFAULTS} | by_epochs | own | evaluated | rows
     found |= _teachers(root)
     if "train_env_manager" in root:
         found["prompts_per_step"] = math.ceil(DEFAULTS["prompts_per_step"] / values.get("num_generations", 1))
@@ -413,7 +415,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found["max_new_tokens"] = turn  # agents bound each turn by their own limit
     estimator = values.get("advantage_estimator", AdvantageEstimator.GAE)
     if estimator is AdvantageEstimator.GAE:
-        found |= OF_GAE
+        found |= GAE_DEFAULTS
     if estimator is AdvantageEstimator.REINFORCE_BASELINE:
         del found["whiten_advantages"]  # no estimator of ROLL's: it is whitened by definition
     if root.values.get("adv_estimator") == "gigpo":
@@ -427,7 +429,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation_sampling(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Environments are sampled for evaluation as for training; other data with ROLL's own defaults."""
+    """Sampling of evaluations: as in training with environments, else ROLL's defaults."""
     if "val_env_manager" in root:
         return {"eval_temperature": values.get("temperature", DEFAULTS["temperature"])}
     return {f"eval_{name}": DEFAULTS[name] for name in ("temperature", "top_p", "top_k")}
@@ -442,7 +444,7 @@ def _engine_role(root: Section) -> str:
 
 
 def _distillation(root: Section) -> dict[str, Any]:
-    """`teacher` in train for given completions, and no clip of the gradient's norm; other defaults are Roost's."""
+    """Defaults of distillation on given completions: `teacher` in train, and no gradient-norm clip."""
     found: dict[str, Any] = {name: root.number(key) for name, key in DISTILLED.items()}
     found |= {
         "divergence": named(root, "kd_objective", {each.value: each.value for each in Divergence}),
@@ -453,7 +455,7 @@ def _distillation(root: Section) -> dict[str, Any]:
 
 
 def _supervised(root: Section, role: str) -> dict[str, Any]:
-    """ROLL's pipelines for given completions run by epochs."""
+    """Settings of ROLL's pipelines for given completions, which run by epochs."""
     return {
         "objective": Objective.SFT,
         "completion": root.text("answer_key") if role == STUDENT else None,
@@ -463,7 +465,7 @@ def _supervised(root: Section, role: str) -> dict[str, Any]:
 
 
 def _groups(root: Section) -> dict[str, Any]:
-    """A batch is counted in prompts, but where environments make them in episodes."""
+    """Prompts of a step and samples of each; with environments, ROLL counts a batch in episodes."""
     batch = root.whole_number("rollout_batch_size", 1)
     if "train_env_manager" not in root:
         return {"prompts_per_step": batch, "num_generations": root.whole_number("num_return_sequences_in_group", 1)}
@@ -472,7 +474,7 @@ def _groups(root: Section) -> dict[str, Any]:
 
 
 def _sampling(root: Section) -> dict[str, Any]:
-    """`actor_infer.generating_args`, and only without that block the environments' own."""
+    """Sampling: `actor_infer.generating_args`, or the environments' own where that section is missing."""
     engine = _engine_role(root)
     has_own = "generating_args" in root.below(engine) or "train_env_manager" not in root
     block = root.below(engine if has_own else "train_env_manager", "generating_args")
@@ -525,20 +527,20 @@ def _max_tokens(root: Section, block: Section) -> int | None:
 
 
 def _schedule(learner: Section) -> dict[str, Any]:
-    """The schedule and its arguments, which have other names for Megatron's strategy."""
+    """The learning-rate schedule; Megatron has other names for its arguments than transformers."""
     arguments = learner.below("training_args")
     rate = arguments.number("learning_rate")
     schedule = named(arguments, "lr_scheduler_type", TRANSFORMERS_SCHEDULES)
     limits = arguments.below("lr_scheduler_kwargs")
-    # Names that no schedule has here are named as keys that are not followed.
-    limits = replace(limits, values={name: limits.values[name] for name in OF_SCHEDULES if name in limits})
+    # Arguments that Roost has for no schedule are reported with the other keys that are not followed.
+    limits = replace(limits, values={name: limits.values[name] for name in SCHEDULE_ARGUMENTS if name in limits})
     if str(learner.below("strategy_args").text("strategy_name")).startswith("megatron"):
         return megatron_schedule(schedule, limits)
     return transformers_schedule(schedule, limits, DEFAULTS["learning_rate"] if rate is None else rate)
 
 
 def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:
-    """Names divided by commas; `all-linear` is what Roost does without them."""
+    """Module names, separated by commas; None for `all-linear`, which is Roost's default."""
     words = arguments.values.get("lora_target")
     if not isinstance(words, str) or words == "all-linear":
         return None
@@ -546,7 +548,7 @@ def _adapter_targets(arguments: Section) -> tuple[str, ...] | None:
 
 
 def _minibatch(arguments: Section, job: Job) -> int | None:
-    """Samples of each model replica between two optimizer steps, times the replicas."""
+    """Samples of an optimizer step: those of one model replica, times the replicas."""
     each = arguments.whole_number("per_device_train_batch_size", 1)
     rounds = arguments.whole_number("gradient_accumulation_steps", 1, 1)
     actor = next((part for part in job.components if part.name in ("actor", SFT_ROLE)), None)
