@@ -10,7 +10,7 @@ from roost.config.findings import shown
 from roost.config.job import Job, first_number
 from roost.config.notations.reward_keys import RLINF_KEYS, rlinf_rewards
 from roost.config.notations.rlinf import MEGATRON, adapter_rank, recomputes_of
-from roost.config.notations.rlinf_agents import DERIVED_FROM as OF_AGENTS, tool_task
+from roost.config.notations.rlinf_agents import DERIVED_FROM as AGENT_DERIVED_FROM, tool_task
 from roost.config.notations.words import (
     AGGREGATIONS,
     DECAY_STYLES,
@@ -21,6 +21,7 @@ from roost.config.notations.words import (
     clip_ranges,
     compute_dtype,
     engine_of,
+    fraction,
     interval,
     lora_rank,
     named,
@@ -49,7 +50,7 @@ ADV_TYPES = {
     "grpo_dynamic": AdvantageEstimator.GRPO,
 }
 LEVELS = {"turn": AdvantageLevel.SAMPLE, "trajectory": AdvantageLevel.EPISODE}
-STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # tasks without a data set: an epoch is one step
+STEP_PER_EPOCH = ("embodied", "coding_online_rl")  # task types without a data set: an epoch is one step
 DECOUPLED = "decoupled_actor_critic"
 SFT = "sft"  # the task type of supervised training
 FSDP = "fsdp"
@@ -111,7 +112,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "engine": ("rollout.rollout_backend",),
     "eval_every": ("runner.val_check_interval",),
     "checkpoint_every": ("runner.save_interval",),
-    "task": OF_AGENTS,
+    "task": AGENT_DERIVED_FROM,
     "data": (
         "data.train_data_paths",
         "data.val_data_paths",
@@ -133,7 +134,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 }
 TEXT_DATA = ("math", "reasoning", "wideseek_r1", "rstar2")  # data types whose rows are text
 IMAGE_DATA = "vlm"  # the data type whose rows have images
-CHOICES, PLAIN = "robo2vlm", "base"  # its data sets for reinforcement learning
+CHOICES, PLAIN = "robo2vlm", "base"  # the data sets with images that are for reinforcement learning
 CHOICES_PROMPT = (
     "Look at the images and answer the question. First write your reasoning between <think> and </think>. Then write "
     "the letter and the text of one choice between <answer> and </answer>, such as <answer>A. Yes</answer>."
@@ -150,7 +151,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     warn_resume(runner, "resume_dir", root)
     return {
         "rewards": rlinf_rewards(root),
-        **_length(runner, root.below("train").values.get("max_steps") is not None),
+        **_run_length(runner, root.below("train").values.get("max_steps") is not None),
         "objective": Objective.SFT if runner.values.get("task_type") == SFT else None,
         **_advantages(algorithm, any(part.name == "critic" for part in job.components)),
         "loss_aggregation": _aggregation(algorithm, actor, runner),
@@ -175,7 +176,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
 
 
 def is_fsdp(actor: Section) -> bool:
-    """Return True for RLinf's FSDP actor, which does not read some keys of the Megatron actor."""
+    """Return True for RLinf's FSDP actor, which does not read some keys that the Megatron actor reads."""
     return actor.values.get("training_backend") == FSDP
 
 
@@ -191,16 +192,16 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         if "eval" in data:
             found["eval_tasks"] = 0  # all
     if values.get("advantage_estimator") is AdvantageEstimator.GAE:
-        found["value_loss_aggregation"] = _of_critic(root)
+        found["value_loss_aggregation"] = _critic_aggregation(root)
     if is_fsdp(root.below("actor")) and "clip_ratio_c" not in root.below("algorithm"):  # null switches it off
         found["dual_clip"] = FSDP_DUAL_CLIP
     return found
 
 
 def _data(section: Section, own_template: str | None, has_own: bool) -> dict[str, Any]:
-    """The keys of RLinf's data sets: files one after the other, the first `data_size` rows of all.
+    """`data` from the keys of RLinf's data sets; empty if they are not read.
 
-    `has_own`: the section train has data or a task, so that nothing needs to be read here.
+    `has_own`: the section train has data or a task, so that a data set Roost does not read is no error.
     """
     kind = section.values.get("type") or TEXT_DATA[0]
     if not section.values.get("train_data_paths") or kind not in (*TEXT_DATA, IMAGE_DATA):
@@ -230,7 +231,7 @@ def _data(section: Section, own_template: str | None, has_own: bool) -> dict[str
 
 
 def _image_rows(section: Section, has_own: bool) -> dict[str, Any] | None:
-    """Columns and prompts of RLinf's data with images; None for a data set of another purpose."""
+    """`data` keys of RLinf's data sets with images; None for others, if train has data or a task of its own."""
     name = (section.text("dataset_name") or "").lower()
     if name not in (CHOICES, PLAIN) and has_own:
         return None
@@ -261,8 +262,11 @@ def _refuse_evaluation(runner: Section) -> None:
         runner.error("RST-T016", "only_eval", what, why, "write only_eval: false, or remove it")
 
 
-def _length(runner: Section, is_counted: bool) -> dict[str, int]:
-    """Steps and passes over the data. `max_steps: -1` leaves the end to `max_epochs`, or to that of `train`."""
+def _run_length(runner: Section, is_counted: bool) -> dict[str, int]:
+    """`max_steps` and `max_epochs`. `max_steps: -1` leaves the end to `max_epochs`, or to `train`.
+
+    `is_counted`: train has `max_steps`.
+    """
     is_open = runner.get("max_steps") == -1
     steps = None if is_open else runner.whole_number("max_steps", 1)
     epochs = whole_number(runner, "max_epochs", 1)
@@ -283,7 +287,7 @@ def _length(runner: Section, is_counted: bool) -> dict[str, int]:
 
 
 def _advantages(algorithm: Section, has_critic: bool) -> dict[str, Any]:
-    """From rewards to advantages. Only GAE with a critic reads `gamma` and `gae_lambda`."""
+    """Settings of advantages. Only GAE with a critic reads `gamma` and `gae_lambda`."""
     kind = algorithm.values.get("adv_type")
     found: dict[str, Any] = {
         "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
@@ -291,7 +295,7 @@ def _advantages(algorithm: Section, has_critic: bool) -> dict[str, Any]:
     }
     if kind == "gae" and has_critic:
         note_padding(algorithm, "adv_type", "RLinf")
-        found |= {name: _fraction(algorithm, name) for name in ("gamma", "gae_lambda")}
+        found |= {name: fraction(algorithm, name) for name in ("gamma", "gae_lambda")}
     elif kind == "gae":
         _warn_no_critic(algorithm)
         found["advantage_estimator"] = AdvantageEstimator.REWARD
@@ -345,13 +349,6 @@ def _reinpp(algorithm: Section) -> dict[str, Any]:
     return found
 
 
-def _fraction(algorithm: Section, key: str) -> float | None:
-    value = algorithm.number(key)
-    if value is not None and value > 1:
-        algorithm.error("RST-T007", key, f"is {value:g}; it must be at most 1", fix=f"write {key}: 1")
-    return value
-
-
 def _warn_no_critic(algorithm: Section) -> None:
     algorithm.findings.warn(
         "RST-T048",
@@ -363,7 +360,7 @@ def _warn_no_critic(algorithm: Section) -> None:
 
 
 def _whitening(algorithm: Section) -> Whitening | None:
-    """Both `normalize_advantages` and the estimator `reinpp` make advantages even over all tokens of a step."""
+    """Whitening of advantages, by `normalize_advantages` or by the estimator `reinpp`."""
     if algorithm.values.get("adv_type") == "reinpp":
         return Whitening.TOKENS_CLAMPED
     if algorithm.values.get("normalize_advantages") is True:
@@ -372,9 +369,9 @@ def _whitening(algorithm: Section) -> Whitening | None:
 
 
 def _old_logprobs(algorithm: Section) -> dict[str, Any]:
-    """The denominator of the ratio. Where it is recomputed, the lag decides against what.
+    """Old log-probs, and how the loss corrects for the engine's.
 
-    `importance_sampling_fix` recomputes it, and weighs advantages by the capped ratio to the engine's log-probs. The
+    `importance_sampling_fix` recomputes old log-probs, and weighs advantages by the capped ratio to the engine's. The
     decoupled loss weighs without a cap, and leaves out tokens with a weight above `behave_weight_threshold`.
     """
     cap = algorithm.number("importance_sampling_clip")
@@ -387,23 +384,24 @@ def _old_logprobs(algorithm: Section) -> dict[str, Any]:
     return {"old_logprobs": OldLogprobs.ROLLOUT} if algorithm.values.get("recompute_logprobs") is False else {}
 
 
-TORCH_COSINE, TORCH_COSINE_END = "torch_cosine", 1e-6  # a schedule of RLinf's without warm-up, and its last rate
+TORCH_COSINE = "torch_cosine"  # a schedule of RLinf's without warm-up
+TORCH_COSINE_END = 1e-6  # its last learning rate
 
 
 def _schedule(actor: Section, optimizer_steps: int) -> dict[str, Any]:
-    """The learning rate: `lr_sched` is read by the Megatron actor alone, and the schedule in `optim` by the FSDP actor.
+    """The learning-rate schedule: from `lr_sched` for the Megatron actor, from `optim` for the FSDP actor.
 
-    Megatron counts optimizer steps, FSDP training steps. Without a backend either may say it.
+    Megatron counts optimizer steps, FSDP training steps. Without a backend either section may have the schedule.
     """
     optim, sched, backend = actor.below("optim"), actor.below("lr_sched"), actor.values.get("training_backend")
     _warn_unread(optim, sched, backend)
     by_optim = backend == FSDP or (backend != MEGATRON and ("lr_scheduler" in optim or not sched.values))
-    found = _of_optim(optim, optimizer_steps if backend == FSDP else 1) if by_optim else _of_lr_sched(sched)
+    found = _fsdp_schedule(optim, optimizer_steps if backend == FSDP else 1) if by_optim else _megatron_schedule(sched)
     if backend not in (MEGATRON, FSDP) and found.get("warmup_steps") is None:
         other = (sched, "lr_warmup_iters") if by_optim else (optim, "lr_warmup_steps")
         found["warmup_steps"] = whole_number(*other, 0)
-    falls = found["lr_scheduler_type"] not in (None, LrSchedulerType.CONSTANT)
-    if falls and found["decay_steps"] is None and backend in (MEGATRON, FSDP):
+    decays = found["lr_scheduler_type"] not in (None, LrSchedulerType.CONSTANT)
+    if decays and found["decay_steps"] is None and backend in (MEGATRON, FSDP):
         section, style, end = (
             (optim, "lr_scheduler", "total_training_steps") if by_optim else (sched, "lr_decay_style", "lr_decay_iters")
         )
@@ -418,7 +416,7 @@ def _schedule(actor: Section, optimizer_steps: int) -> dict[str, Any]:
 
 
 def _steps_per_step(root: Section, count: int | None) -> int:
-    """Optimizer steps of a training step: its minibatches, by their number or by their size, in each epoch."""
+    """Optimizer steps of a training step: its minibatches, given by number or by size, times its epochs."""
     if root.below("runner").values.get("task_type") == SFT:
         return 1
     train, usual = root.below("train"), RolloutSettings()
@@ -432,7 +430,7 @@ def _steps_per_step(root: Section, count: int | None) -> int:
     return math.ceil(samples / size) * epochs if size else epochs
 
 
-def _of_optim(optim: Section, optimizer_steps: int) -> dict[str, Any]:
+def _fsdp_schedule(optim: Section, optimizer_steps: int) -> dict[str, Any]:
     """The FSDP actor's schedule; a negative `lr_warmup_steps` leaves the warm-up to its ratio."""
     total, warmup = (whole_number(optim, key, 0) for key in ("total_training_steps", "lr_warmup_steps"))
     share, rate = optim.number("min_lr_rate"), optim.number("lr")
@@ -441,20 +439,20 @@ def _of_optim(optim: Section, optimizer_steps: int) -> dict[str, Any]:
     return {
         "lr_scheduler_type": LrSchedulerType.COSINE if is_torch else named(optim, "lr_scheduler", SCHEDULES),
         "warmup_steps": warmup if warmup is None or is_torch else warmup * optimizer_steps,
-        "warmup_ratio": None if warmup or not total or is_torch else _fraction(optim, "lr_warmup_steps_ratio"),
+        "warmup_ratio": None if warmup or not total or is_torch else fraction(optim, "lr_warmup_steps_ratio"),
         "decay_steps": total * optimizer_steps if total else None,
         "min_learning_rate": TORCH_COSINE_END if is_torch else least,
     }
 
 
-def _of_lr_sched(sched: Section) -> dict[str, Any]:
-    """The Megatron actor's schedule; a fraction goes before a number of iterations."""
-    fraction, scheduler = _fraction(sched, "lr_warmup_fraction"), named(sched, "lr_decay_style", SCHEDULES)
+def _megatron_schedule(sched: Section) -> dict[str, Any]:
+    """The Megatron actor's schedule; `lr_warmup_fraction` takes precedence over `lr_warmup_iters`."""
+    warmup_ratio, scheduler = fraction(sched, "lr_warmup_fraction"), named(sched, "lr_decay_style", SCHEDULES)
     usual = WsdDecayStyle.EXPONENTIAL if scheduler is LrSchedulerType.WSD else None  # Megatron's
     return {
         "lr_scheduler_type": scheduler,
-        "warmup_steps": whole_number(sched, "lr_warmup_iters", 0) if fraction is None else None,
-        "warmup_ratio": fraction,
+        "warmup_steps": whole_number(sched, "lr_warmup_iters", 0) if warmup_ratio is None else None,
+        "warmup_ratio": warmup_ratio,
         "decay_steps": whole_number(sched, "lr_decay_iters", 1),
         "wsd_decay_steps": whole_number(sched, "lr_wsd_decay_iters", 1),
         "wsd_decay_style": named(sched, "lr_wsd_decay_style", DECAY_STYLES) or usual,
@@ -463,19 +461,19 @@ def _of_lr_sched(sched: Section) -> dict[str, Any]:
 
 
 def _warn_unread(optim: Section, sched: Section, backend: Any) -> None:
-    """A schedule that falls, written for the other backend."""
-    falls = ("linear", "cosine", TORCH_COSINE, "WSD")
+    """Warn of a decaying schedule in the section of the other backend."""
+    decaying = ("linear", "cosine", TORCH_COSINE, "WSD")
     for section, key, reader, instead in (
         (optim, "lr_scheduler", MEGATRON, "actor.lr_sched.lr_decay_style"),
         (sched, "lr_decay_style", FSDP, "actor.optim.lr_scheduler"),
     ):
-        if backend == reader and section.values.get(key) in falls:
+        if backend == reader and section.values.get(key) in decaying:
             what, why = f"is not read with training_backend: {reader}", "RLinf does not read it there either"
             section.findings.warn("RST-T014", section.where(key), what, why, f"write {instead}, or remove it")
 
 
 def _log_ratio_clip(algorithm: Section) -> float | None:
-    """RLinf writes the lower clamp as a negative number."""
+    """`log_ratio_clip`, which RLinf writes as a negative number."""
     written = algorithm.get("clip_log_ratio_min")
     if isinstance(written, int | float) and not isinstance(written, bool) and written <= 0:
         return float(-written)
@@ -486,9 +484,10 @@ def _log_ratio_clip(algorithm: Section) -> float | None:
 
 
 def _scaled(algorithm: Section, found: LossAggregation | None, scales: Any) -> LossAggregation | None:
-    """The aggregation with `loss_scales`, which weigh the turns of an episode, each of them a sample of RLinf's.
+    """The aggregation with `loss_scales`, which weigh the turns of an episode; in RLinf each turn is a sample.
 
-    All three together weigh every token of an episode, and every episode, the same; here an episode is one sequence.
+    All three together give every token of an episode, and every episode, the same weight; in Roost an episode is one
+    sequence.
     """
     if found is LossAggregation.TOKEN_MEAN and tuple(scales) == ALL_SCALES:
         return LossAggregation.SEQ_MEAN
@@ -499,9 +498,10 @@ def _scaled(algorithm: Section, found: LossAggregation | None, scales: Any) -> L
 
 
 def _aggregation(algorithm: Section, actor: Section, runner: Section) -> LossAggregation | None:
-    """RLinf takes `token-mean` over each micro-batch, then the mean of these; `use_valid_token_scale` corrects that.
+    """The loss aggregation.
 
-    Where a micro-batch is one sample, that is the mean over samples of the mean over their tokens.
+    RLinf takes `token-mean` over each micro-batch, then the mean over micro-batches, unless `use_valid_token_scale`
+    corrects that. If a micro-batch is one sample, that is seq-mean-token-mean.
     """
     found: LossAggregation | None = named(algorithm, "loss_agg_func", AGGREGATIONS)
     if scales := algorithm.get("loss_scales"):
@@ -539,8 +539,8 @@ def _aggregation(algorithm: Section, actor: Section, runner: Section) -> LossAgg
     return found
 
 
-def _of_critic(root: Section) -> LossAggregation:
-    """RLinf's critic takes `token-mean` over each micro-batch, whatever `loss_agg_func` says."""
+def _critic_aggregation(root: Section) -> LossAggregation:
+    """Aggregation of the critic's loss: `token-mean` over each micro-batch, whatever `loss_agg_func` is."""
     size = root.below("algorithm").whole_number("training_batch_size_per_gpu", 1)
     is_dynamic = root.below("runner").values.get("enable_dynamic_batch_size") is True
     return LossAggregation.SEQ_MEAN if size == 1 and not is_dynamic else LossAggregation.TOKEN_MEAN
@@ -575,6 +575,6 @@ def _down_sampling(algorithm: Section) -> dict[str, Any]:
 
 
 def _entropy(algorithm: Section) -> float | None:
-    """The bonus counts only where the entropy is computed."""
+    """The entropy bonus, which counts only if the entropy is computed."""
     bonus = algorithm.number("entropy_bonus")
     return 0.0 if bonus is not None and algorithm.values.get("calculate_entropy") is False else bonus

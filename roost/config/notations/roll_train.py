@@ -36,14 +36,15 @@ from roost.config.notations.roll_loss import DERIVED_FROM as LOSS_DERIVED_FROM, 
 from roost.config.notations.words import (
     DIVERGENCES,
     ESTIMATORS,
-    OF_MEGATRON,
-    OF_MEGATRON_WSD,
-    OF_OTHERS,
-    OF_WSD,
+    MEGATRON_ARGUMENTS,
+    MEGATRON_WSD_ARGUMENTS,
     OPTIMIZERS,
+    OTHER_ARGUMENTS,
     TRANSFORMERS_SCHEDULES,
+    WSD_ARGUMENTS,
     compute_dtype,
     engine_of,
+    fraction,
     interval,
     lora_rank,
     megatron_schedule,
@@ -240,7 +241,7 @@ DISTILLED = {  # keys of `teacher` in train that are numbers
     "adaptive_alpha": "adaptive_kl_alpha",
     "skew": "skew_lambda",
 }
-SCHEDULE_ARGUMENTS = (*OF_WSD, *OF_OTHERS, *OF_MEGATRON, *OF_MEGATRON_WSD)
+SCHEDULE_ARGUMENTS = (*WSD_ARGUMENTS, *OTHER_ARGUMENTS, *MEGATRON_ARGUMENTS, *MEGATRON_WSD_ARGUMENTS)
 SFT_DEFAULTS = ("seed", "learning_rate", "weight_decay", "lr_scheduler_type", "checkpoint_every")
 
 
@@ -478,13 +479,10 @@ def _sampling(root: Section) -> dict[str, Any]:
     engine = _engine_role(root)
     has_own = "generating_args" in root.below(engine) or "train_env_manager" not in root
     block = root.below(engine if has_own else "train_env_manager", "generating_args")
-    top_p = block.number("top_p")
-    if top_p is not None and top_p > 1:
-        block.error("RST-T007", "top_p", f"is {top_p:g}; it must be at most 1", fix="write top_p: 1")
     return {
         "max_new_tokens": _max_tokens(root, block),
         "temperature": block.number("temperature"),
-        "top_p": top_p,
+        "top_p": fraction(block, "top_p"),
         "top_k": interval(block, "top_k"),  # -1 and 0: all tokens
         "repetition_penalty": block.number("repetition_penalty"),
         "stop_strings": _texts(block, "stop_strings"),

@@ -1,4 +1,4 @@
-"""Words and numbers of other programs that several notations share, and what they mean here."""
+"""Words of other programs and their meaning in Roost, and readers of values that several notations share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIVERGENCES = {
     "k3": KlEstimator.K3,
     "abs": KlEstimator.ABS,
 }
-# Of corrections in verl and TRL: the weight of a sequence is the product of those of its tokens.
+# Levels of rollout correction in verl and TRL: their weight of a sequence is the product of its tokens' weights.
 IS_LEVELS = {"token": ImportanceSamplingLevel.TOKEN, "sequence": ImportanceSamplingLevel.TRAJECTORY}
 OPTIMIZERS = {
     "adam": OptimizerType.ADAMW,
@@ -67,26 +67,27 @@ SCHEDULES = {
     "cosine_with_min_lr": LrSchedulerType.COSINE,
     "WSD": LrSchedulerType.WSD,
 }
-# Those of transformers, and the forms of its decay.
+# Schedules of transformers, and the forms of its WSD decay.
 TRANSFORMERS_SCHEDULES = {**SCHEDULES, "warmup_stable_decay": LrSchedulerType.WSD}
 TRANSFORMERS_DECAYS = {
     "linear": WsdDecayStyle.LINEAR,
     "cosine": WsdDecayStyle.COSINE,
     "1-sqrt": WsdDecayStyle.MINUS_SQRT,
 }
-# Arguments of its schedules and of Megatron's that are followed, and the values of others that change nothing.
-OF_WSD, OF_OTHERS = ("num_decay_steps", "decay_type", "min_lr_ratio"), ("min_lr", "min_lr_rate")
-OF_MEGATRON, OF_MEGATRON_WSD = ("min_lr", "lr_decay_steps"), ("wsd_decay_steps", "lr_wsd_decay_style")
+# Scheduler arguments that Roost follows: of transformers, for WSD and for other schedules, and of Megatron.
+WSD_ARGUMENTS, OTHER_ARGUMENTS = ("num_decay_steps", "decay_type", "min_lr_ratio"), ("min_lr", "min_lr_rate")
+MEGATRON_ARGUMENTS, MEGATRON_WSD_ARGUMENTS = ("min_lr", "lr_decay_steps"), ("wsd_decay_steps", "lr_wsd_decay_style")
+# Values of other scheduler arguments that change nothing.
 HARMLESS = {"warmup_type": "linear", "num_cycles": 0.5}
-# float16 needs loss scaling, which Roost does not do: `training_unlike` says so.
+# Without float16, which needs loss scaling: `dialects.warn_unlike` warns of it.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch", "huggingface": "torch"}
 
 
 def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str | None = None) -> Any:
-    """The meaning of another program's word; a word that Roost has no match for is a finding.
+    """The meaning of another program's word; a word that Roost has no match for is an error.
 
-    It says what to write instead: the section train, or one setting of it.
+    `setting` is the setting of train that the error suggests instead.
     """
     word = section.text(key) if key in section else None
     if word is None:
@@ -104,12 +105,12 @@ def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str 
 
 
 def transformers_schedule(schedule: LrSchedulerType | None, limits: Section, rate: float) -> dict[str, Any]:
-    """Settings of transformers' `lr_scheduler_kwargs`; those that the schedule lacks here are named.
+    """Settings from transformers' `lr_scheduler_kwargs`, with a warning for arguments that are not followed.
 
-    The last rate is given as such, or as a share of the highest.
+    The last learning rate is given itself, or as a fraction of `rate`.
     """
     is_wsd = schedule is LrSchedulerType.WSD
-    own = _arguments(limits, OF_WSD if is_wsd else OF_OTHERS)
+    own = _arguments(limits, WSD_ARGUMENTS if is_wsd else OTHER_ARGUMENTS)
     share = own.number("min_lr_ratio" if is_wsd else "min_lr_rate")
     usual = WsdDecayStyle.COSINE if is_wsd else None
     return {
@@ -121,9 +122,9 @@ def transformers_schedule(schedule: LrSchedulerType | None, limits: Section, rat
 
 
 def megatron_schedule(schedule: LrSchedulerType | None, limits: Section) -> dict[str, Any]:
-    """Settings of ROLL's `lr_scheduler_kwargs` for Megatron's scheduler, which has names of its own for them."""
+    """Settings from ROLL's `lr_scheduler_kwargs` for Megatron, whose scheduler has other names for them."""
     is_wsd = schedule is LrSchedulerType.WSD
-    own = _arguments(limits, (*OF_MEGATRON, *(OF_MEGATRON_WSD if is_wsd else ())), "on Megatron")
+    own = _arguments(limits, (*MEGATRON_ARGUMENTS, *(MEGATRON_WSD_ARGUMENTS if is_wsd else ())), "on Megatron")
     usual = WsdDecayStyle.EXPONENTIAL if is_wsd else None
     return {
         "lr_scheduler_type": schedule,
@@ -135,7 +136,7 @@ def megatron_schedule(schedule: LrSchedulerType | None, limits: Section) -> dict
 
 
 def _arguments(limits: Section, followed: Sequence[str], on: str = "") -> Section:
-    """The arguments of a schedule that are followed; others are named unless they change nothing."""
+    """The arguments of a schedule that are followed; warn of others unless they change nothing."""
     for name, value in limits.values.items():
         if name not in followed and value != HARMLESS.get(name):
             why = f"with this schedule {f'{on} ' if on else ''}Roost has {', '.join(followed)}"
@@ -144,7 +145,7 @@ def _arguments(limits: Section, followed: Sequence[str], on: str = "") -> Sectio
 
 
 def note_padding(section: Section, key: str, program: str) -> None:
-    """Both other programs run GAE over the columns of a padded matrix."""
+    """Note that ROLL and RLinf run GAE over padded rows, and Roost does not."""
     section.findings.note(
         "RST-T048",
         section.where(key),
@@ -155,7 +156,7 @@ def note_padding(section: Section, key: str, program: str) -> None:
 
 
 def warn_resume(section: Section, key: str, root: Section) -> None:
-    """A checkpoint of the other program to go on from, which Roost does not read: name the command that goes on."""
+    """Warn of a checkpoint of the other program to resume from, and name Roost's command to resume a run."""
     written = section.get(key)
     if not written:
         return
@@ -171,12 +172,12 @@ def warn_resume(section: Section, key: str, root: Section) -> None:
 
 
 def clip_ranges(below: float | None, above: float | None) -> dict[str, float]:
-    """The clip range below and above 1, as far as a config says."""
+    """The clip ranges below and above 1 that a config gives."""
     return ({} if below is None else {"clip_range": below}) | ({} if above is None else {"clip_range_high": above})
 
 
 def interval(section: Section, key: str) -> int | None:
-    """Steps between two saves or evaluations: 0 and negative numbers switch them off."""
+    """A number for which 0 and negative numbers mean: off, such as steps between checkpoints."""
     written = section.get(key)
     if isinstance(written, int) and not isinstance(written, bool) and written < 0:
         return 0
@@ -184,8 +185,16 @@ def interval(section: Section, key: str) -> int | None:
 
 
 def whole_number(section: Section, key: str, least: int) -> int | None:
-    """A whole number; other programs also write -1 for: not given."""
+    """A whole number; -1 means: not given, as other programs write it."""
     return None if section.get(key) == -1 else section.whole_number(key, least)
+
+
+def fraction(section: Section, key: str) -> float | None:
+    """A number from 0 to 1."""
+    value = section.number(key)
+    if value is not None and value > 1:
+        section.error("RST-T007", key, f"is {value:g}; it must be at most 1", fix=f"write {key}: 1")
+    return value
 
 
 def compute_dtype(precision: Any) -> str | None:
@@ -202,7 +211,7 @@ def lora_rank(job: Job) -> int | None:
 
 
 def engine_of(section: Section, key: str) -> dict[str, Any]:
-    """The engine that a key names; nothing where it names none that Roost has."""
+    """The setting `engine` for the engine that a key names; empty if Roost does not have it."""
     word = section.values.get(key)
     engine = ENGINES.get(word) if isinstance(word, str) else None
     return {} if engine is None else {"engine": engine}
