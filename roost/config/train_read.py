@@ -22,7 +22,7 @@ from roost.config.data import (
 from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.learning import read_rejection
-from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_cut_experts, warn_unlike
+from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_expert_tensor_parallel, warn_unlike
 from roost.config.source import Section, Unresolved
 from roost.config.train import (
     NOT_IN_SFT,
@@ -137,7 +137,7 @@ def read_training(
             value, written[name] = found
             _note(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
-    refuse_cut_experts(root, job)
+    refuse_expert_tensor_parallel(root, job)
     usual = defaults(root, job.notation, values)
     for name in ("engine_options", "data"):
         if name in usual and name in values:

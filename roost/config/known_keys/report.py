@@ -15,7 +15,7 @@ from typing import Any
 from roost.config.findings import Findings, counted, did_you_mean
 from roost.config.job import Notation
 from roost.config.known_keys import loop, rlinf, roll
-from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known, as_reported
+from roost.config.known_keys.tables import Effect, Entry, KeyUse, Known, with_reported_reasons
 from roost.config.notations.dialects import DERIVED_FROM, UNLIKE
 from roost.config.notations.roll import NESTED_ROLES, USUAL_ROLES, holds_role
 from roost.config.source import NEAR_MISS, Section
@@ -39,7 +39,7 @@ def report_keys(uses: Sequence[KeyUse], root: Section, notation: Notation) -> tu
         replace(use, known=HARMLESS, is_set=False)
         if use.where.path in looked_at and use.known.effect is Effect.TRAINING
         else use
-        for use in as_reported(uses, root.findings)
+        for use in with_reported_reasons(uses, root.findings)
     )
     left = [use for use in settled if use.where.path not in reported]
     _warn_unknown(left, notation, root.findings)

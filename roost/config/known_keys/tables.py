@@ -78,7 +78,7 @@ class KeyUse:
         return ".".join(str(part) for part in self.where.path[1:]) or self.where.key_path
 
 
-def as_reported(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...]:
+def with_reported_reasons(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...]:
     """The keys, where those that a warning says are not followed have its reason."""
     unfollowed = {found.where.path: found for found in findings.warnings if found.code == "RST-T014"}
     reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
@@ -91,7 +91,7 @@ SCORING = ("critic", "reference")  # components with sections of their own, whic
 SWITCH = ("critic", "use_critic_model")
 
 
-def of_unplaced(uses: Iterable[KeyUse], placed: Collection[str]) -> tuple[KeyUse, ...]:
+def mark_unplaced(uses: Iterable[KeyUse], placed: Collection[str]) -> tuple[KeyUse, ...]:
     """The keys, where those that would be followed of a component that is not placed have no effect."""
     followed = (Effect.FOLLOWED, Effect.PLACING)
     return tuple(

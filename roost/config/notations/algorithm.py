@@ -1,6 +1,6 @@
-"""Settings of a job that `convert` carries beside the placement: advantage estimator, KL, and some names.
+"""Settings that `convert` carries over beside the placement: advantage estimator, KL, lengths and some names.
 
-They stand in a job's settings, in words that all notations share, so that a converted job has its source's own values.
+They are in a job's `settings`, in words that all notations share: mostly verl's.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from roost.config.train_choices import RewardScope
 
 ESTIMATOR = "advantage_estimator"
 WHITEN = "whiten_advantages"  # after the estimator, over all tokens
-MEAN_ALONE = "batch/none"  # whitened without a division by the standard deviation
-BASELINE, STD = "reward_baseline", "reward_std"  # scopes of statistics of rewards that the estimator does not say
-LEAVES_OUT = "baseline_leaves_one_out"  # the mean that is subtracted is that of the other rewards
+MEAN_ALONE = "batch/none"  # a value of WHITEN: without a division by the standard deviation
+BASELINE, STD = "reward_baseline", "reward_std"  # scopes of reward statistics that the estimator does not imply
+LEAVES_OUT = "baseline_leaves_one_out"  # the baseline is the mean of the other rewards
 BY_TURN = "discount_by_turn"
 STEPS = "step_rewards"  # each step of an episode has its own return
 KL_COEF = "kl_coef"
 KL_IN = "kl_in"  # loss or reward
 PROMPT = "max_prompt_length"
-RESPONSE = "max_new_tokens"  # where it is not what a sequence has left after the longest prompt
+RESPONSE = "max_new_tokens"  # unless it is what the longest prompt leaves of a sequence
 REWARD = "reward_function"  # a URL, or a file with Python
 AGENT = "agent_function"
 JOB_NAME = "job_name"
 WEIGHT_UPDATE = "weight_update_mode"
-CARRIED = (ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, REWARD, AGENT, JOB_NAME, WEIGHT_UPDATE)
-# Estimators in words that all notations share, by what the mean and the standard deviation of rewards are taken over.
+# Estimators in words that all notations share, by the scopes of the mean and the standard deviation of rewards.
 Scopes = tuple[RewardScope, RewardScope]
 NORMALISED: Mapping[Scopes, str] = {
     (RewardScope.NONE, RewardScope.NONE): "reinforce",
@@ -34,8 +33,7 @@ NORMALISED: Mapping[Scopes, str] = {
     (RewardScope.GROUP, RewardScope.GROUP): "grpo",
     (RewardScope.BATCH, RewardScope.BATCH): "reinforce_plus_plus",
 }
-# The word of each program for an estimator, "with" another key where it takes two; the words of verl are those that all
-# share.
+# Each program's word for an estimator; "with" adds a second key that it needs. The shared words are verl's.
 ESTIMATORS: Mapping[Notation, Mapping[str, str]] = {
     Notation.VERL: {
         name: name
@@ -90,17 +88,17 @@ def algorithm_of(
     prompt: float | None = None,
     whitens: bool | None = None,
 ) -> dict[str, object]:
-    """Settings for the algorithm of a job; `in_loss` and `in_reward` are coefficients of KL, None where there is none.
-    One of 0 is a reference that trains nothing.
+    """Settings for the algorithm of a job; `in_loss` and `in_reward` are KL coefficients, None for no KL.
 
-    `whitens`: a switch for whitened advantages; None where the estimator alone says it.
+    A coefficient of 0 counts: the job has a reference, though it does not affect training. `whitens` is a switch for
+    whitened advantages; None if the estimator alone decides.
 
     >>> algorithm_of(Notation.OPENRLHF, "group_norm", in_reward=0.01)
     {'advantage_estimator': 'grpo', 'kl_coef': 0.01, 'kl_in': 'reward'}
     >>> algorithm_of(Notation.SLIME, "reinforce_plus_plus", whitens=False)
     {'advantage_estimator': 'reinforce'}
     """
-    words = ESTIMATORS[Notation.SLIME if notation is Notation.MILES else notation] if notation in _SAY else {}
+    words = ESTIMATORS[Notation.SLIME if notation is Notation.MILES else notation] if notation in _WITH_WORDS else {}
     shared = {word: name for name, word in words.items()}
     found: dict[str, object] = {}
     if isinstance(estimator, str):
@@ -115,7 +113,7 @@ def algorithm_of(
 
 
 def completion_of(prompt: float | None, response: float | None, sequence: float | None) -> dict[str, object]:
-    """The setting for the longest completion; none where it is what a sequence has left after the longest prompt.
+    """The setting for the longest completion; none if it is what the longest prompt leaves of a sequence.
 
     >>> completion_of(1024, 512, 4096), completion_of(1024, 512, 1536)
     ({'max_new_tokens': 512}, {})
@@ -126,7 +124,7 @@ def completion_of(prompt: float | None, response: float | None, sequence: float 
 
 
 def shared_estimator(settings: Mapping[str, object]) -> object:
-    """The job's estimator; rewards that are whitened over the batch are what other programs call REINFORCE++.
+    """The job's estimator; one whose advantages are whitened is REINFORCE++ in other programs.
 
     >>> shared_estimator({ESTIMATOR: "reinforce", WHITEN: True}), shared_estimator({ESTIMATOR: "reinforce"})
     ('reinforce_plus_plus', 'reinforce')
@@ -136,7 +134,7 @@ def shared_estimator(settings: Mapping[str, object]) -> object:
 
 
 def estimator_of_train(shared: object) -> object:
-    """The value of train.advantage_estimator that stands for a word that all notations share.
+    """The value of train.advantage_estimator for a word that all notations share.
 
     >>> estimator_of_train("reinforce_plus_plus"), estimator_of_train("reinforce")
     ('reinforce++', 'reward')
@@ -144,7 +142,7 @@ def estimator_of_train(shared: object) -> object:
     return _OF_TRAIN.get(str(shared), shared)
 
 
-_SAY = (*ESTIMATORS, Notation.MILES)
+_WITH_WORDS = (*ESTIMATORS, Notation.MILES)
 _WHITENED = {"reinforce": "reinforce_plus_plus", "dr_grpo": "reinforce_plus_plus_baseline"}
 NOT_WHITENED: Mapping[str, str] = {whitened: plain for plain, whitened in _WHITENED.items()}
 _OF_TRAIN = {

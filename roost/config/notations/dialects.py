@@ -33,7 +33,7 @@ DERIVED_FROM: Mapping[Notation, Mapping[str, tuple[str, ...]]] = {
 def derived(root: Section, job: Job) -> dict[str, Any]:
     """Settings derived from the notation's own keys, by Roost's names; those not given are left out.
 
-    `minibatches` is there where a notation counts them rather than their samples.
+    It has `minibatches` if the notation gives their number instead of `minibatch_size`.
     """
     found: dict[str, Any] = _DIALECTS[job.notation].derived(root, job)
     return {name: value for name, value in found.items() if value is not None}
@@ -46,8 +46,6 @@ def defaults(root: Section, notation: Notation, values: Mapping[str, Any]) -> di
 
 
 OFF = (None, False, 0)
-
-
 Values = Mapping[str, Any]
 
 
@@ -56,13 +54,13 @@ def _always(root: Section, values: Values) -> bool:
 
 
 def _embodied(root: Section, values: Values) -> bool:
-    """RLinf's text tasks do not read the key."""
+    """Return True for RLinf's embodied tasks."""
     return root.below("runner").values.get("task_type") == "embodied"
 
 
 @dataclass(frozen=True, slots=True)
 class Unlike:
-    """A key that counts for nothing here; with one of the harmless values it would not matter anyway.
+    """A key of the other program that Roost does not follow; no warning is needed for its harmless values.
 
     `read_by_other`: whether the other program reads the key in this config.
     """
@@ -118,7 +116,7 @@ PRECISIONS = {
 
 
 def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
-    """A warning for each key that the other program would follow and Roost does not; `values` are what it reads."""
+    """Warn of each key that the other program would follow and Roost does not; `values` are the settings so far."""
     for unlike in UNLIKE[notation]:
         *above, key = unlike.path.split(".")
         section = root.below(*above)
@@ -133,12 +131,12 @@ def warn_unlike(root: Section, notation: Notation, values: Mapping[str, Any]) ->
     _warn_half(root, notation, values)
 
 
-# Below each component: where a learner's sizes are.
+# The section of a learner's parallel sizes, below its component.
 _SIZES = {Notation.RLINF: ("model",), Notation.ROLL: ("strategy_args", "strategy_config")}
 
 
-def refuse_cut_experts(root: Section, job: Job) -> None:
-    """An error for each learner whose single experts are to be cut over ranks, as Megatron can."""
+def refuse_expert_tensor_parallel(root: Section, job: Job) -> None:
+    """Report an error for each learner with expert tensor parallelism, which Megatron has and Roost has not."""
     found: list[tuple[Any, Where]] = []
     if job.notation in _SIZES:  # as written: ParallelSizes drops a size that equals the tensor size
         for name in root.values:
@@ -161,6 +159,7 @@ def refuse_cut_experts(root: Section, job: Job) -> None:
 
 
 def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> None:
+    """Warn of float16, unless train has a compute_dtype."""
     *above, key = PRECISIONS.get(notation, ("",))
     section = root.below(*(part or training_roll.learner_role(root) for part in above))
     value = section.values.get(key)

@@ -105,7 +105,7 @@ def read_loop(root: Section) -> Job:
 
 
 def _adapter_rank(root: Section) -> int | None:
-    """ml-loop trains a LoRA adapter only; a config that Roost is to train with trains one if it says so."""
+    """Rank of the adapter. ml-loop always trains one; with a section train, Roost does only if lora_rank is given."""
     written = first_number((root.below("llm"), "lora_rank"))
     if written is None and "train" in root:
         return None
@@ -135,7 +135,7 @@ def _read_gpus(allocation: Section, key: str) -> Sequence[int]:
 
 
 def _settings(root: Section, rl: Section) -> dict[str, object]:
-    """The two memory figures and the asynchronous switch, carried into the plan for the residency decision."""
+    """Settings that decide what is resident: the asynchronous switch, and memory needed and allowed."""
     settings: dict[str, object] = {"async_rollouts": rl.flag("async_rollouts")}
     if settings["async_rollouts"] and rl.values.get("recompute_rollout_probs") is True:
         rl.error(

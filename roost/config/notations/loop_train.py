@@ -111,14 +111,14 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task(root: Section) -> dict[str, Any]:
-    """The scenario runner is the task, unless the section `train` names another."""
+    """The scenario runner as the task."""
     runner = root.below("rl").values.get("scenario_runner")
     is_named = isinstance(runner, Mapping) and isinstance(runner.get("_target_"), str)
     return {"task": runner} if is_named else {}
 
 
 def _engine(root: Section) -> dict[str, str]:
-    """vLLM, where the config has servers at all; a config of Roost's own may leave them out."""
+    """The engine, if the config has a section for servers; configs written for Roost may leave it out."""
     llm = root.below("llm")
     if not ("vllm_server" in llm or "inference_server_class" in llm):
         return {}
@@ -136,7 +136,7 @@ def _server_options(server: Section) -> dict[str, Any]:
 
 
 def _check_supported(root: Section) -> None:
-    """An optimizer that Roost does not have, and an adapter to go on from, are refused."""
+    """Refuse an optimizer that Roost does not have, and an adapter to start from."""
     optimizer = root.below("rl", "optimization", "optimizer")
     target = optimizer.text("_target_")
     if target is not None and target.rsplit(".", 1)[-1] not in OPTIMIZER_CLASSES:
@@ -154,7 +154,7 @@ def _check_supported(root: Section) -> None:
 
 
 def _schedule(scheduler: Section, params: Section) -> dict[str, Any]:
-    """The schedule of transformers; ml-loop counts its steps in iterations, so the warm-up becomes a fraction."""
+    """The learning-rate schedule; ml-loop counts warm-up in iterations, so it becomes a fraction."""
     target = scheduler.text("_target_")
     if target is None:
         return {}
@@ -169,7 +169,7 @@ def _schedule(scheduler: Section, params: Section) -> dict[str, Any]:
 
 
 def _concurrency(rl: Section, job: Job) -> int | None:
-    """ml-loop counts runners for each learner process."""
+    """Concurrent episodes; ml-loop counts runners per learner process."""
     runners, actor = rl.whole_number("num_scenario_runners", 1), actor_of(job)
     if runners is None or actor is None or not isinstance(actor.requested, DeviceList):
         return runners
@@ -177,7 +177,7 @@ def _concurrency(rl: Section, job: Job) -> int | None:
 
 
 def _evaluation(root: Section) -> dict[str, Any]:
-    """Evaluations are the training config with `rl.eval.overrides` over it, where they are switched on."""
+    """Evaluation settings: those of training with `rl.eval.overrides` over them, if `rl.eval.enable` is true."""
     evaluation = root.below("rl", "eval")
     if evaluation.values.get("enable") is not True:
         return {}

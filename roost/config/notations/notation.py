@@ -10,7 +10,7 @@ from roost.config.findings import MAX_COMPONENTS, Findings, did_you_mean, shown
 from roost.config.frameworks.keys import TRAINED as ALSO_TRAINED, framework_keys, report_framework_keys
 from roost.config.frameworks.signs import is_areal, is_nemo, is_prime, is_trl
 from roost.config.job import Job, Layout, Notation, ResolvedSetting
-from roost.config.known_keys.tables import KeyUse, as_reported, of_unplaced
+from roost.config.known_keys.tables import KeyUse, mark_unplaced, with_reported_reasons
 from roost.config.notations.loop import read_loop
 from roost.config.notations.rlinf import read_rlinf, with_reference
 from roost.config.notations.roll import has_roles, read_roll
@@ -43,9 +43,9 @@ def read_job(
 ) -> Job | None:
     """Read a config in the notation its keys show, or in the one given.
 
-    Mistakes go to `findings`; the job holds what could be read, and None means that the notation is not clear. Where
-    only the machines matter, no component need be placed on them. `trains`: read how to train even without a section
-    `train`.
+    Mistakes go to `findings`; the job holds what could be read. None means that the notation is not clear, or the job
+    is too large. `needs_components`: False if only the machines matter. `trains`: read training settings even without
+    a section `train`.
     """
     root = Section.root(source, findings)
     notation = notation or recognise(root)
@@ -83,7 +83,7 @@ def read_job(
         uses = ()  # only the machines matter
     elif "train" in root or training is not None:
         if notation is Notation.RLINF and training is not None:
-            uses = of_unplaced(uses, {component.name for component in job.components})
+            uses = mark_unplaced(uses, {component.name for component in job.components})
         uses = report_keys(uses, root, notation)
     else:
         report_unread(uses, root)
@@ -100,7 +100,7 @@ def read_job(
 
 
 def _read_framework(root: Section, notation: Notation, needs_components: bool, trains: bool) -> Job | None:
-    """A job of another framework; those of some are also trained."""
+    """A job of another framework, with training settings if Roost can train it."""
     # Only now: other configs do not wait for them.
     from roost.config.frameworks.registry import framework_of, read_framework
 
@@ -127,7 +127,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
     if needs_components:
         uses = framework_keys(root, notation, framework_of(notation).placing, training is not None)
         report_framework_keys(uses, root, notation, is_trained=training is not None)
-        uses = as_reported(uses, root.findings)
+        uses = with_reported_reasons(uses, root.findings)
     return replace(
         job,
         training=training,
@@ -140,7 +140,7 @@ def _read_framework(root: Section, notation: Notation, needs_components: bool, t
 
 
 def recognise(root: Section) -> Notation | None:
-    """The notation by the keys that only it has; none or several are a finding."""
+    """The notation, by keys that only it has; report an error if none or several match."""
     if root.source.launch is not None:
         return Notation(root.source.launch.framework)
     values = root.values
@@ -191,7 +191,7 @@ def recognise(root: Section) -> Notation | None:
 
 
 def _warn_second_notation(root: Section, found: list[Notation]) -> None:
-    """A role with devices, or a GPU allocation, beside a component placement is not read."""
+    """Warn of ROLL roles or an ml-loop GPU allocation in a config that is read as RLinf's."""
     has_roles = any(isinstance(value, Mapping) and "device_mapping" in value for value in root.values.values())
     if has_roles or Notation.LOOP in found:
         what = f"is read as {_SIGNS[Notation.RLINF]}, though it has keys of another notation as well"
@@ -199,7 +199,7 @@ def _warn_second_notation(root: Section, found: list[Notation]) -> None:
 
 
 def _likely_slip(values: Mapping[Any, Any]) -> str:
-    """A hint where a key is nearly one that would show the notation."""
+    """A hint if a key is nearly one of those that show the notation."""
     inner = values["rl"] if isinstance(values.get("rl"), Mapping) else {}
     hints = [did_you_mean(key, ("cluster", "rewards", "actor_train")) for key in values]
     hints += [did_you_mean(key, ("gpu_allocation",)) for key in inner]

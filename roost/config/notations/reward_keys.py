@@ -28,7 +28,7 @@ ROLL_FILTERS = ("rewards.*.query_filter_config",)
 
 
 def is_replaced(root: Section, section: Section) -> bool:
-    """Return True if `train` has rewards; the notation's own are then unused, which is reported."""
+    """Return True if `train` has rewards or a task; note that the notation's own rewards are then unused."""
     train = root.below("train")
     by = next((key for key in ("rewards", "task") if train.values.get(key) is not None), None)
     if by is None or not section.values:
@@ -50,9 +50,9 @@ def number(section: Section, key: str, default: float) -> float:
     return float(value)
 
 
-def _those_there_are(name: str, known: Mapping[str, Any]) -> str:
+def _known_names(name: str, known: Mapping[str, Any]) -> str:
     hint = did_you_mean(name, known)
-    return f"there is {', '.join(known)}" + (f"; {hint}" if hint else "")
+    return f"Roost has {', '.join(known)}" + (f"; {hint}" if hint else "")
 
 
 # RLinf --------------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def rlinf_rewards(root: Section) -> Keys | None:
     kind = reward.text("reward_type")
     make = RLINF_TYPES.get(kind or "")
     if make is None:
-        why = _those_there_are(kind or "", RLINF_TYPES)
+        why = _known_names(kind or "", RLINF_TYPES)
         fix = "write one of these, or name a class of your own in train.rewards"
         reward.error("RST-A026", "reward_type", f"is {shown(kind)}, which names no reward", why, fix)
         return None
@@ -133,7 +133,7 @@ RLINF_TYPES: Mapping[str, Callable[[Section], Keys]] = {
 
 
 def roll_rewards(root: Section) -> Keys | None:
-    """`rewards.NAME` by worker class, and the reward model of `reward` or `reward_model`."""
+    """Rewards of `rewards.NAME`, by worker class, or the reward model of `reward` or `reward_model`."""
     rewards = root.below("rewards")
     roles = [root.below(role) for role in ("reward", "reward_model") if root.below(role).values]
     if not (rewards.values or roles) or is_replaced(root, rewards if rewards.values else roles[0]):
@@ -183,7 +183,7 @@ def _roll_reward(root: Section, section: Section, name: str) -> Keys | None:
     class_name = (written or "").rpartition(".")[2]
     make = ROLL_CLASSES.get(class_name)
     if make is None:
-        why = _those_there_are(class_name, ROLL_CLASSES)
+        why = _known_names(class_name, ROLL_CLASSES)
         fix = "write one of these, or name a class of your own in train.rewards"
         what = f"is {shown(class_name)}, which Roost does not have" if written else "is missing"
         section.error("RST-A026", "worker_cls", what, why, fix)

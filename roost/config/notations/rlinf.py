@@ -43,7 +43,7 @@ CLUSTER_KEYS = (
     "num_gpus_per_node",
     "component_placement",
     "node_groups",
-    # Settings of RLinf's scheduler that say nothing about where processes run.
+    # Settings of RLinf's scheduler that do not affect where processes run.
     "auto_scheduler",
     "use_pre_process_policy",
     "use_wait_before_last_iter_policy",
@@ -97,9 +97,9 @@ def read_rlinf(root: Section, layout: Layout | None = None, needs_components: bo
 
 
 def with_reference(job: Job, training: TrainSettings, root: Section) -> Job:
-    """The job with a reference where its KL needs one: RLinf places none, its inference or actor computes the KL.
+    """The job with a reference component, if its KL needs one; RLinf's inference or actor computes the KL itself.
 
-    It is beside that one, and like it but for what a section `reference` says.
+    It is placed with that component, and equals it except for what a section `reference` sets.
     """
     placed = {component.name: component for component in job.components}
     beside = placed.get("inference") or placed.get("actor")
@@ -120,10 +120,10 @@ def with_reference(job: Job, training: TrainSettings, root: Section) -> Job:
 
 
 def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
-    """Model-parallel where the config trains a language model with engines, else as written.
+    """Model-parallel if the config trains a language model with engines, else as written.
 
-    The peer's training scripts choose; a config shows which script it is for by its task type, or by the parallel sizes
-    that only the model-parallel scripts read.
+    In RLinf the training script decides. A config shows its script by the task type, or by parallel sizes that only
+    model-parallel scripts read.
     """
     names = {component.name for component in components}
     if "rollout" not in names:
@@ -140,7 +140,7 @@ def implied_layout(root: Section, components: tuple[Component, ...]) -> Layout:
 
 
 def _refuse_misplaced_components(cluster: Section) -> None:
-    """Unknown keys; a component name right under `cluster` is the likeliest of them and gets its own words."""
+    """Refuse unknown keys, with a message of its own for a component directly under `cluster`."""
     misplaced = [
         key for key in cluster.values
         if isinstance(key, str) and {name.strip() for name in key.split(",")} & set(USUAL_COMPONENTS)
@@ -152,7 +152,7 @@ def _refuse_misplaced_components(cluster: Section) -> None:
 
 
 def _check_profiler(cluster: Section) -> None:
-    """A profiler is not started by Roost, but RLinf would refuse an unknown one when it starts workers."""
+    """Refuse an unknown profiler, as RLinf does; Roost starts none."""
     profiling = cluster.mapping("profiling")
     if profiling is None or profiling.values.get("enabled") is False:
         return
@@ -205,7 +205,7 @@ def _read_components(cluster: Section, root: Section, is_needed: bool) -> tuple[
 
 
 def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
-    """Keys that Roost reads or knows in sections of other programs."""
+    """Sections that belong to the other program, with the keys whose misspellings are warned of."""
     sizes = (
         "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
         "context_parallel_size", "expert_model_parallel_size", EXPERT_TENSOR,
@@ -221,7 +221,7 @@ def _optional_keys(root: Section) -> list[tuple[Section, tuple[str, ...]]]:
 
 
 def _warn_misspelt(placements: Section, key: str, name: str) -> None:
-    """A component may have any name, but one that is nearly a usual name is mostly a slip."""
+    """Warn of a component name that is nearly a usual one; any name is allowed."""
     hint = did_you_mean(name, USUAL_COMPONENTS, NEAR_MISS)
     if name not in USUAL_COMPONENTS and hint and not is_teacher(name):
         placements.findings.warn(
@@ -286,7 +286,7 @@ def _read_group_labels(entry: Section) -> tuple[str, ...] | None:
 
 
 def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
-    """The sizes the model-parallel layout reads; engines and learners keep them under different keys."""
+    """Parallel sizes of a component; engines and learners have different keys for them."""
     if component == "rollout" or component.startswith("rollout_"):
         own = root.below(component)
         rollout = own if "tensor_parallel_size" in own else root.below("rollout")
@@ -294,7 +294,7 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
             tensor=rollout.whole_number("tensor_parallel_size", 1, 1) or 1,
             pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
         )
-    if component == REFERENCE:  # Roost's, as RLinf has none: it is divided as its own section says
+    if component == REFERENCE:  # RLinf has no such component, so only its own section counts
         return _learner_sizes(root.below(component, "model"), ParallelSizes())
     if component not in MODEL_PARALLEL_COMPONENTS:
         return ParallelSizes()
@@ -304,7 +304,7 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
     own = root.below(component, "model")
     if not inferring or not own.values:
         return learner
-    # An inference copy is split as its own section says; only its pipeline size follows the learner's when left out.
+    # Sizes of an inference component are its own; only its pipeline size defaults to the learner's.
     return _learner_sizes(own, ParallelSizes(pipeline=learner.pipeline, shard=_fsdp_size(root.below(component))))
 
 
@@ -326,7 +326,7 @@ def _fsdp_size(component: Section) -> int | None:
 
 
 def _model(root: Section, component: str) -> ModelUse:
-    """The component's model; those that score or criticise use the actor's where they name none."""
+    """The component's model; a scorer, critic or engine that names none has the actor's."""
     own, actor = root.below(component), root.below("actor")
     path = first_text((own.below("model"), "model_path"), (actor.below("model"), "model_path"))
     if role_by_name(component) is Role.HELPER or is_teacher(component):
@@ -362,7 +362,7 @@ def recomputes_of(own: Section) -> bool | None:
     is_megatron = own.values.get("training_backend") == MEGATRON
     if not is_megatron and isinstance(flag, bool):
         return flag
-    # Without a backend either key may say it.
+    # Without a backend, either key counts.
     if "recompute_granularity" in own.below("model") and (is_megatron or "training_backend" not in own.values):
         # selective: those of attention alone, which flash attention does not keep
         return bool(word == "full")
@@ -376,7 +376,7 @@ def _adapter_rank(model: Section) -> int | None:
 
 
 def adapter_rank(root: Section, rank: int | None) -> int | None:
-    """The adapter's rank of a job that trains; a `lora_rank` that `is_lora` does not switch on has a finding."""
+    """The adapter rank of a job that trains; report a `lora_rank` that is not enabled by `is_lora`."""
     model, train = root.below("actor", "model"), root.below("train")
     written, own = first_number((model, "lora_rank")), train.values.get("lora_rank")
     if rank is not None or written is None:
@@ -393,7 +393,7 @@ def adapter_rank(root: Section, rank: int | None) -> int | None:
 
 
 def _sharding(own: Section) -> Sharding:
-    """Megatron's where the job names it. RLinf refuses a job without a backend; Roost trains it with its learner."""
+    """The sharding: Megatron's if the job names that backend, else FSDP's, which Roost's learner uses."""
     if own.values.get("training_backend") == MEGATRON:
         return Sharding.OPTIMIZER
     fsdp = own.below("fsdp_config")
@@ -410,7 +410,7 @@ def _sharding(own: Section) -> Sharding:
 
 
 def _strategy(root: Section, component: str) -> str | None:
-    """The engine, or what trains the model; policies that act in an environment are run by Hugging Face's code."""
+    """The engine or the training backend; embodied policies run in Hugging Face transformers."""
     own = root.below(component)
     if role_by_name(component) is not Role.ENGINE:
         return first_text((own, "training_backend"))
@@ -426,7 +426,7 @@ def _offloads(own: Section) -> tuple[str, ...]:
 
 
 def _settings(root: Section) -> dict[str, object]:
-    """Offload settings of the learner, for the residency decision, and the algorithm."""
+    """Settings of the plan: the learner's offloads, which decide what is resident, and the algorithm."""
     actor, algorithm = root.below("actor"), root.below("algorithm")
     offloads = {
         key: actor.values[key]

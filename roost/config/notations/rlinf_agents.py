@@ -15,10 +15,10 @@ TOOLS = "roost.rollout.environments.tools"
 CODE_TOOL = "python_code_with_standard_io"  # RLinf's name of the tool of `codejudge`
 SEARCH, TOOL_CALL = "search", "tool_call"
 PARSERS = {"searchr1-qwen": SEARCH, "rstar2-qwen": TOOL_CALL, "qwen2.5": TOOL_CALL}
-KEPT = {"left": "start", "right": "end", "middle": "both"}  # RLinf names the side that is shown first
+KEPT = {"left": "start", "right": "end", "middle": "both"}  # the part of a long tool response that is kept
 MAX_TURNS, MAX_CALLS, MAX_CHARACTERS = 5, 3, 500  # RLinf's defaults
-UNLIMITED = 10_000  # turns; the length of a response ends episodes before
-OF_CHAT = ("max_tool_response_length", "tool_response_truncate_side", "max_parallel_calls")
+UNLIMITED = 10_000  # turns; the limit on response length ends episodes earlier
+CHAT_KEYS = ("max_tool_response_length", "tool_response_truncate_side", "max_parallel_calls")
 
 DERIVED_FROM = (
     "agentloop.toolcall_parser",
@@ -44,7 +44,7 @@ DERIVED_FROM = (
 
 
 def tool_task(root: Section) -> dict[str, Any]:
-    """The task of a config with tools; empty if it has no tools, or its own task."""
+    """The task of a config with tools; empty if it has no tools, or if train has a task."""
     loop, tools = root.below("agentloop"), root.below("tools")
     stop = root.below("algorithm", "sampling_params")
     names = [name for name in ("search", "codejudge") if tools.values.get(name) is not None]
@@ -72,7 +72,7 @@ def tool_task(root: Section) -> dict[str, Any]:
 
 
 def _warn_unused(root: Section, names: list[str]) -> None:
-    """Warn of keys that only an agent with tools follows."""
+    """Warn of keys that only an agent with tools uses."""
     why = "train.task runs the episodes" if names else "only agents with tools follow it, and no tools are named"
     fix = "remove train.task, or the tools" if names else "remove it, or name the tools"
     for path in DERIVED_FROM:
@@ -83,7 +83,7 @@ def _warn_unused(root: Section, names: list[str]) -> None:
 
 
 def _is_multi_agent(root: Section) -> bool:
-    """Return True and report an error for WideSeek's agent, with a planner that gives tasks to workers."""
+    """Return True and report an error for WideSeek, whose planner agent gives tasks to worker agents."""
     loop = root.below("agentloop")
     if root.below("train").values.get("task"):
         return False
@@ -110,7 +110,7 @@ def _parser(loop: Section, names: list[str]) -> str:
 def _agent(loop: Section, parser: str, stop: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"_target_": AGENT, "parser": parser}
     if parser == SEARCH:
-        unread = [key for key in OF_CHAT if loop.values.get(key) is not None]
+        unread = [key for key in CHAT_KEYS if loop.values.get(key) is not None]
         if unread:
             what = f"{', '.join(unread)} {'is' if len(unread) == 1 else 'are'} not used"
             why = "as in RLinf, the search agent shows each document up to 5000 characters"
@@ -127,7 +127,7 @@ def _agent(loop: Section, parser: str, stop: list[str]) -> dict[str, Any]:
 
 
 def _turns(loop: Section, parser: str) -> int:
-    """Turns of the policy; RLinf counts those of the tools (`max_user_turns`) apart, and null is no limit."""
+    """Turns of the policy; RLinf also limits turns of tools (`max_user_turns`), and null is no limit."""
     if parser == SEARCH:
         return loop.whole_number("max_turns", 1, MAX_TURNS) or MAX_TURNS
     own, tools = (_limit(loop, key) for key in ("max_assistant_turns", "max_user_turns"))
