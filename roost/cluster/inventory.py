@@ -28,7 +28,7 @@ from roost.config.findings import (
 )
 from roost.config.node_groups import CLUSTER_GROUP, NODE_GROUP, RESERVED_LABELS
 from roost.config.ranks import RankSyntaxError, parse_rank_list, spell_ranks
-from roost.config.source import Section, Source, is_tame, read_yaml
+from roost.config.source import Section, Source, is_within_limits, read_yaml
 
 Ints = npt.NDArray[np.int64]
 ACCELERATOR = "accelerator"
@@ -325,7 +325,7 @@ def inventory_from_dict(data: Mapping[str, Any]) -> Inventory:
         findings.error(
             "RST-H014", Where(), f"the inventory is {shown(data)}, not a mapping", fix="give nodes: [{accelerators: 8}]"
         )
-    elif is_tame(data, findings):
+    elif is_within_limits(data, findings):
         return _read(Source(dict(data)), findings)
     raise ConfigError(findings.errors)
 

@@ -18,7 +18,7 @@ from roost.config.findings import Findings, KeyPath, Position, Where, did_you_me
 from roost.config.frameworks.arguments import is_chain, read_chain
 from roost.config.interpolation import resolve
 from roost.config.job import COMMAND_LINE
-from roost.config.source import Source, is_tame, read_yaml
+from roost.config.source import Source, is_within_limits, read_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -269,7 +269,7 @@ def load(
             fix="give a dict, a DictConfig or a path",
         )
         return None
-    if not is_tame(values, findings):
+    if not is_within_limits(values, findings):
         return None
     source = Source(dict(values))
     overrides = (overrides,) if isinstance(overrides, str) else overrides

@@ -28,7 +28,7 @@ class Launch:
     framework: str  # the name of its notation
     program: str  # the module or file that is started
     position: Position
-    written: Mapping[Path, str] = field(default_factory=dict)  # files that the script writes before
+    written: Mapping[Path, str] = field(default_factory=dict)  # files that the script writes first
     added: frozenset[KeyPath] = frozenset()  # keys that a user adds to the program's own: +a.b=c
 
 
@@ -48,7 +48,7 @@ class Source:
 
 
 def read_yaml(file: Path, findings: Findings) -> Source | None:
-    """Read a YAML file; what is wrong with it goes to `findings`, and the answer is then None."""
+    """Read a YAML file; None if it is wrong, which is reported to `findings`."""
     text = read_text(file, findings)
     return None if text is None else parse_yaml(text, str(file), findings)
 
@@ -60,7 +60,7 @@ def read_text(
     too_long: str = "write long device lists as an expression such as list(range(0,64))",
     max_bytes: int = MAX_FILE_BYTES,
 ) -> str | None:
-    """The text of a file of some kind; what is wrong with it goes to `findings`, and the answer is then None."""
+    """The text of a file; None if it cannot be read, which is reported to `findings`."""
     here = Where(str(file))
     try:
         with open(_opened(file), "rb") as stream:
@@ -82,10 +82,10 @@ def read_text(
 
 
 def _opened(file: Path) -> int:
-    """A descriptor of a file; pipes and devices, which may never end, are refused unless the caller opened them."""
+    """A descriptor of a file; pipes and devices, which may never end, are refused unless the shell opened them."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer blocks otherwise
     mode = os.fstat(descriptor).st_mode
-    is_given = str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # as of <(command)
+    is_given = str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # as with <(command)
     if not stat.S_ISREG(mode) and not is_given:
         os.close(descriptor)
         if stat.S_ISDIR(mode):
@@ -138,8 +138,8 @@ def parse_yaml(text: str, file: str | None, findings: Findings) -> Source | None
     return Source(values, file, builder.positions)
 
 
-def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
-    """Return True if values given by a program could stand in a file: no cycles, no unreasonable depth or size."""
+def is_within_limits(values: Mapping[Any, Any], findings: Findings) -> bool:
+    """Return True if a mapping given from Python has no cycles, and its depth and size are reasonable."""
     level: list[Any] = [values]
     count = 0
     for _ in range(MAX_DEPTH):
@@ -167,9 +167,9 @@ def is_tame(values: Mapping[Any, Any], findings: Findings) -> bool:
 MAX_NUMBER = 1e12  # no setting that Roost reads is larger
 # YAML 1.1 reads 2e-05 as text: a number needs a point there, and a sign in its exponent.
 EXPONENT = re.compile(r"\d+(\.\d*)?[eE][+-]?\d{1,3}")
-# A number with a slip of one character behind it, which is no unit: 1e-6x, but neither 10% nor 5k.
+# A number followed by one stray character that is not a unit: 1e-6x, but neither 10% nor 5k.
 LEADING_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*[^\d\s.%eEkKmMgGbBtT_+-]?\s*", re.ASCII)
-NEAR_MISS = 0.85  # how alike two words must be for one to be taken for a slip of the other
+NEAR_MISS = 0.85  # similarity at which a word counts as a misspelling of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Unresolved:
     text: str
     reason: str
     fix: str = "write the value itself, or define what it refers to"
-    is_empty: bool = False  # a flag with it has no value, and so is true
+    is_empty: bool = False  # the text is empty: a flag with it has no value, and is true
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Section:
         self.findings.error(code, self.where(key), what, why, fix)
 
     def spell(self, key: str, value: object) -> str:
-        """A key with a value as the file would have it: in a script, a flag or an override."""
+        """A key with a value, spelled as in this config: YAML, TOML, or a flag or override of a script."""
         if self.source.launch is None:
             is_toml = (self.source.file or "").endswith(".toml")
             return f"{key} = {value}" if is_toml else f"{key}: {value}"
@@ -266,7 +266,7 @@ class Section:
         return float(value)
 
     def flag(self, key: str, default: bool = False, words: Sequence[str] = ()) -> bool:
-        """True or false; `words` are what else the caller takes, for the error."""
+        """True or false; `words` are other values that the caller accepts, for the error."""
         written = self.values.get(key)
         value = True if isinstance(written, Unresolved) and written.is_empty else self.get(key)
         if value is None:
@@ -280,7 +280,7 @@ class Section:
         return value
 
     def text(self, key: str) -> str | None:
-        """A word; numbers are taken as the words people mean by them (a node group may be labelled 4090)."""
+        """A word; numbers are read as words too (a node group may be labelled 4090)."""
         value = self.get(key)
         if value is None:
             return None
@@ -308,9 +308,9 @@ class Section:
         return Section(value, (*self.path, key), self.source, self.findings)
 
     def below(self, *keys: str) -> Section:
-        """A mapping reached through several keys; an empty one where any of them is absent or not a mapping.
+        """A nested mapping; an empty one if any of the keys is absent or not a mapping.
 
-        For optional settings in sections that belong to other programs: what they hold is not for Roost to judge.
+        For optional settings in sections of other programs, which Roost does not check.
         """
         values: Any = self.values
         for key in keys:
@@ -319,7 +319,7 @@ class Section:
         return Section(found, (*self.path, *keys), self.source, self.findings)
 
     def mappings(self, key: str, fix: str) -> list[Section]:
-        """A list of mappings; what is not one is a finding."""
+        """A list of mappings; anything else is an error."""
         value = self.get(key)
         if value is None:
             return []
@@ -340,7 +340,7 @@ class Section:
         return sections
 
     def warn_near_misses(self, known: Iterable[str]) -> None:
-        """Keys that are nearly one of those Roost reads; for sections of other programs, which may hold anything."""
+        """Warn of keys that are nearly one of the known; for sections of other programs, which may hold anything."""
         known = list(known)
         for key in self.values:
             hint = did_you_mean(key, known, NEAR_MISS) if key not in known else ""
@@ -350,7 +350,7 @@ class Section:
                 )
 
     def refuse_unknown_keys(self, known: Iterable[str], fix: str = "") -> None:
-        """Each key that is not known is an error with a hint; for sections that Roost owns."""
+        """Report an error with a hint for each unknown key; for sections that Roost owns."""
         known = list(known)
         for key in self.values:
             if key not in known:

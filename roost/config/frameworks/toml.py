@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roost.config.findings import Findings, KeyPath, Position, Where
-from roost.config.source import Source, is_tame, read_text
+from roost.config.source import Source, is_within_limits, read_text
 
 _KEY_PART = re.compile(r'\s*(?:([A-Za-z0-9_-]+)|"((?:[^"\\]|\\.)*)"|\'([^\']*)\')\s*')
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"""+|\'\'\'.*?\'\'\'+|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
@@ -32,7 +32,7 @@ def parse_toml(text: str, file: str, findings: Findings) -> Source | None:
         problem = _AT.sub("", str(error)).strip() or "it is nested too deeply"
         findings.error("RST-C050", where, f"is not valid TOML: {problem}", fix="check the quotes and brackets there")
         return None
-    if not is_tame(values, findings):
+    if not is_within_limits(values, findings):
         return None
     return Source(values, file, _Keys(text.replace("\r\n", "\n"), file).found())
 
