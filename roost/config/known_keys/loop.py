@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roost.config.known_keys.tables import FILES, HYDRA, LOGGING, PLACING, SAMPLING, Effect, Entry, Known
 
-TASK = Known(Effect.TRAINING, "train.task runs the episodes and draws the scenarios", "say it in train.task")
+TASK = Known(Effect.TRAINING, "train.task runs the episodes and chooses the scenarios", "set it in train.task")
 ADAPTER = Known(Effect.TRAINING, "Roost's adapters are on all linear layers, without dropout", "remove it")
 TOKENIZER = Known(
     Effect.TRAINING, "the model's own tokenizer and chat template are used", "save them in the model's folder"

@@ -1,4 +1,4 @@
-"""Names that speak of placement: what a key of a framework means that its reader does not know."""
+"""What a framework's key means by its name, for keys that its reader does not know: nodes, GPUs, parallel sizes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _OTHERS = {
     "colocation": re.compile(r".*\b(?:colocated?|collocated?|colocation)\b.*"),
 }
 _GENERAL = ("enable", "enabled", "size", "num", "count")  # names that mean something in their section only
-# Sections that a framework hands on to another program, or that are about something else.
+# Sections that a framework passes on to another program, or that are about something else.
 _ELSEWHERE = re.compile(r"kwargs|overrid|extra|env|ray|slurm|launcher|logg|profil|checkpoint|data|wandb|broadcast")
-# Keys that frameworks read, and that a plan does not need.
+# Keys that frameworks read, but a plan does not need.
 _READ: Mapping[Notation, Sequence[str]] = {
     notation: tuple(pattern for one in text.split() for pattern in expand(one))
     for notation, text in {
@@ -49,7 +49,7 @@ _READ: Mapping[Notation, Sequence[str]] = {
         Notation.TRL: "tp_size",
     }.items()
 }
-# What keys mean whose name does not say it.
+# Meanings of keys whose names do not show them.
 _MEANT: Mapping[Notation, Mapping[str, Collection[str]]] = {
     Notation.AREAL: {"backend": tuple(_KINDS)},
     Notation.TRL: {"num_processes": ("GPUs", "data"), "num_machines": ("nodes",)},
@@ -57,7 +57,7 @@ _MEANT: Mapping[Notation, Mapping[str, Collection[str]]] = {
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, whichever way they are set apart.
+    """The words of a name, however they are separated.
 
     >>> words_of("--rollout-numGPUs_per.node")
     ['rollout', 'num', 'gpus', 'per', 'node']
@@ -66,7 +66,7 @@ def words_of(name: str) -> list[str]:
 
 
 def meaning(key: str) -> str:
-    """Subject of a key by its name: nodes, GPUs, a parallel size; empty if it is not about placement.
+    """Meaning of a key by its name: nodes, GPUs, a parallel size; empty if it is not about placement.
 
     >>> meaning("trainer.num_nodes"), meaning("--vllm.tp"), meaning("trainer.max_tokens_per_gpu")
     ('nodes', 'tensor', '')
@@ -78,7 +78,7 @@ def meaning(key: str) -> str:
 
 
 def is_read(key: str, notation: Notation) -> bool:
-    """Return True for keys that the framework, or a program that it hands them to, may read."""
+    """Return True for keys that the framework, or a program that it passes them to, may read."""
     section = key.lstrip("-").rpartition(".")[0]
     plain = key.lstrip("-").replace("-", "_")
     known = any(fnmatchcase(plain, pattern) for pattern in _READ.get(notation, ()))
@@ -86,7 +86,7 @@ def is_read(key: str, notation: Notation) -> bool:
 
 
 def nearest(key: str, placing: Sequence[str], notation: Notation) -> str:
-    """The key for placing that means the same, in the nearest section; empty where there is none."""
+    """The placing key with the same meaning in the nearest section; empty if there is none."""
     wanted, parts, roles = meaning(key), key.lstrip("-").split("."), _ROLES & set(words_of(key))
 
     def nearness(other: str) -> tuple[bool, int, int]:
@@ -95,13 +95,13 @@ def nearest(key: str, placing: Sequence[str], notation: Notation) -> str:
         return key.startswith("-") == other.startswith("-"), shared, len(roles & set(words_of(other)))
 
     alike = [other for other in placing if wanted in _meanings(other, notation)]
-    return max(alike, key=nearness, default="")  # the first of those that are as near
+    return max(alike, key=nearness, default="")  # the first of equally near ones
 
 
 def _meanings(key: str, notation: Notation) -> Iterator[str]:
     if any(sign in key for sign in "*?["):
         return
-    yield (said := meaning(key))
-    if said == "GPUs per node":
+    yield (own := meaning(key))
+    if own == "GPUs per node":
         yield "GPUs"
     yield from _MEANT.get(notation, {}).get(key.lstrip("-").rpartition(".")[2], ())

@@ -1,4 +1,4 @@
-"""Match the keys of a config with the known ones; report those that are not followed.
+"""Match the keys of a config with the known ones, and report those that are not followed.
 
 A key is followed, not followed for a reason, the user's own, or unknown.
 """
@@ -23,33 +23,33 @@ from roost.config.train import SETTINGS
 
 QUIET = (Effect.BACKEND, Effect.SPEED, Effect.FILES, Effect.NOTHING)
 HARMLESS = Known(Effect.NOTHING, "it has no effect with this value, or with the other settings")
-MAX_NAMES = 12
-FEW = 4
+MAX_NAMES = 12  # keys in one finding
+FEW = 4  # so many keys are written with their whole path
 
 
 def report_keys(uses: Sequence[KeyUse], root: Section, notation: Notation) -> tuple[KeyUse, ...]:
-    """Every finding about the keys of a config that trains; the answer is the keys as they turn out.
+    """Report the keys of a config that trains; return the keys with their final reasons.
 
-    Keys that have a finding already, because they are wrong or are warned about one by one (`warn_unlike`), are left
-    out here.
+    Keys that have a finding already are left out: they are wrong, or `warn_unlike` has warned of them.
     """
     reported = {finding.where.path for finding in root.findings.collected}
-    looked_at = {tuple(unlike.path.split(".")) for unlike in UNLIKE[notation]} - reported
-    settled = tuple(
+    # `warn_unlike` has checked these keys and found their values harmless.
+    harmless = {tuple(unlike.path.split(".")) for unlike in UNLIKE[notation]} - reported
+    explained = tuple(
         replace(use, known=HARMLESS, is_set=False)
-        if use.where.path in looked_at and use.known.effect is Effect.TRAINING
+        if use.where.path in harmless and use.known.effect is Effect.TRAINING
         else use
         for use in with_reported_reasons(uses, root.findings)
     )
-    left = [use for use in settled if use.where.path not in reported]
-    _warn_unknown(left, notation, root.findings)
-    _warn_unfollowed(left, root)
-    _note_unused(left, root)
-    return settled
+    unreported = [use for use in explained if use.where.path not in reported]
+    _warn_unknown(unreported, notation, root.findings)
+    _warn_unfollowed(unreported, root)
+    _note_unused(unreported, root)
+    return explained
 
 
 def report_unread(uses: Sequence[KeyUse], root: Section) -> None:
-    """One note about the keys of a config that only places."""
+    """Write one note about all training keys of a config that only places."""
     reported = {finding.where.path for finding in root.findings.collected}
     unread = [
         use
@@ -79,7 +79,7 @@ def _warn_unknown(uses: Iterable[KeyUse], notation: Notation, findings: Findings
 
 
 def _warn_unfollowed(uses: Iterable[KeyUse], root: Section) -> None:
-    """One warning for the keys of a section that are not followed for the same reason."""
+    """Warn once of all keys of a section that are not followed for the same reason."""
     groups: dict[tuple[str, str], list[KeyUse]] = {}
     for use in uses:
         if use.known.effect is Effect.TRAINING and use.is_set and not use.places:
@@ -95,7 +95,7 @@ def _warn_unfollowed(uses: Iterable[KeyUse], root: Section) -> None:
 
 
 def _note_unused(uses: Iterable[KeyUse], root: Section) -> None:
-    """One note for each section."""
+    """Write one note for each section with keys that are not used."""
     groups: dict[str, list[KeyUse]] = {}
     for use in uses:
         if use.known.effect in QUIET and use.is_set and not use.places:
@@ -110,7 +110,7 @@ def _note_unused(uses: Iterable[KeyUse], root: Section) -> None:
 
 
 def _names(uses: Sequence[KeyUse]) -> str:
-    """The keys within their section; many of them by their last names only, each once."""
+    """The keys within their section; if there are many, by the last part of their path, each once."""
     names = [use.name if len(uses) <= FEW else use.name.rpartition(".")[2] for use in uses]
     names = list(dict.fromkeys(names))
     listed = ", ".join(names[:MAX_NAMES])
@@ -121,7 +121,7 @@ def _explain(root: Section) -> str:
     return f"roost explain {root.source.file or 'CONFIG'} keys gives the reason for each"
 
 
-ROLE = "ROLE"  # the child of the root that stands for every role of ROLL's
+ROLE = "ROLE"  # the child of the root for every role of ROLL
 TABLES: dict[Notation, tuple[Entry, ...]] = {
     Notation.RLINF: rlinf.TABLE,
     Notation.ROLL: roll.TABLE,
@@ -132,7 +132,7 @@ OWNED = {Notation.RLINF: rlinf.OWNED, Notation.ROLL: roll.OWNED, Notation.LOOP: 
 
 @dataclass(slots=True)
 class Node:
-    """One key of the tree. An open node stands for everything below it that is not listed."""
+    """One key of the tree. An open node also matches everything below it that is not listed."""
 
     known: Known | None = None
     is_open: bool = False
@@ -140,7 +140,7 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
     def matching(self, name: str) -> list[Node]:
-        """The children that stand for a key, the most exact first."""
+        """The children that match a key, the exact one first."""
         exact = self.children.get(name)
         wild = [node for key, node in self.children.items() if "*" in key and fnmatchcase(name, key)]
         return [exact, *wild] if exact is not None else wild
@@ -148,7 +148,7 @@ class Node:
 
 @cache
 def known_tree(notation: Notation) -> Node:
-    """The tree of a notation; not changed once it is built."""
+    """The tree of a notation's known keys; it is shared, so do not change it."""
     root = Node()
     for name, setting in SETTINGS.items():
         for path in setting.native(notation):
@@ -175,8 +175,8 @@ def _at(root: Node, path: str) -> Node:
     return node
 
 
-MAX_HINTS = 50  # unknown keys that are compared with the known ones
-LIKELY = 0.75  # how alike a key of an owned section must be to a known one to be a slip of it
+MAX_HINTS = 50  # unknown keys that are compared with the known ones, which is slow
+LIKELY = 0.75  # similarity at which a key of an owned section counts as a misspelling of a known one
 UNKNOWN = Known(Effect.UNKNOWN, "no program reads it")
 OWN = Known(Effect.OWN, "no program reads it; other keys may refer to it")
 Path = tuple[str, ...]
@@ -184,7 +184,7 @@ Nodes = tuple[Node, ...]
 
 
 def key_uses(root: Section, notation: Notation) -> tuple[KeyUse, ...]:
-    """Every key of the config, in the order written; a subtree with one reason is one entry."""
+    """Every key of the config in its order; a subtree with one reason is one entry."""
     walk = _Walk(root, notation)
     return tuple(walk.below(root.values, (known_tree(notation),), ()))
 
@@ -212,7 +212,7 @@ class _Walk:
                 yield KeyUse(self.root.source.where(here), known, places, known.counts(value))
             elif not found:
                 yield self._unlisted(here, value, nodes, opened)
-            elif value is not None:  # a section that holds a single value
+            elif value is not None:  # a single value where a section belongs
                 yield KeyUse(self.root.source.where(here), UNKNOWN)
 
     def _is_role(self, path: Path, value: Any) -> bool:
@@ -224,7 +224,7 @@ class _Walk:
         return len(path) == 2 and path[0] in NESTED_ROLES and (path[0] == "rewards" or holds_role(value))
 
     def _unlisted(self, path: Path, value: Any, nodes: Nodes, opened: Known | None) -> KeyUse:
-        """A key that no table has: a slip, part of an open section, unknown in an owned one, or the user's own."""
+        """A key that no table has: misspelt, part of an open section, unknown in an owned one, or the user's own."""
         is_owned = opened is None and self._is_owned(path)
         hint = self._hint(path[-1], nodes, LIKELY if is_owned and len(path) > 1 else NEAR_MISS)
         where = self.root.source.where(path)

@@ -1,4 +1,4 @@
-"""Entries of the tables of known keys, the compact way they are written, and reasons that several notations share."""
+"""How tables of known keys are written, and reasons that several notations share."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ OFF = (*NO_VALUES, False)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Reason that a key is not followed, and what to write instead.
+    """Why a key is not followed, and what to write instead.
 
-    `harmless`: the values with which it does not matter; where none are listed, those that switch nothing on.
+    `harmless`: values with which the key does not matter. If none are listed: null, false, 0, -1 and empty values.
     """
 
     effect: Effect
     reason: str
     instead: str = ""
-    harmless: tuple[Any, ...] = field(default=(), compare=False)  # a plan file leaves it out
+    harmless: tuple[Any, ...] = field(default=(), compare=False)  # not compared: plan files do not have it
 
     def counts(self, value: Any) -> bool:
         """Return True if a key with this value is reported."""
         return value not in self.harmless if self.harmless else bool(value) and value != -1
 
     def changes(self, value: Any) -> bool:
-        """The same, where false and 0 also count unless they are listed: they may switch off a default."""
+        """Return True if a key with this value may change something: false and 0 may switch off a default."""
         return value not in (self.harmless or NO_VALUES)
 
 
@@ -58,7 +58,7 @@ class KeyUse:
 
     where: Where
     known: Known
-    places: bool = False  # whether it counts for placing, whether or not the config trains
+    places: bool = False  # whether it affects placement, also in a config that does not train
     is_set: bool = True  # to a value that is not harmless
     hint: str = ""  # for an unknown key: the known key that was probably meant
 
@@ -79,7 +79,7 @@ class KeyUse:
 
 
 def with_reported_reasons(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...]:
-    """The keys, where those that a warning says are not followed have its reason."""
+    """The keys; those that an RST-T014 warning names get its reason."""
     unfollowed = {found.where.path: found for found in findings.warnings if found.code == "RST-T014"}
     reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
     return tuple(
@@ -87,19 +87,19 @@ def with_reported_reasons(uses: Iterable[KeyUse], findings: Findings) -> tuple[K
     )
 
 
-SCORING = ("critic", "reference")  # components with sections of their own, which a job may have without placing them
-SWITCH = ("critic", "use_critic_model")
+OPTIONAL_COMPONENTS = ("critic", "reference")  # a job may have their sections without placing them
+CRITIC_SWITCH = ("critic", "use_critic_model")
 
 
 def mark_unplaced(uses: Iterable[KeyUse], placed: Collection[str]) -> tuple[KeyUse, ...]:
-    """The keys, where those that would be followed of a component that is not placed have no effect."""
+    """The keys, where followed keys of an optional component that is not placed have no effect."""
     followed = (Effect.FOLLOWED, Effect.PLACING)
     return tuple(
         replace(use, known=Known(Effect.NOTHING, f"{use.section} is not placed"), places=False)
-        if use.section in SCORING
+        if use.section in OPTIONAL_COMPONENTS
         and use.section not in placed
         and use.known.effect in followed
-        and use.where.path != SWITCH
+        and use.where.path != CRITIC_SWITCH
         else use
         for use in uses
     )
