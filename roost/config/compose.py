@@ -1,4 +1,4 @@
-"""The `defaults` list of a Hydra config: which files it names and which exist."""
+"""Load a config: compose the files of its Hydra `defaults` list, apply overrides, resolve interpolations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENVIRONMENT = re.compile(r"\$\{oc\.env:([^},]+)(?:,([^}]*))?\}")
 
 @dataclass(frozen=True, slots=True)
 class DefaultEntry:
-    """One entry: its group (empty for a plain file), where it is mounted, the options chosen, and the text itself."""
+    """One entry: its group (empty for a plain file), its package, the chosen options, and the entry as written."""
 
     group: str
     package: str
@@ -44,9 +44,9 @@ class DefaultEntry:
         return bool(self.written == "_self_")
 
     def is_chosen_by(self, overrides: Sequence[str]) -> bool:
-        """Return True if the command line selects another option of this group, so that the one written is unused.
+        """Return True if the command line chooses an option of this group, which replaces the written one.
 
-        An entry written as a file (`model/pi0@actor.model`) is no group to Hydra, and cannot be chosen again.
+        An entry written as a file (`model/pi0@actor.model`) is not a group for Hydra, and cannot be replaced.
         """
         keys = {override.split("=", 1)[0].lstrip("+~") for override in overrides}
         group = self.group.lstrip("/")
@@ -54,13 +54,13 @@ class DefaultEntry:
 
     @property
     def paths(self) -> list[str]:
-        """The files it names, relative to a folder of configs."""
+        """The files that the entry names, relative to a folder of configs."""
         folder = f"{self.group.lstrip('/')}/" if self.group else ""
         return [f"{folder}{option}" for option in self.options if "${" not in option]
 
 
 def find_config(path: str, directories: Sequence[Path]) -> Path | None:
-    """The file of a config in the first folder that has it."""
+    """The file of a config in the first folder that has it; None if no folder has."""
     return next((file for directory in directories if _is_there(file := directory / f"{path}.yaml")), None)
 
 
@@ -84,7 +84,7 @@ def nearest_choice(text: str, directories: Sequence[Path]) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Return True if a file or folder exists; False for names that the system refuses."""
+    """Return True if a file or folder exists; False also for names that the operating system refuses."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def _is_there(path: Path) -> bool:
 def included(
     entry: DefaultEntry, directories: Sequence[Path], findings: Findings
 ) -> list[tuple[str, list[DefaultEntry]]]:
-    """The files an entry names that exist, each with the entries of its own defaults list."""
+    """The existing files that an entry names, each with the entries of its own defaults list."""
     found = []
     for path in entry.paths:
         file = find_config(path, directories)
@@ -106,7 +106,7 @@ def included(
 
 
 def _relative(entry: DefaultEntry, path: str) -> DefaultEntry:
-    """The entry with its group counted from the folder of configs: groups are relative to the file that names them."""
+    """The entry with its group relative to the folder of configs, not to the file that names it."""
     folder = path.rpartition("/")[0]
     if entry.group.startswith("/") or not folder:
         return entry
@@ -114,7 +114,7 @@ def _relative(entry: DefaultEntry, path: str) -> DefaultEntry:
 
 
 def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]:
-    """The files that an entry, or a file it brings in, names and that are not there."""
+    """Missing files that an entry names, or the files it includes."""
     absent = [path for path in entry.paths if find_config(path, directories) is None and not entry.is_optional]
     for _, entries in included(entry, directories, Findings()):
         for part in entries:
@@ -125,7 +125,7 @@ def missing_files(entry: DefaultEntry, directories: Sequence[Path]) -> list[str]
 def check_includes(source: Source, directories: Sequence[Path], overrides: Sequence[str], findings: Findings) -> bool:
     """Return True if all files of the defaults lists and the command line can be read, without a cycle.
 
-    Hydra reads them itself, without limits, and says little about what is wrong with them.
+    Hydra reads them again, but without limits and with less helpful errors.
     """
     errors = findings.num_errors
     counts: dict[str, int] = {}
@@ -154,18 +154,18 @@ def check_includes(source: Source, directories: Sequence[Path], overrides: Seque
 
 
 def _chosen(overrides: Sequence[str]) -> list[DefaultEntry]:
-    """The options of groups that the command line picks."""
+    """The options of groups that the command line chooses."""
     pairs = [override.lstrip("+").partition("=") for override in overrides if not override.startswith("~")]
     chosen = [(key.partition("@"), option) for key, _, option in pairs if "/" in key or "." not in key]
     return [DefaultEntry(group, package, (option,), "") for (group, _, package), option in chosen if option]
 
 
 class _EndlessIncludes(Exception):
-    pass
+    """Files that include each other."""
 
 
 def read_defaults(source: Source, findings: Findings) -> list[DefaultEntry]:
-    """The entries that can matter for placement; Hydra's own groups (logging, launchers) are skipped."""
+    """The entries of the defaults list, without Hydra's own groups (logging, launchers)."""
     written = source.values.get("defaults")
     if written is None:
         return []
@@ -217,8 +217,7 @@ def search_directories(
     folder: Path, values: Mapping[Any, Any], overrides: Sequence[str]
 ) -> tuple[list[Path], list[str]]:
     """The folder of the config, those of its `hydra.searchpath`, and Roost's own; the overrides without that path."""
-    hydra = values.get("hydra")
-    written = hydra.get("searchpath") if isinstance(hydra, Mapping) else None
+    written = _search_path(values)
     kept = []
     for override in overrides:
         key, _, value = override.partition("=")
@@ -227,7 +226,7 @@ def search_directories(
         else:
             kept.append(override)
     directories = [folder.resolve()]
-    for entry in written if isinstance(written, list) else []:
+    for entry in written:
         text = _ENVIRONMENT.sub(lambda match: os.environ.get(match[1].strip(), match[2] or ""), str(entry))
         directory = Path(text.removeprefix("file://"))
         if text.startswith("file://") and _is_there(directory):
@@ -237,10 +236,15 @@ def search_directories(
 
 def _unset_in_search_path(values: Mapping[Any, Any]) -> list[str]:
     """Environment variables that `hydra.searchpath` needs and that are not set."""
+    found = [match for entry in _search_path(values) for match in _ENVIRONMENT.finditer(str(entry))]
+    names = dict.fromkeys(match[1].strip() for match in found if match[2] is None)
+    return [name for name in names if name not in os.environ]
+
+
+def _search_path(values: Mapping[Any, Any]) -> list[Any]:
     hydra = values.get("hydra")
     written = hydra.get("searchpath") if isinstance(hydra, Mapping) else None
-    found = [match for entry in written or () for match in _ENVIRONMENT.finditer(str(entry))]
-    return list(dict.fromkeys(match[1].strip() for match in found if match[2] is None and match[1] not in os.environ))
+    return written if isinstance(written, list) else []
 
 
 PRIMARY = ""  # the config itself among the files that Hydra composes
@@ -249,7 +253,7 @@ PRIMARY = ""  # the config itself among the files that Hydra composes
 def load(
     config: Mapping[Any, Any] | DictConfig | str | Path, overrides: Sequence[str], findings: Findings
 ) -> Source | None:
-    """The values of a config, composed and resolved; None where it cannot be read at all.
+    """The values of a config, composed and resolved; None if it cannot be read at all.
 
     >>> load({"a": 1, "b": "${a}"}, [], Findings()).values
     {'a': 1, 'b': 1}
@@ -293,7 +297,7 @@ def is_script(file: Path) -> bool:
 
 
 def load_file(file: Path, overrides: Sequence[str], findings: Findings) -> Source | None:
-    """A file composed with the files its `defaults` name, as far as they exist; or the job that a script starts."""
+    """A file composed with the existing files of its `defaults`, or the job that a script starts."""
     if is_script(file):
         from roost.config.frameworks.launcher import load_script  # only now: other configs do not wait for it
 
@@ -332,7 +336,7 @@ def _existing(
     source: Source,
     findings: Findings,
 ) -> list[DefaultEntry]:
-    """The defaults whose files, with all files they name, exist; the others are skipped with a warning."""
+    """The defaults whose files exist, with all files that those include; the others are skipped with a warning."""
     kept: list[DefaultEntry] = []
     missing: list[str] = []
     for entry in entries:
@@ -370,12 +374,12 @@ def _composed(
 
     name = Path(source.file).stem if source.file else "config"
     with tempfile.TemporaryDirectory(prefix="roost-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Hydra's advice is about files that its user did not write for Roost
+        warnings.simplefilter("ignore")  # Hydra warns about how files are written, which is not for Roost to judge
         try:
             _write_primary(Path(folder) / f"{name}.yaml", source, entries, directories)
             config, used = _load_with_hydra(Path(folder), name, list(overrides))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-            what, why, fix = _in_words(error, directories)
+            what, why, fix = _explained(error, directories)
             if near := _near_key(what, source.values):
                 why, fix = near, "correct the key"
             findings.error("RST-C021", _place(source, overrides), f"cannot be composed: {what}", why, fix)
@@ -447,7 +451,7 @@ def _place(source: Source, overrides: Sequence[str]) -> Where:
 
 
 def _near_key(what: str, values: Mapping[Any, Any]) -> str:
-    """A hint for the key of an override that is not in the config itself.
+    """A hint for an override of a key that the config does not have.
 
     >>> _near_key("Could not override 'runner.max_step'.", {"runner": {"max_steps": 5}})
     'did you mean max_steps? A key that the config does not have needs a + before it'
@@ -464,8 +468,8 @@ def _near_key(what: str, values: Mapping[Any, Any]) -> str:
     return ""
 
 
-def _in_words(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:
-    """Message, reason and fix of a library's error, without addresses and pointers into a text."""
+def _explained(error: Exception, directories: Sequence[Path]) -> tuple[str, str, str]:
+    """What, why and fix of an error of Hydra or OmegaConf, without URLs and lines that point into a text."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and "://" not in line and set(line) != {"^"}] or [type(error).__name__]
     near = nearest_choice(lines[0], directories)
