@@ -1,7 +1,7 @@
-"""Device lists written as Python expressions, evaluated through a whitelist and never by `eval`.
+"""Device lists written as Python expressions, and interpolations (`${...}`) between values of a config.
 
-Lists, tuples, whole numbers, `range(...)`, `list(...)` of those, and `+` between them: enough for every mapping that
-people write. Length, size and depth are capped, so no expression can take long or take memory.
+Expressions are evaluated by a whitelist, never by `eval`: lists, tuples, whole numbers, `range(...)`, `list(...)` of
+those, and arithmetic. Length, size and depth are capped, so that none takes much time or memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExpressionError(ValueError):
 
 
 def parse_devices(value: object) -> Sequence[int]:
-    """The devices in the order written: from an expression, a list of numbers, one number, or a rank range.
+    """Device numbers in the order written, from an expression, a list of numbers, one number, or a rank range.
 
     >>> parse_devices("list(range(0,4))"), parse_devices([3, 1]), parse_devices("0-2,5")
     (range(0, 4), [3, 1], [0, 1, 2, 5])
@@ -41,12 +41,8 @@ def parse_devices(value: object) -> Sequence[int]:
     ([0, 1, 7], range(0, 8))
     """
     if isinstance(value, str):
-        devices = _from_text(value)
-    elif isinstance(value, list | tuple | range):
-        devices = _checked(value)
-    else:
-        devices = _checked([value])
-    return devices
+        return _from_text(value)
+    return _checked(value if isinstance(value, list | tuple | range) else [value])
 
 
 def _from_text(text: str) -> Sequence[int]:
@@ -110,7 +106,7 @@ def _items(items: list[ast.expr], depth: int) -> list[int]:
 
 
 def _sum(node: ast.BinOp, depth: int) -> int | Sequence[int]:
-    """A chain a + b + c, walked without recursion because Python nests it to the left."""
+    """The sum a + b + c ..., without recursion, because Python nests a long sum deeply."""
     terms: list[ast.expr] = []
     rest: ast.expr = node
     while isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Add):
@@ -179,7 +175,7 @@ def _bounded(number: int) -> int:
 
 
 def _checked(devices: Sequence[object]) -> Sequence[int]:
-    """The devices, all of them whole and not negative."""
+    """The devices, if all are whole numbers of at least 0."""
     if len(devices) > MAX_DEVICES:
         raise ExpressionError("RST-N026", f"more than {MAX_DEVICES:,} devices", "name fewer devices")
     if isinstance(devices, range):
@@ -198,14 +194,14 @@ def _checked(devices: Sequence[object]) -> Sequence[int]:
 Number = int | float
 
 
-def _of_numbers(compute: Callable[[Number, Number], Number], one: Any, other: Any) -> Number:
+def _compute_numbers(compute: Callable[[Number, Number], Number], one: Any, other: Any) -> Number:
     if not all(isinstance(value, int | float) for value in (one, other)):
         raise TypeError(f"{one!r} and {other!r} are not both numbers")
     return compute(one, other)
 
 
 def safe_min(*values: Any) -> Any:
-    """The smallest of those that are not null.
+    """The smallest of the values that are not null.
 
     >>> safe_min(None, 3, 2)
     2
@@ -214,22 +210,22 @@ def safe_min(*values: Any) -> Any:
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
-    "multiply": partial(_of_numbers, operator.mul),
-    "divide": partial(_of_numbers, operator.truediv),
-    "int_div": partial(_of_numbers, operator.floordiv),
-    "subtract": partial(_of_numbers, operator.sub),
+    "multiply": partial(_compute_numbers, operator.mul),
+    "divide": partial(_compute_numbers, operator.truediv),
+    "int_div": partial(_compute_numbers, operator.floordiv),
+    "subtract": partial(_compute_numbers, operator.sub),
     "not": operator.not_,
     "safe_min": safe_min,
-    "add": partial(_of_numbers, operator.add),  # these five are NeMo-RL's
-    "sub": partial(_of_numbers, operator.sub),
-    "mul": partial(_of_numbers, operator.mul),
-    "div": partial(_of_numbers, operator.truediv),
-    "max": partial(_of_numbers, max),
+    "add": partial(_compute_numbers, operator.add),  # these five are NeMo-RL's
+    "sub": partial(_compute_numbers, operator.sub),
+    "mul": partial(_compute_numbers, operator.mul),
+    "div": partial(_compute_numbers, operator.truediv),
+    "max": partial(_compute_numbers, max),
 }
 
 
 def register() -> None:
-    """Register them with OmegaConf; resolvers that already have these names stay."""
+    """Register `RESOLVERS` with OmegaConf, without replacing resolvers of the same names."""
     from omegaconf import OmegaConf
 
     for name, resolver in RESOLVERS.items():
@@ -237,12 +233,11 @@ def register() -> None:
             OmegaConf.register_new_resolver(name, resolver)
 
 
-# What all values together, and one value, may lead through; OmegaConf follows a reference each time it meets it, so
-# values that double at each step would never end.
-MAX_STEPS = 5_000
-MAX_STEPS_OF_ONE = 500
-MAX_IN_ONE_VALUE = 50
-MAX_CHAIN = 100
+# OmegaConf resolves a reference again each time it is used, so that values that double at each level would never end.
+MAX_STEPS = 5_000  # references followed for all values together
+MAX_STEPS_OF_ONE = 500  # and for one value
+MAX_IN_ONE_VALUE = 50  # interpolations written in one value
+MAX_CHAIN = 100  # references that lead to one another
 _NAMES = re.compile(r"[^\W\d]\w*")
 
 
@@ -262,18 +257,18 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
     failures = (OmegaConfBaseException, ValueError, TypeError, KeyError, RecursionError)
     register()
     try:
-        config: Any = OmegaConf.create(_kept(values), flags={"allow_objects": True})
+        config: Any = OmegaConf.create(_wrapped(values), flags={"allow_objects": True})
     except failures as error:
         reason = str(error).splitlines()[0]
         return _map_mapping(values, lambda path, text: Unresolved(text, reason))
-    weigh = _Weights(values)
+    weights = _Weights(values)
     steps_left = MAX_STEPS
 
     def look_up(path: tuple[Any, ...], text: str) -> Any:
         nonlocal steps_left
         if text.count("${") > MAX_IN_ONE_VALUE:
             return Unresolved(text, f"it holds more than {MAX_IN_ONE_VALUE} interpolations")
-        weight = weigh.of(text)
+        weight = weights.of(text)
         if weight > min(steps_left, MAX_STEPS_OF_ONE):
             return Unresolved(text, "it leads through too many references")
         steps_left -= weight
@@ -282,9 +277,9 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
             for key in path:
                 found = found[key]
             found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-            if isinstance(found, str) and _Kept.MARK in found:
+            if isinstance(found, str) and _Wrapped.MARK in found:
                 return Unresolved(text, "it refers to a value that is not known")
-            return _released(found)
+            return _unwrapped(found)
         except failures as error:
             unset = re.search(r"Environment variable '(\w+)' not found", str(error))
             if unset is not None:
@@ -295,13 +290,13 @@ def resolve(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 class _NotPlain(Exception):
-    """An interpolation that OmegaConf must look at."""
+    """An interpolation that only OmegaConf can resolve."""
 
 
 class _Plain:
-    """Values by plain references alone, as in most configs: `${a.b}`, `${.b}`, and resolvers of those and of numbers.
+    """Resolves references such as `${a.b}` and `${.b}`, and resolvers of references and numbers.
 
-    OmegaConf gives the same, but takes a tenth of a second to import.
+    Most configs have no other interpolations, and OmegaConf takes a tenth of a second to import.
     """
 
     REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
@@ -354,8 +349,8 @@ class _Plain:
         raise _NotPlain
 
 
-class _Kept:
-    """An `Unresolved` on its way through OmegaConf, which takes other objects apart."""
+class _Wrapped:
+    """Wraps an `Unresolved` for OmegaConf, which would convert a dataclass to a config."""
 
     MARK = "\0unresolved\0"
 
@@ -366,20 +361,20 @@ class _Kept:
         return self.MARK
 
 
-def _kept(value: Any) -> Any:
+def _wrapped(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _kept(inner) for key, inner in value.items()}
+        return {key: _wrapped(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_kept(inner) for inner in value]
-    return _Kept(value) if isinstance(value, Unresolved) else value
+        return [_wrapped(inner) for inner in value]
+    return _Wrapped(value) if isinstance(value, Unresolved) else value
 
 
-def _released(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _released(inner) for key, inner in value.items()}
+        return {key: _unwrapped(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_released(inner) for inner in value]
-    return value.value if isinstance(value, _Kept) else value
+        return [_unwrapped(inner) for inner in value]
+    return value.value if isinstance(value, _Wrapped) else value
 
 
 def _has_interpolation(value: Any) -> bool:
@@ -395,7 +390,7 @@ def _map_mapping(values: Mapping[Any, Any], change: Any, path: tuple[Any, ...] =
 
 
 def _map_text(value: Any, change: Any, path: tuple[Any, ...] = ()) -> Any:
-    """The value with `change` applied to each text that holds an interpolation."""
+    """The value with `change` applied to each text that has an interpolation."""
     if isinstance(value, str):
         return change(path, value) if "${" in value else value
     if isinstance(value, Mapping):
@@ -406,10 +401,10 @@ def _map_text(value: Any, change: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 class _Weights:
-    """Longest chain of references from a text.
+    """Upper bound on the references that OmegaConf follows to resolve a text.
 
-    References are taken by the names in them, however they are spelled (absolute, relative, through a resolver): each
-    name counts as the heaviest value that is kept under it anywhere.
+    References are matched by their last name only, whether absolute, relative or in a resolver: a name weighs as much
+    as the heaviest value that any key of this name has.
     """
 
     def __init__(self, values: Mapping[Any, Any]) -> None:
@@ -428,7 +423,7 @@ class _Weights:
             return self.known[text]
         if depth > MAX_CHAIN:
             return MAX_STEPS_OF_ONE + 1
-        self.known[text] = 1  # while it is weighed; a text that leads to itself is left to OmegaConf to refuse
+        self.known[text] = 1  # until it is weighed; OmegaConf refuses a text that refers to itself
         total = 1
         for inner in text.split("${")[1:]:
             names = set(_NAMES.findall(inner.split("}")[0])[-1:])
