@@ -1,1 +1,1 @@
-"""Configs in three notations, read into one `Job`; every mistake is reported with its position in the file."""
+"""Configs of all notations, read into one `Job`; every mistake is reported with its position in the file."""

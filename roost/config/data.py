@@ -1,4 +1,4 @@
-"""The settings `data` and `teacher` of the section `train`: prompts, and models that the policy is distilled from."""
+"""The settings `data` (prompts) and `teacher` (models to distil from) of the section `train`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from roost.config.train_choices import Divergence, KlEstimator
 
 SCENARIO = "roost.rollout.data.scenario.PromptScenario"
 AGENTS = "roost.rollout.agents.scenario.AgentScenario"  # it takes its tasks from data, if it names no other source
-QUESTIONS = "roost.rollout.environments.environment.Questions"  # an environment without rewards of its own
+QUESTIONS = "roost.rollout.environments.environment.Questions"  # an environment that gives no rewards
 OVERLONG = ("filter", "error", "truncate")
-EVALUATION = "evaluation"  # the name of an evaluation set without one
+EVALUATION = "evaluation"  # name of an evaluation set that has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class DataSource:
     prompt: str | None = None  # column: text, messages, or messages as JSON text
     query: str | None = None  # column: text that follows a text prompt on a new line, in rows that have it
     answer: str | None = None  # column
-    images: tuple[str, ...] = ()  # columns; none named: `images` or `image` of prompts with places for them
+    images: tuple[str, ...] = ()  # columns; default: `images` or `image`, if the prompt has placeholders
     choices: str | None = None  # column: a list, written as A., B., ... after a text prompt; part of the answer
     tag: str = ""  # of all rows
     tag_column: str | None = None
-    optional_answer: str | None = None  # columns that some rows or files may lack
-    optional_tag_column: str | None = None
+    optional_answer: str | None = None  # like answer, but rows or files may lack the column
+    optional_tag_column: str | None = None  # like tag_column, the same
     system_prompt: str | None = None
-    system_column: str | None = None  # system prompts of rows; others have `system_prompt`
+    system_column: str | None = None  # column with system prompts; rows without one have `system_prompt`
     weight: float | None = None
     limit: int | None = None  # rows
 
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """Everything that `train.data` says."""
+    """The setting `train.data`."""
 
     sources: tuple[DataSource, ...]
     eval: Mapping[str, tuple[DataSource, ...]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class DataSettings:
     max_prompt_tokens: int | None = None
     min_prompt_tokens: int = 0
     overlong: str = "filter"
-    only: Mapping[str, Any] = field(default_factory=dict)  # value of a column that rows to train on have, if any
+    only: Mapping[str, Any] = field(default_factory=dict)  # values of training rows by column, if they have it
     shuffle: bool = True
     seed: int | None = None  # None: the run's
     limit: int | None = None  # rows of all sources together, before any is dropped
@@ -144,7 +144,7 @@ def read_data(values: Mapping[str, Any], where: Where, findings: Findings) -> Da
 
 
 def shares_of_batch(shares: Sequence[float], batch: int) -> list[int]:
-    """Tasks of each kind in a batch: the whole part of its share, and the rest for the last kind, as in ROLL.
+    """Tasks of each kind in a batch: its share rounded down, and the rest for the last kind, as in ROLL.
 
     >>> shares_of_batch([0.4, 0.3, 0.3], 32)
     [12, 9, 11]
@@ -162,14 +162,14 @@ def checked(
     code: str = "RST-T060",
     of: str = "data",
 ) -> dict[str, Any]:
-    """The keys with a value, each of the right kind; others are findings."""
+    """The keys with a valid value; report unknown keys and wrong values."""
     found = {}
     for key, value in values.items():
         if key not in kinds:
             hint = did_you_mean(key, kinds)
             fix = "correct the key, or remove it" if hint else listed_keys(key, kinds)
             findings.error("RST-C023", where.under(str(key)), f"is not a key of {of}", hint, fix)
-        elif value is not None and not _is(value, kinds[key]):
+        elif value is not None and not _has_kind(value, kinds[key]):
             fix = f"write {key}: {_EXAMPLES[kinds[key]]}"
             findings.error(code, where.under(key), f"is {shown(value)}; it must be {kinds[key]}", fix=fix)
         elif value is not None:
@@ -180,7 +180,7 @@ def checked(
 _EXAMPLES = {TEXT: "name", FLAG: "true", COUNT: "1", NUMBER: "0.5", MAPPING: "{math: 0.5}"}
 
 
-def _is(value: Any, kind: str) -> bool:
+def _has_kind(value: Any, kind: str) -> bool:
     if kind is FLAG:
         return isinstance(value, bool)
     if kind in (COUNT, NUMBER):
@@ -228,7 +228,7 @@ def _eval_sets(
 
 
 def _shares(written: Mapping[str, Any], where: Where, findings: Findings) -> dict[str, float]:
-    wrong = [key for key, share in written.items() if not _is(share, NUMBER)]
+    wrong = [key for key, share in written.items() if not _has_kind(share, NUMBER)]
     for key in wrong:
         what = f"is {shown(written[key])}; it must be a share"
         findings.error("RST-T060", where.under(str(key)), what, fix=f"write {key}: 0.5")
@@ -236,7 +236,7 @@ def _shares(written: Mapping[str, Any], where: Where, findings: Findings) -> dic
 
 
 def _warn_left_out(shares: Mapping[str, float], batch: int, where: Where, findings: Findings) -> None:
-    """A share of less than one prompt of a batch is none."""
+    """Warn of shares that are less than one prompt of a batch."""
     total = sum(shares.values(), 0.0)
     counts = shares_of_batch(list(shares.values()), batch) if batch and total else []
     for (name, share), count in zip(shares.items(), counts, strict=False):
@@ -247,7 +247,8 @@ def _warn_left_out(shares: Mapping[str, float], batch: int, where: Where, findin
 
 
 def words(written: Any) -> tuple[str, ...]:
-    """
+    """A text or a list of texts as a tuple; empty for anything else.
+
     >>> words("a"), words(["a", "b"]), words(None), words([1])
     (('a',), ('a', 'b'), (), ())
     """
@@ -256,8 +257,8 @@ def words(written: Any) -> tuple[str, ...]:
 
 
 TEACHER = "teacher"
-OF_SAMPLES = {"coef": NUMBER, "estimator": TEXT, "tags": ANY}  # keys for the policy's own samples
-OF_COMPLETIONS = {  # keys for given completions
+RL_TEACHER_KEYS = {"coef": NUMBER, "estimator": TEXT, "tags": ANY}  # distillation on the policy's own samples
+SFT_TEACHER_KEYS = {  # distillation on given completions
     "weight": NUMBER,
     "divergence": TEXT,
     "top_k": COUNT,
@@ -267,14 +268,14 @@ OF_COMPLETIONS = {  # keys for given completions
     "skew": NUMBER,
     "on_prompt": FLAG,
 }
-TEACHER_KEYS = {"model": TEXT, **OF_SAMPLES, **OF_COMPLETIONS}
+TEACHER_KEYS = {"model": TEXT, **RL_TEACHER_KEYS, **SFT_TEACHER_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A model whose log-probs of the sampled tokens change their advantages. Its component loads the model."""
+    """A teacher of on-policy distillation: the KL from it changes the advantages of sampled tokens."""
 
-    name: str = TEACHER  # of its component: `teacher`, or `teacher.NAME` where there are several
+    name: str = TEACHER  # of its component, which loads the model: `teacher`, or `teacher.NAME` of several
     coef: float = 1.0  # of the KL in the advantage
     estimator: KlEstimator = KlEstimator.K1
     tags: tuple[str, ...] = ()  # of the tasks that it teaches; empty: all
@@ -282,20 +283,21 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """Loss from a teacher's distribution at the tokens of given completions, beside the supervised loss."""
+    """Distillation loss at the tokens of given completions, beside the supervised loss."""
 
     weight: float = 0.5  # of the divergence; the supervised loss has 1 - weight
     divergence: Divergence = Divergence.FORWARD_KL
-    top_k: int = 64  # tokens most likely to the teacher, over which both distributions are normalised; 0: all
+    top_k: int = 64  # the teacher's most likely tokens, over which both distributions are normalised; 0: all
     temperature: float = 1.0  # of both distributions
-    teacher_temperature: float = 1.0  # of the teacher's, as well
-    adaptive_alpha: float = 0.5  # probability of the unlikely tokens together, for adaptive_kl
-    skew: float = 0.1  # share, in the mixture of a skewed KL, of the distribution that is compared with it
-    on_prompt: bool = False  # learn the tokens of prompts as well, in both losses
+    teacher_temperature: float = 1.0  # of the teacher's distribution, in addition
+    adaptive_alpha: float = 0.5  # total probability of the unlikely tokens, for adaptive_kl
+    skew: float = 0.1  # weight, in the mixture of a skewed KL, of the distribution compared with the mixture
+    on_prompt: bool = False  # include prompt tokens in both losses
 
 
 def is_teacher(component: str) -> bool:
-    """
+    """Return True for a component that holds a teacher.
+
     >>> [is_teacher(name) for name in ("teacher", "teacher.math", "reference")]
     [True, True, False]
     """
@@ -303,7 +305,7 @@ def is_teacher(component: str) -> bool:
 
 
 def read_teachers(values: Mapping[str, Any], where: Where, findings: Findings) -> tuple[Teacher, ...]:
-    """One teacher, or several by their names; keys beside the names are for all of them.
+    """One teacher, or several by name; keys beside the names apply to all of them.
 
     >>> [each.name for each in read_teachers({"model": "large", "coef": 0.5}, Where(), Findings())]
     ['teacher']
@@ -336,7 +338,7 @@ def read_distillation(values: Mapping[str, Any], where: Where, findings: Finding
         findings.error("RST-T076", where, what, why, "write the keys of one teacher, without its name")
     if names or not values:
         return None
-    given = {key: values[key] for key in OF_COMPLETIONS if values.get(key) is not None and _is_right(values, key)}
+    given = {key: values[key] for key in SFT_TEACHER_KEYS if values.get(key) is not None and _is_right(values, key)}
     if "divergence" in given:
         if given["divergence"] not in tuple(Divergence):
             what, fix = f"is {shown(given['divergence'])}", f"write one of {', '.join(Divergence)}"
@@ -362,7 +364,7 @@ _DEFAULTS = {each.name: each.default for each in fields(Distillation)}
 
 def _is_right(values: Mapping[str, Any], key: str) -> bool:
     """Return True if a key holds a value of its kind; `read_teachers` reports the others."""
-    return bool(checked({key: values[key]}, OF_COMPLETIONS, Where(), Findings()))
+    return bool(checked({key: values[key]}, SFT_TEACHER_KEYS, Where(), Findings()))
 
 
 def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,7 +379,7 @@ def merged_teachers(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[st
 
 def _teacher(name: str, values: Mapping[str, Any], where: Where, findings: Findings) -> Teacher:
     given = checked(values, TEACHER_KEYS, where, findings, "RST-T076", TEACHER)
-    given = {key: given[key] for key in OF_SAMPLES if key in given}  # the model is read with the component
+    given = {key: given[key] for key in RL_TEACHER_KEYS if key in given}  # the model is read with the component
     estimator = given.pop("estimator", KlEstimator.K1.value)
     if estimator not in tuple(KlEstimator):
         fix = f"write one of {', '.join(KlEstimator)}"

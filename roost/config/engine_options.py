@@ -1,11 +1,11 @@
-"""The values that options of engines take, wherever a config writes them."""
+"""Valid values of engine options, in every section that may have them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
-Form = tuple[Callable[[Any], bool], str]  # whether a value is right, and the right ones in words
+Form = tuple[Callable[[Any], bool], str]  # a check of a value, and the valid values in words
 
 
 def is_count(value: Any) -> TypeGuard[int]:

@@ -1,4 +1,4 @@
-"""Explanations of finding codes. The texts are loaded on demand: planning uses the codes alone."""
+"""Explanations of finding codes, loaded only when they are shown: planning needs the codes alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 PREFIX = "RST-"
-# What the letter of a code says the finding is about.
+# Areas by the letter of a code.
 AREAS = {
     "C": "config files",
     "N": "notations",
@@ -54,7 +54,7 @@ def finding_kinds() -> dict[str, FindingKind]:
 
 
 def spelled_code(word: str) -> str:
-    """A code as it is registered, from what a person types.
+    """A code in its registered spelling, from what a user types.
 
     >>> spelled_code("p007"), spelled_code("rst-p007")
     ('RST-P007', 'RST-P007')

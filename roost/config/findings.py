@@ -15,9 +15,9 @@ MAX_FINDINGS = 500  # nobody reads more, and a config can be made to have millio
 
 
 class Severity(StrEnum):
-    """Severity of a finding: an error stops the plan, a warning is printed and kept in it.
+    """Severity of a finding: an error stops the plan; warnings and notes are printed and kept in it.
 
-    A note is carried and printed too, but nothing need be done about it.
+    A note needs no action.
     """
 
     ERROR = "error"
@@ -39,11 +39,11 @@ class Where:
     line: int | None = None
     column: int | None = None
     path: KeyPath = ()
-    # Where each key of the config stands, as far as that is known; no part of what the place is.
+    # Positions of the config's keys, for `under`; not part of the place itself.
     positions: Mapping[KeyPath, Position] = field(default_factory=dict, compare=False, repr=False)
 
     def under(self, *keys: str | int) -> Where:
-        """The place of a key inside this one: its own line where that is known, else the nearest around it.
+        """The place of a key inside this one, at its own line if that is known, else at the nearest enclosing one.
 
         >>> print(Where("job.yaml", 3, 1, ("actor",), {("actor", "model"): ("model.yaml", 7, 3)}).under("model", "tp"))
         model.yaml:7:3 actor.model.tp
@@ -70,7 +70,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or doubtful: its code, where, what, why (the numbers) and how to fix it.
+    """A problem in a config: its code, where it is, what is wrong, why (the numbers) and how to fix it.
 
     The code names the kind of mistake, such as `RST-C023`; `finding_codes.toml` explains each.
     """
@@ -206,7 +206,7 @@ MOST_LISTED = 16  # keys in a message
 
 
 def listed_keys(word: object, known: Iterable[str]) -> str:
-    """The keys that there are, for a message about an unknown one: the nearest three where there are many.
+    """The known keys, for the fix of an unknown one; the nearest three if there are many.
 
     >>> listed_keys("batch", ["name", "path"])
     'known keys: name, path'
@@ -227,7 +227,7 @@ def listed_keys(word: object, known: Iterable[str]) -> str:
 
 
 def bug(what: str) -> RuntimeError:
-    """Error for a state that only a mistake in Roost's own code can reach.
+    """Error for a state that only a bug in Roost can reach.
 
     >>> bug("no plan and no error")
     RuntimeError('no plan and no error: this is a bug in Roost, please report it')
@@ -249,7 +249,7 @@ def plural(word: str) -> str:
 
 
 def remainder(count: int, size: int) -> str:
-    """The reason that a size does not divide a number.
+    """Why a size does not divide a number.
 
     >>> remainder(12, 8), remainder(16, 32)
     ('12 % 8 = 4', '16 is less than 32')
@@ -258,7 +258,7 @@ def remainder(count: int, size: int) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A user's value as it is quoted in a message: short, on one line, and as YAML writes it where Python differs.
+    """A user's value for a message: short, on one line, and with YAML's spelling of true, false and null.
 
     >>> from roost.config.train_choices import AdvantageEstimator
     >>> shown(True), shown(None), shown("x"), shown(AdvantageEstimator.GRPO)

@@ -1,4 +1,4 @@
-"""Reading the section `train`: the settings of a run, and the key or the default that decides each."""
+"""Read the section `train`: the settings of a run, and the key or default that decides each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from roost.config.data import (
     AGENTS,
-    OF_COMPLETIONS,
-    OF_SAMPLES,
     QUESTIONS,
+    RL_TEACHER_KEYS,
     SCENARIO,
+    SFT_TEACHER_KEYS,
     Distillation,
     merged_teachers,
     read_data,
@@ -62,8 +62,8 @@ def resolve_settings(
 ) -> tuple[ResolvedSetting, ...]:
     """Every setting with its origin.
 
-    `written` has the place of each setting that one key gives, `defaulted` the settings that have the notation's
-    default. The other settings follow from several keys of the notation (`DERIVED_FROM`), or have Roost's default.
+    `written` has the places of settings that one key gives; `defaulted` has the settings with the notation's default.
+    Other settings are derived from several keys of the notation (`DERIVED_FROM`), or have Roost's default.
     """
     resolved = []
     for name in SETTINGS:
@@ -73,13 +73,13 @@ def resolve_settings(
         is_default = decided in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
         origin = origin_of(keys) if keys else Origin.NOTATION if is_default else Origin.ROOST
         value = value_of(settings, name)
-        value = _by_others(settings, name) if value is None else value
+        value = _default_from_others(settings, name) if value is None else value
         resolved.append(ResolvedSetting(name, _plain(value), origin, keys))
     return tuple(resolved)
 
 
-def _by_others(settings: TrainSettings, name: str) -> str | None:
-    """The default of a setting that follows from other settings, where it is known before the run."""
+def _default_from_others(settings: TrainSettings, name: str) -> str | None:
+    """The default of a setting that depends on other settings, if it is known before the run."""
     loss = settings.learner.loss
     match name:
         case "rollout_is":
@@ -92,7 +92,7 @@ def _by_others(settings: TrainSettings, name: str) -> str | None:
 
 
 def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:
-    """The keys of the config that a setting follows from; those without a value, or not followed, decide nothing."""
+    """The keys of the config that a setting is derived from, without keys that have no value or are not followed."""
     idle = {found.where.path for found in root.findings.warnings if found.code == "RST-T014"}
     found = []
     for path in DERIVED_FROM[notation].get(name, ()):
@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 
 Values = dict[str, Any]
-NOT_GIVEN = -1  # as other programs write it
+NOT_GIVEN = -1  # what other programs write for a setting that is not given
 
 
 def read_training(
@@ -124,7 +124,7 @@ def read_training(
 ) -> tuple[TrainSettings | None, tuple[ResolvedSetting, ...]]:
     """The settings of a job, and their origins; None for a config that only places.
 
-    A config trains if it has a section `train`, or if it is to (`trains`).
+    A config trains if it has a section `train`, or if the command trains it (`trains`).
     """
     if "train" not in root and not trains:
         return None, ()
@@ -135,7 +135,7 @@ def read_training(
     for name, setting in SETTINGS.items():
         if (found := _found(setting, root, train, job.notation)) is not None:
             value, written[name] = found
-            _note(name, value, written[name], values, root, job.notation)
+            _set_written(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
     refuse_expert_tensor_parallel(root, job)
     usual = defaults(root, job.notation, values)
@@ -184,12 +184,12 @@ _SIZE = re.compile(
     r"(tensor|pipeline|context|expert|sequence)(_model)?_parallel(_size)?|fsdp_size|(tp|pp|cp|ep)(_size)?"
 )
 _ROLE = "strategy_args.strategy_config"
-# Where sizes of the learner and of engines are written.
+# Sections with the parallel sizes of the learner and of engines.
 _SIZES: Mapping[Notation, tuple[str, str]] = {
     Notation.RLINF: ("actor.model", "rollout"),
     Notation.ROLL: (f"actor_train.{_ROLE}", f"actor_infer.{_ROLE}"),
 }
-# Names of sizes there, by the first two letters of a key that `_SIZE` matches.
+# Keys of sizes there, by the first two letters of a key that `_SIZE` matches.
 _NAMES = {
     **dict.fromkeys(("te", "tp"), "tensor_model_parallel_size"),
     **dict.fromkeys(("pi", "pp"), "pipeline_model_parallel_size"),
@@ -200,7 +200,7 @@ _NAMES = {
 
 
 def _refuse_sizes(train: Section, notation: Notation) -> list[str]:
-    """The parallel sizes that the section has, each with a finding: they belong to the components."""
+    """Parallel sizes in the section `train`, which belong to the components; each is reported as an error."""
     sizes = [key for key in map(str, train.values) if key not in SETTINGS and _SIZE.fullmatch(key)]
     for key in sizes:
         fix = "write it where the job places its processes"
@@ -215,9 +215,9 @@ def _refuse_sizes(train: Section, notation: Notation) -> list[str]:
 
 
 def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
-    """Note keys of the teacher that are for the other objective."""
+    """Note keys of `teacher` that only the other objective uses."""
     is_sft = values.get("objective") is Objective.SFT
-    of_other, objective = (OF_SAMPLES, "rl") if is_sft else (OF_COMPLETIONS, "sft")
+    of_other, objective = (RL_TEACHER_KEYS, "rl") if is_sft else (SFT_TEACHER_KEYS, "sft")
     own = root.below("train", "teacher").values
     below = [each for each in own.values() if isinstance(each, Mapping)]
     keys = dict.fromkeys(key for each in (own, *below) for key in each if key in of_other)
@@ -233,7 +233,7 @@ def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
 
 
 # The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.
-OF_SFT: Mapping[str, Any] = {
+SFT_VALUES: Mapping[str, Any] = {
     "num_generations": 1,
     "temperature": 1.0,
     "advantage_estimator": AdvantageEstimator.REWARD,
@@ -246,14 +246,14 @@ OF_SFT: Mapping[str, Any] = {
 def _supervised(
     values: Values, written: Mapping[str, Where], usual: Values, root: Section, notation: Notation
 ) -> Values:
-    """The values that supervised training uses; one note names the keys that count for nothing there."""
+    """The values that supervised training uses; note the keys that it does not use."""
     idle = NOT_IN_SFT.union(*({each.name for each in SETTINGS_OF[part]} for part in ("sampling", "advantage")))
     idle |= {each.name for each in SETTINGS_OF["learner.loss"]} - {"loss_aggregation"}
     given = {name: value for name, value in values.items() if name not in usual or name in written}
     keys = [
         where.key_path
         for name in given
-        if name in idle and name not in OF_SFT
+        if name in idle and name not in SFT_VALUES
         for where in ((written[name],) if name in written else deciding_keys(root, notation, name))
     ]
     if keys:
@@ -264,11 +264,11 @@ def _supervised(
     if "prompts_per_step" not in given and "minibatch_size" in kept:
         kept["prompts_per_step"] = kept.pop("minibatch_size")
     aggregation = {"loss_aggregation": kept["loss_aggregation"]} if "loss_aggregation" in given else {}
-    return {**kept, **OF_SFT, **aggregation}
+    return {**kept, **SFT_VALUES, **aggregation}
 
 
 def _task_of_data(values: Values, job: Job, root: Section) -> Values:
-    """The task of a config with data: a scenario over them, or the config's own with them as its tasks."""
+    """The task of a config with data: a scenario over the data, or the config's own task with the data as its tasks."""
     data, place, task = dict(values["data"]), setting_location("data", job), values.get("task")
     by_teacher = values.get("advantage_estimator") is AdvantageEstimator.TEACHER
     is_taught = by_teacher or values.get("objective") is Objective.SFT
@@ -295,13 +295,13 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
 
 
 def _is_scored_by_rewards(task: Mapping[str, Any]) -> bool:
-    """Return True if the environment of a task gives no reward itself."""
+    """Return True if the task's environment gives no reward, so that train.rewards must."""
     environment = task.get("environment")
     return isinstance(environment, Mapping) and environment.get("_target_") == QUESTIONS
 
 
 def task_place(settings: TrainSettings, job: Job) -> Where:
-    """Location of the task in the config: `task`, or the data that it is made of."""
+    """Location of the task in the config: `task`, or `data` if it is made of that."""
     return setting_location("data" if settings.task.get("_target_") == SCENARIO and settings.data else "task", job)
 
 
@@ -312,9 +312,9 @@ def settings_in_train(job: Job) -> frozenset[str]:
 
 
 def setting_location(name: str, job: Job) -> Where:
-    """Location of a setting in the config: in `train`, or under the notation's own key if only that has it.
+    """Location of a setting in the config: in `train`, or the notation's own key if only that is written.
 
-    Any other name is a component's, located at its placement.
+    `name` may also be a component's, which is located at its placement.
     """
     source = job.source
     if name not in SETTINGS:
@@ -333,7 +333,7 @@ def setting_location(name: str, job: Job) -> Where:
 
 
 def _found(setting: Setting, root: Section, train: Section, notation: Notation) -> tuple[Any, Where] | None:
-    """Value and place of a setting that the config has; `train` and the notation's own key must agree."""
+    """Value and place of a written setting; `train` and the notation's own key must agree."""
     ours = _value(setting, train, setting.name) if setting.name in train else None
     for *above, name in setting.native(notation):
         section = root.below(*above)
@@ -355,7 +355,7 @@ def _found(setting: Setting, root: Section, train: Section, notation: Notation) 
 
 
 def _place(train: Section, name: str) -> Where:
-    """Location of a setting; that of an override if overrides set keys of its mapping."""
+    """Location of a setting in train; the command line if an override sets a key of its mapping."""
     inner = train.values.get(name)
     keys = inner if isinstance(inner, Mapping) else ()
     places = [train.where(name), *(train.where(name).under(str(each)) for each in keys)]
@@ -404,7 +404,7 @@ def _number(setting: Setting, section: Section, name: str) -> float | None:
 
 
 def _resolved(section: Section) -> Values:
-    """A mapping as it is, with what cannot be resolved in it reported."""
+    """The values of a mapping; report values that cannot be resolved."""
     found = {key: section.get(key) for key in section.values}
     for key, value in found.items():
         if isinstance(value, Mapping):
@@ -427,16 +427,16 @@ def _choice(setting: Setting, section: Section, name: str) -> Any:
     return None
 
 
-def _note(name: str, value: Any, place: Where, values: Values, root: Section, notation: Notation) -> None:
-    """A setting as written; what the notation's other keys amount to must not contradict it.
+def _set_written(name: str, value: Any, place: Where, values: Values, root: Section, notation: Notation) -> None:
+    """Set a written setting; report an error if it contradicts the value derived from the notation's other keys.
 
-    On the command line it overrides the flags of a framework's script, which cannot be taken back there.
+    An override on the command line may contradict a framework's script, whose flags cannot be removed there.
     """
-    if name in values and not _same(values[name], value) and not _overrides(place, notation):
+    if name in values and not _is_equal(values[name], value) and not _overrides(place, notation):
         root.findings.error(
             "RST-T008",
             place,
-            f"is {shown(value)}, but {_makers(name, root, notation)} it {shown(values[name])}",
+            f"is {shown(value)}, but {_deciding_keys_text(name, root, notation)} it {shown(values[name])}",
             fix="keep one of the two",
         )
     values[name] = value
@@ -446,19 +446,19 @@ def _overrides(place: Where, notation: Notation) -> bool:
     return place.file == COMMAND_LINE and notation in (Notation.VERL, Notation.TRL)
 
 
-def _makers(name: str, root: Section, notation: Notation) -> str:
-    """The other keys that a setting follows from, with their verb."""
+def _deciding_keys_text(name: str, root: Section, notation: Notation) -> str:
+    """The keys that a setting is derived from, as the start of a sentence: `a and b make`."""
     keys = [key.key_path for key in deciding_keys(root, notation, name)]
     return f"{' and '.join(keys)} make{'s' if len(keys) == 1 else ''}" if keys else "the config's other settings make"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     both_numbers = isinstance(one, float) and isinstance(other, float)
     return math.isclose(one, other) if both_numbers else bool(one == other)
 
 
 def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
-    """The actor's model, or the engine's, and its place; other learners may start from other models."""
+    """The actor's model, else the engine's, and its place; a critic may start from another model."""
     found = {part.name: part for part in job.components if part.model.path}
     part = found.get("actor") or found.get("rollout") or found.get("sft_train")
     if part is None:
@@ -469,7 +469,7 @@ def _model_of(job: Job, root: Section) -> tuple[str | None, Where]:
 
 def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
     def part(name: str) -> Values:
-        """The values that the config or its notation has for the settings of one part."""
+        """Written, derived and default values of the settings of one part."""
         return {each.name: values[each.name] for each in SETTINGS_OF[name] if values.get(each.name) is not None}
 
     rollout, sampling = RolloutSettings(**part("rollout")), SamplingSettings(**part("sampling"))
@@ -501,7 +501,7 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
         **{"name": "", **run, "max_steps": steps},
         minibatches=minibatches,
         advantage=AdvantageSettings(
-            **{"max_new_tokens": sampling.max_new_tokens, **_of_estimator(values), **part("advantage")}
+            **{"max_new_tokens": sampling.max_new_tokens, **_estimator_defaults(values), **part("advantage")}
         ),
         sampling=sampling,
         rollout=rollout,
@@ -513,8 +513,8 @@ def _settings(values: Values, job: Job, root: Section) -> TrainSettings:
 STEP_GAMMA = 0.95  # ROLL's
 
 
-def _of_estimator(values: Values) -> Values:
-    """Defaults that depend on the advantage estimator; with a return of each step, a sample counts for itself."""
+def _estimator_defaults(values: Values) -> Values:
+    """Defaults that depend on the advantage estimator; with step returns, rewards belong to samples."""
     match values.get("advantage_estimator"):
         case AdvantageEstimator.GAE:
             found: Values = {"whiten_advantages": Whitening.TOKENS_BIASED}
@@ -529,7 +529,7 @@ def _of_estimator(values: Values) -> Values:
 
 
 def _adapter(values: Values) -> AdapterSettings | None:
-    """The adapter of a config that has a `lora_rank`; its alpha is twice that by default."""
+    """The adapter of a config with a `lora_rank`; its default alpha is twice the rank."""
     if "lora_rank" not in values:
         return None
     return AdapterSettings(**{**values, "lora_alpha": values.get("lora_alpha") or 2.0 * values["lora_rank"]})
@@ -546,7 +546,7 @@ def _minibatches(values: Values, rollout: RolloutSettings, job: Job, root: Secti
         root.findings.error(
             "RST-T008",
             place,
-            f"is {size}, but {_makers('minibatch_size', root, job.notation)} it {samples / count:g}",
+            f"is {size}, but {_deciding_keys_text('minibatch_size', root, job.notation)} it {samples / count:g}",
             f"{samples} samples in {count} minibatches",
             "keep one of the two",
         )
