@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE = "command line"  # the file of a key that an override wrote
 AUTO = "auto"  # a setting that the plan decides
-MICRO_BATCH_TOKENS = 8_192  # that a learner works on at a time, where the job does not say it
+MICRO_BATCH_TOKENS = 8_192  # default tokens of a learner's micro-batch
 
 
 class Origin(StrEnum):
@@ -55,7 +55,7 @@ def origin_of(keys: tuple[Where, ...]) -> Origin:
 
 
 class Notation(StrEnum):
-    """The notations Roost reads: three that it also trains from and writes, and the jobs of other frameworks."""
+    """The notations that Roost reads: RLinf's, ROLL's and ml-loop's, and those of other frameworks."""
 
     RLINF = "rlinf"
     ROLL = "roll"
@@ -77,7 +77,7 @@ class Notation(StrEnum):
 
     @property
     def is_trained(self) -> bool:
-        """Return True if Roost reads training settings of the notation and writes it; the others are planned only."""
+        """Return True for the three notations of `TRAINED`; the others are jobs of other frameworks."""
         return self in TRAINED
 
     @property
@@ -134,7 +134,7 @@ class RankMap:
 class DeviceList:
     """Accelerators of the whole cluster in the order written, split into processes (ROLL, ml-loop).
 
-    The last process takes what is left over, where the devices do not divide.
+    If the devices do not divide, the last process has fewer.
     """
 
     devices: Sequence[int]
@@ -143,7 +143,7 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True)
 class CpuWorkers:
-    """Processes without devices, dealt out over the nodes in turn (ROLL)."""
+    """Processes without devices, placed on the nodes round-robin (ROLL)."""
 
     count: int
 
@@ -155,12 +155,12 @@ class ParallelSizes:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    expert: int = 1  # how many processes the experts of a mixture are split over, within the others
-    shard: int | None = None  # processes that FSDP shards a learner over, context groups among them; None: all
-    expert_tensor: int | None = None  # processes of Megatron that each expert is split over; None: as tensor
+    expert: int = 1  # processes that the experts of a mixture are split over; part of the other sizes
+    shard: int | None = None  # processes that FSDP shards a learner over, including context groups; None: all
+    expert_tensor: int | None = None  # processes that Megatron splits each expert over; None: as tensor
 
     def __post_init__(self) -> None:
-        if self.expert_tensor == self.tensor:  # one way to say it
+        if self.expert_tensor == self.tensor:  # the same as None, so that equal sizes compare equal
             object.__setattr__(self, "expert_tensor", None)
 
     @property
@@ -180,7 +180,7 @@ _SIZE_KEYS = {
 
 
 def size_place(place: Where, section: str, size: str) -> Where:
-    """The key in a component's section that sets a parallel size; the component's own place where none does.
+    """The key in a component's section that sets a parallel size; the component's own place if no key does.
 
     >>> deeper = ("actor", "megatron", "ckpt_convertor", "context_parallel_size")
     >>> at = {deeper: ("job.yaml", 5, 7), ("actor", "model", "context_parallel_size"): ("job.yaml", 7, 5)}
@@ -194,12 +194,12 @@ def size_place(place: Where, section: str, size: str) -> Where:
     ]
     if not found:
         return place
-    path = min(found, key=len)  # deeper ones are of something else, such as a converter of checkpoints
+    path = min(found, key=len)  # deeper keys mean something else, such as sizes of a checkpoint converter
     return Where(*place.positions[path], path, place.positions)
 
 
 def family(name: str) -> str:
-    """The component that a part of it belongs to: engines for prefill and for decode are both engines of the policy.
+    """The component of a part: engines for prefill and for decode are both `rollout`.
 
     >>> family("rollout.prefill"), family("rollout")
     ('rollout', 'rollout')
@@ -209,17 +209,17 @@ def family(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """Dimensions of a learner's device mesh; ranks of the last are neighbours."""
+    """Dimensions of a learner's device mesh, outermost first."""
 
     replicate: int = 1  # copies of the sharded weights (HSDP)
     shard: int = 1  # ranks with samples of their own that share one copy of the weights (FSDP)
-    context: int = 1  # ranks that share the tokens of a batch, and the weights as well
-    tensor: int = 1  # ranks that share every matrix product
-    expert: int = 1  # ranks among those of FSDP and tensor that share the experts of a mixture
+    context: int = 1  # ranks that split the tokens of a batch; FSDP shards weights over them too
+    tensor: int = 1  # ranks that split every matrix product
+    expert: int = 1  # ranks that split the experts of a mixture, among those of FSDP and tensor
 
     @classmethod
     def of(cls, sizes: ParallelSizes, ranks: int) -> MeshSizes:
-        """The mesh of so many ranks. Raise ValueError if they cannot be divided so.
+        """The mesh of `ranks` ranks. Raise ValueError if the sizes do not divide them.
 
         >>> MeshSizes.of(ParallelSizes(tensor=2, shard=2), 8)
         MeshSizes(replicate=2, shard=2, context=1, tensor=2, expert=1)
@@ -285,7 +285,7 @@ def groups_of(sizes: ParallelSizes) -> str:
 
 
 def heads_divide(size: int, heads: int, key_heads: int) -> bool:
-    """Return True if each of `size` ranks gets as many heads, and the KV heads that they use.
+    """Return True if attention heads divide evenly over `size` ranks, each with the KV heads that its heads use.
 
     >>> heads_divide(2, 8, 2), heads_divide(4, 8, 2), heads_divide(3, 9, 2), heads_divide(16, 8, 8)
     (True, True, False, False)
@@ -312,46 +312,46 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """A component's model and its memory as the config has them; None where it has nothing."""
+    """A component's model, and what the config says about its memory; None if it says nothing."""
 
     path: str | None = None
-    config: Mapping[str, Any] | None = None  # the model's config.json, where its folder is on this machine
+    config: Mapping[str, Any] | None = None  # the model's config.json, if its folder is on this machine
     weight_bytes: int = 2
     memory_fraction: float | None = None  # of each device, for an engine
-    kv_sequences: tuple[int, int] | None = None  # at most in all KV caches at once, and the tokens of each
-    tokens: int | None = None  # that a learner works on at a time
-    recomputes: bool = True  # activations of a learner, which then keeps the inputs of its layers only
-    recomputes_by_default: bool = False  # the job leaves it to the program whether a learner recomputes
-    recomputed_layers: int | None = None  # the first so many, where it recomputes; None: all
-    compute_bytes: int = 2  # of weights and activations in a learner's passes
+    kv_sequences: tuple[int, int] | None = None  # most sequences in all KV caches at once, and tokens of each
+    tokens: int | None = None  # of a learner's micro-batch
+    recomputes: bool = True  # activation checkpointing: a learner keeps the inputs of its layers only
+    recomputes_by_default: bool = False  # whether the job leaves `recomputes` to the program
+    recomputed_layers: int | None = None  # number of first layers that are recomputed; None: all
+    compute_bytes: int = 2  # of a weight or activation in a learner's forward and backward pass
     compiles: bool | None = None  # layers of a learner; None: by their size
     sequence: int | None = None  # tokens of the longest sequence
     longest: int | None = None  # tokens of the longest sample of a run, or of an engine's context
     sharding: Sharding = Sharding.FULL
-    lora_rank: int | None = None  # of a LoRA adapter, where only that is trained
-    strategy: str | None = None  # the name of what runs it, where the notation has one
+    lora_rank: int | None = None  # of a LoRA adapter, if only that is trained
+    strategy: str | None = None  # engine or training backend, if the notation names one
     optimizer: str = "adamw"  # of a learner, as train.optimizer has it
-    trained_bytes: int | None = None  # of each trained number and of its moments; None: 32 bits, beside the weights
+    trained_bytes: int | None = None  # of a trained weight and its moments; None: 32-bit copies beside the weights
     optimizer_on_host: bool = False  # whether a learner's optimizer state stays in host memory
     offloads: tuple[str, ...] = ()  # what a learner moves to host memory between its phases: weight, grad, optimizer
     is_saved: bool = False  # whether the checkpoints of a run have a learner or scorer
     can_sleep: bool = True  # whether an engine can free its memory without being stopped
-    unused_because: str = ""  # why no phase ever uses the component, where the config says so
+    unused_because: str = ""  # why no phase uses the component, if the config says that
 
     @property
     def named_bytes(self) -> int:
-        """Bytes of the type that a notation's one key names: of the passes, where training keeps weights in another."""
+        """Bytes of the dtype that a notation with a single dtype key names: the compute dtype of a trained model."""
         return self.weight_bytes if self.trained_bytes is None else self.compute_bytes
 
     @property
     def names_type(self) -> bool:
-        """True if that key is written: for a type other than the usual 16 bits, and for a model that is trained."""
+        """True if that key must be written: for another dtype than the default 16 bits, and for a trained model."""
         return self.named_bytes != 2 or self.trained_bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One component of a job: its name in Roost's words, its name in the file, and what was asked for it."""
+    """One component of a job: its name in Roost, its name in the file, and the placement it asks for."""
 
     name: str
     written_name: str
@@ -375,7 +375,7 @@ class EnvConfig:
 
 @dataclass(frozen=True, slots=True)
 class HardwareItem:
-    """One declared device such as a robot, as written; the hardware registry knows which fields it may have."""
+    """One declared device such as a robot, as written; the hardware registry checks its fields."""
 
     fields: Mapping[str, Any]
     where: Where
@@ -405,7 +405,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelParallelSettings:
-    """Inputs of the model-parallel layout beside the ranks."""
+    """Settings of the model-parallel layout."""
 
     recompute_logprobs: bool = False
     auto_scheduler: bool = False
@@ -422,23 +422,22 @@ class Job:
     node_groups: tuple[NodeGroup, ...] = ()
     num_nodes: int | None = None
     accelerators_per_node: int | None = None
-    assumes_machines: bool = False  # the two numbers are not the job's, and machines that are known replace them
+    assumes_machines: bool = False  # the two numbers are assumed; an inventory replaces them
     layout: Layout = Layout.AS_WRITTEN
     model_parallel: ModelParallelSettings = ModelParallelSettings()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    managers: Mapping[str, str] = field(
-        default_factory=dict
-    )  # component -> component whose process 0 starts and stops it
-    training: TrainSettings | None = None  # where the config says how to train, not only where
+    # component -> the component whose process 0 starts and stops it
+    managers: Mapping[str, str] = field(default_factory=dict)
+    training: TrainSettings | None = None  # None: the config only places
     trains: bool = False  # read to be trained by Roost, not only planned
     resolved: tuple[ResolvedSetting, ...] = ()  # the training settings with their origins
-    keys: tuple[KeyUse, ...] = ()  # every key of the config, and what becomes of it
+    keys: tuple[KeyUse, ...] = ()  # every key of the config, and how it is used
     warnings: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
 
     @property
     def last_device(self) -> int:
-        """The highest device number that device lists name; -1 where there is none."""
+        """The highest device number in device lists; -1 if there are none."""
         lists = (
             component.requested.devices for component in self.components if isinstance(component.requested, DeviceList)
         )
@@ -479,7 +478,7 @@ def model_location(model: str) -> ModelLocation:
 
 
 def is_in_hub_cache(model: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if the hub's cache here has a model; without the hub's client, which planning does not import."""
+    """Return True if the hub cache has a model; found without huggingface_hub, which planning does not import."""
     home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
     snapshots = Path(cache).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
@@ -514,9 +513,9 @@ def read_model_config(path: str | None) -> dict[str, Any] | None:
 
 
 def first_text(*places: tuple[Section, str]) -> str | None:
-    """The first of several keys that holds a word; for settings of other programs, which are not judged here.
+    """The first text among several keys; for settings of other programs, whose other values are ignored.
 
-    A job without the word can be planned, so one that is not known is a note.
+    A job can be planned without it, so an unresolved interpolation is only noted.
     """
     for section, key in places:
         value = section.values.get(key)
@@ -529,7 +528,7 @@ def first_text(*places: tuple[Section, str]) -> str | None:
 
 
 def first_number(*places: tuple[Section, str]) -> float | None:
-    """The first of several keys that holds a number above zero."""
+    """The first number above 0 among several keys."""
     for section, key in places:
         value = section.values.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER:
@@ -538,12 +537,12 @@ def first_number(*places: tuple[Section, str]) -> float | None:
 
 
 def known_count(section: Section, key: str, usual: int = 0) -> int:
-    """A written number, the usual one where none is written, and 0 where it is not known."""
+    """A written number; `usual` if none is written, 0 if it is wrong or not resolved."""
     return usual if section.values.get(key) is None else int(first_number((section, key)) or 0)
 
 
 def fraction_of_device(section: Section, *keys: str) -> float | None:
-    """The fraction of each device that an engine takes; an error if it is none."""
+    """The fraction of each device's memory that an engine takes; report an error for a value that is no fraction."""
     for key in keys:
         value = section.get(key)
         if value is None:
@@ -571,7 +570,7 @@ def teacher_model(root: Section, component: str) -> str | None:
 
 
 def role_by_name(name: str) -> Role:
-    """The role that a component's name implies, in the notations that do not say it otherwise."""
+    """The role of a component by its name, for notations without another sign of it."""
     if name in ("actor", "critic"):
         return Role.LEARNER
     if name == "rollout" or name.startswith("rollout_"):
@@ -582,7 +581,7 @@ def role_by_name(name: str) -> Role:
 
 
 def role_by_strategy(strategy: str | None, name: str) -> Role:
-    """The role that a ROLL strategy implies; without one, the name decides."""
+    """The role of a component by its ROLL strategy; without one, by its name."""
     if strategy is None:
         return role_by_name(name)
     if strategy.endswith("_train"):

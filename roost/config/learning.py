@@ -46,10 +46,10 @@ class Setting:
 
     description: str
     name: str = ""
-    minimum: int = 0  # of an int; no number may be negative
+    minimum: int = 0  # of an int; other numbers must not be negative
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()  # that it may have instead of a value of its type
+    words: tuple[str, ...] = ()  # values it may have besides those of its type
     null: float | None = None  # the value that null stands for; None: the setting is left out
     rlinf: str = ""
     roll: str = ""
@@ -71,17 +71,17 @@ def setting(default: T, description: str, **facts: Any) -> T:
     return field(default=default, metadata=metadata)
 
 
-# Of its pipelines for RL, on-policy distillation, SFT, and distillation on given completions.
+# Learner roles of ROLL's pipelines for RL, on-policy distillation, SFT, and distillation on given completions.
 ROLL_LEARNERS = ("actor_train", "student_train", "sft_train", "student")
 
 
-def of_learner(path: str) -> str:
-    """A key of ROLL's learner, whichever role that is."""
+def roll_learner_keys(path: str) -> str:
+    """A key of ROLL's learner, in each role that may be one, separated by `|`."""
     return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS)
 
 
-def of_policy(path: str) -> str:
-    """A key of ROLL's learner where it learns from its own samples."""
+def roll_policy_keys(path: str) -> str:
+    """A key of ROLL's learner, in each role that learns from its own samples, separated by `|`."""
     return "|".join(f"{role}.{path}" for role in ROLL_LEARNERS[:2])
 
 
@@ -202,11 +202,11 @@ class AdvantageSettings:
     positive_advantages_only: bool = setting(
         False, "Learn only from samples with a positive advantage.", loop="rl.params.pos_adv_only"
     )
-    max_new_tokens: int = 256  # of a turn, that overlong shaping is relative to
+    max_new_tokens: int = 256  # token limit of a turn, for overlong shaping
 
     @property
     def compared_among(self) -> RewardScope:
-        """Samples among which rewards are compared: of a group, or of the step; none where they do not count.
+        """Samples among which rewards are compared: those of a group or of the step; none with teacher.
 
         >>> [AdvantageSettings(each).compared_among.value for each in ("grpo", "gae", "teacher")]
         ['group', 'batch', 'none']
@@ -219,12 +219,12 @@ class AdvantageSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rule for tokens that are left out of the loss: those whose unit is outside the bounds."""
+    """A rule for tokens to leave out of the loss: those whose ratio or difference is outside the bounds."""
 
     level: ImportanceSamplingLevel
     low: float
     high: float
-    of_difference: bool = False  # of probabilities, learner's less engine's; otherwise of their ratio
+    of_difference: bool = False  # bounds of the learner's less the engine's probability, not of their ratio
 
 
 REJECTION_LEVELS = tuple(level for level in ImportanceSamplingLevel if level is not ImportanceSamplingLevel.NONE)
@@ -266,7 +266,7 @@ def read_rejection(values: Mapping[str, Any], where: Where, findings: Findings) 
 
 
 def _bounds(pair: Any) -> tuple[float, float] | None:
-    """Two numbers or nulls, in order."""
+    """A lower and an upper bound from two numbers or nulls; None for anything else."""
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return None
     if not all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in pair):
@@ -298,10 +298,12 @@ class LossSettings:
     sapo_temperature_pos: float = setting(1.0, "With loss_type: sapo, steepness of the sigmoid where A is positive.")
     sapo_temperature_neg: float = setting(1.05, "With loss_type: sapo, steepness of the sigmoid where A is not.")
     topr_positive_weight: float = setting(
-        1.0, "With loss_type: topr, weight of samples with a reward above 0.", roll=of_policy("topr_positive_weight")
+        1.0,
+        "With loss_type: topr, weight of samples with a reward above 0.",
+        roll=roll_policy_keys("topr_positive_weight"),
     )
     topr_negative_weight: float = setting(
-        1.0, "With loss_type: topr, weight of the other samples.", roll=of_policy("topr_negative_weight")
+        1.0, "With loss_type: topr, weight of the other samples.", roll=roll_policy_keys("topr_negative_weight")
     )
     kimi15_tau: float = setting(0.1, "With loss_type: kimi15, weight of half the squared log-ratio.")
     log_ratio_clip: float = setting(
@@ -409,7 +411,7 @@ class LossSettings:
 
     @property
     def corrects_rollout(self) -> bool:
-        """True if the loss corrects for what engine and learner differ by."""
+        """True if the loss corrects for the difference between engine and learner log-probs."""
         return self.weight_level is not ImportanceSamplingLevel.NONE or bool(self.rollout_rejection)
 
     @property
@@ -430,11 +432,11 @@ class LossSettings:
 
 
 USUAL_RATES = (1e-7, 1e-3)
-HIGHEST_RATE = 0.1  # no model is known to learn above this
+HIGHEST_RATE = 0.1  # no model is known to learn at a higher rate
 
 
 def unlike_usual(rate: float) -> str:
-    """A learning rate next to the usual range.
+    """A learning rate and the usual range, for a message.
 
     >>> unlike_usual(2.0)
     'is 2, where 1e-07 to 0.001 is usual'
@@ -451,14 +453,14 @@ class OptimizerSettings:
         1e-6,
         "Learning rate. Muon's updates are scaled to the size of AdamW's, so that both take the same.",
         rlinf="actor.optim.lr",
-        roll=of_learner("training_args.learning_rate"),
+        roll=roll_learner_keys("training_args.learning_rate"),
         loop="rl.optimization.optimizer.lr",
     )
     weight_decay: float = setting(
         0.01,
         "Weight decay of matrices; norms and biases have none.",
         rlinf="actor.optim.weight_decay",
-        roll=of_learner("training_args.weight_decay"),
+        roll=roll_learner_keys("training_args.weight_decay"),
         loop="rl.optimization.optimizer.weight_decay",
     )
     adam_beta1: float = setting(
@@ -466,20 +468,20 @@ class OptimizerSettings:
         "AdamW beta1.",
         maximum=1,
         rlinf="actor.optim.adam_beta1",
-        roll=of_learner("training_args.adam_beta1"),
+        roll=roll_learner_keys("training_args.adam_beta1"),
     )
     adam_beta2: float = setting(
         0.999,
         "AdamW beta2.",
         maximum=1,
         rlinf="actor.optim.adam_beta2",
-        roll=of_learner("training_args.adam_beta2"),
+        roll=roll_learner_keys("training_args.adam_beta2"),
     )
     adam_epsilon: float = setting(
         1e-8,
         "AdamW epsilon.",
         rlinf="actor.optim.adam_eps",
-        roll=of_learner("training_args.adam_epsilon"),
+        roll=roll_learner_keys("training_args.adam_epsilon"),
         loop="rl.optimization.optimizer.eps",
     )
     optimizer: OptimizerType = setting(OptimizerType.ADAMW, "Optimizer.")
@@ -499,12 +501,14 @@ class OptimizerSettings:
         loop="rl.params.skip_outlier_grads",
     )
     lr_scheduler_type: LrSchedulerType = setting(LrSchedulerType.CONSTANT, "Learning-rate schedule after the warm-up.")
-    warmup_steps: int = setting(0, "Optimizer steps of linear warm-up.", roll=of_learner("training_args.warmup_steps"))
+    warmup_steps: int = setting(
+        0, "Optimizer steps of linear warm-up.", roll=roll_learner_keys("training_args.warmup_steps")
+    )
     warmup_ratio: float = setting(
         0.0,
         "Linear warm-up as a fraction of the schedule's steps, where warmup_steps is 0.",
         maximum=1,
-        roll=of_learner("training_args.warmup_ratio"),
+        roll=roll_learner_keys("training_args.warmup_ratio"),
     )
     decay_steps: int | None = setting(
         None,

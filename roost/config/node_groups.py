@@ -12,8 +12,8 @@ from roost.config.source import Section
 CLUSTER_GROUP = "cluster"  # all nodes, counting their accelerators
 NODE_GROUP = "node"  # all nodes, counting the nodes themselves
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
-# Variables that a plan sets for every process; the user's value would contradict it. The masks are those of the
-# built-in accelerators, and a test compares them; this package cannot import their registry.
+# Variables that a plan sets for every process, so that configs must not. The visibility masks are repeated here because
+# this package cannot import the registry of accelerators; a test compares them.
 PROTECTED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
     "ONEAPI_DEVICE_SELECTOR", "MUSA_VISIBLE_DEVICES", "ROOST_VISIBLE_DEVICES",
@@ -24,12 +24,12 @@ PROTECTED_VARIABLES = (
 PROTECTED_WHAT = "is set for every process by the plan"
 PROTECTED_FIX = "remove it; the placement decides what a process sees"
 GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
-COUNTED_THINGS = ("accelerator", "node")
+RESERVED_TYPES = ("accelerator", "node")
 ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 
 
 def read_node_groups(cluster: Section) -> tuple[NodeGroup, ...]:
-    """The declared groups, each checked separately; whether their nodes exist is checked against the machines."""
+    """The declared groups, each checked by itself; `roost.cluster` checks whether their nodes exist."""
     groups: dict[str, NodeGroup] = {}
     for section in cluster.mappings("node_groups", fix="write - label: a800 with node_ranks: 0-7 below it"):
         group = _read_group(section)
@@ -91,7 +91,7 @@ def _read_group(section: Section) -> NodeGroup | None:
 
 
 def _read_node_ranks(section: Section) -> tuple[range, ...] | None:
-    """The ranks, None for all; an unreadable value is reported and stands as no ranks at all."""
+    """The ranks, None for all; () for a value that cannot be read, which is reported."""
     value = section.get("node_ranks")
     if value is None:
         return ()
@@ -145,7 +145,7 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
 
 
 def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ...] | None]:
-    """The type of declared hardware and its items; items are None where only the type is named."""
+    """The type of declared hardware and its items; items are None if only the type is named."""
     hardware = section.mapping("hardware")
     if hardware is None:
         return section.text("hardware_type"), None
@@ -170,7 +170,7 @@ def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ..
                 "RST-H036", item.where(), "is a duplicate of an earlier entry", fix="describe each device once"
             )
         seen.append(item.values)
-    if kind in COUNTED_THINGS:
+    if kind in RESERVED_TYPES:
         hardware.error(
             "RST-H034", "type", f"{kind} is what groups without hardware count", fix="give the kind another name"
         )

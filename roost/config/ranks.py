@@ -29,7 +29,7 @@ class RankSyntaxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of a placement string: resources (None is `all`) and the processes on them (None is implied)."""
+    """One part of a placement string: resources (None: `all`) and the processes on them (None: implied)."""
 
     resources: range | None
     processes: range | None
@@ -124,7 +124,7 @@ def parse_rank_list(value: object) -> tuple[range, ...] | None:
 
 
 def spell_ranks(ranks: list[int] | tuple[int, ...] | range, limit: int = 12) -> str:
-    """Ranks as people write them, runs folded; the middle is left out where there are more than `limit` runs.
+    """Ranks with runs as ranges; the middle is left out if there are more than `limit` runs.
 
     >>> spell_ranks([0, 1, 2, 3, 8, 9])
     '0-3,8-9'

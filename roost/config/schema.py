@@ -1,7 +1,7 @@
-"""JSON Schema of the three notations, for editors: completion, hints and red lines while a config is written.
+"""JSON Schema of the three notations, for completion and checks in editors.
 
-It describes what Roost reads; the rest of a config belongs to other programs and may hold anything. An editor cannot
-know what depends on the machines, so `roost check` stays the judge.
+It describes what Roost reads; the rest of a config belongs to other programs and may hold anything. What depends on the
+machines only `roost check` can check.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _env_configs() -> Schema:
                 "items": variable,
                 "description": "Single pairs: - GLOO_SOCKET_IFNAME: eth0.",
             },
-            "python_interpreter_path": {"type": ["string", "null"], "description": "The Python that workers run with."},
+            "python_interpreter_path": {"type": ["string", "null"], "description": "Python interpreter of workers."},
         },
         ("node_ranks",),
     )
@@ -87,7 +87,7 @@ def _node_groups() -> Schema:
     label = {
         "type": ["string", "integer"],
         "not": {"enum": list(RESERVED_LABELS)},
-        "description": "What placements name it by.",
+        "description": "Name of the group in placements.",
     }
     hardware = _mapping(
         {
@@ -117,7 +117,7 @@ def _node_groups() -> Schema:
     }
 
 
-INTERPOLATION = r"\$\{"  # its value is known when the config is read
+INTERPOLATION = r"\$\{"  # resolved when the config is read
 # JSON Schema applies `minimum` to numbers only and `pattern` to text only, so that one type may have both.
 _TYPES: Mapping[type, Schema] = {
     int: {"type": ["integer", "string", "null"], "pattern": INTERPOLATION},
@@ -140,7 +140,7 @@ _TARGET = {"properties": {"_target_": {"type": "string"}}, "required": ["_target
 
 
 def _setting(setting: Setting) -> Schema:
-    """The schema of one setting; null leaves it out, and so does -1 for a whole number."""
+    """The schema of one setting; null means not given, and so does -1 for a whole number."""
     if setting.choices:
         choices: Schema = {"enum": [*map(str, setting.choices), None]}
         schema: Schema = {"anyOf": [choices, {"type": "string", "pattern": INTERPOLATION}]}
@@ -177,8 +177,8 @@ def _rlinf() -> Schema:
     entry = _mapping({"node_group": group, "placement": _RANKS}, ("placement",))
     cluster = _mapping(
         {
-            "num_nodes": _whole(1, "How many machines there are."),
-            "num_gpus_per_node": _whole(0, "Accelerators on each; describes the machines when planning without them."),
+            "num_nodes": _whole(1, "Number of machines."),
+            "num_gpus_per_node": _whole(0, "Accelerators on each machine, to plan without the cluster."),
             "component_placement": {
                 "type": "object",
                 "description": "Component names, separated by commas, to ranks.",
@@ -203,7 +203,7 @@ def _roll() -> Schema:
         {
             "device_mapping": _DEVICES,
             "num_gpus_per_worker": _whole(1, "Devices of each worker; vLLM takes tensor * pipeline size instead."),
-            "world_size": _whole(1, "Workers without accelerators."),
+            "world_size": _whole(1, "Number of workers, for a role without accelerators."),
             "strategy_args": {"type": "object"},
             "system_envs": {"type": "object"},
         },

@@ -24,7 +24,7 @@ from roost.config.learning import (
     LossSettings,
     OptimizerSettings,
     Setting,
-    of_learner,
+    roll_learner_keys,
     setting,
     unlike_usual,
 )
@@ -46,7 +46,7 @@ from roost.config.train_choices import (
     WsdDecayStyle,
 )
 
-# Defined elsewhere, used with the section: one import for both.
+# Names from other files that are used together with the section.
 __all__ = [
     "HIGHEST_RATE",
     "ROLL_LEARNERS",
@@ -76,7 +76,7 @@ __all__ = [
 IN_FLIGHT = ("drop", "drain", "hold")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 ENGINES = ("torch", "vllm", "sglang")
-LARGEST_VOCABULARY = 1_000_000  # as top_k this means all tokens; RLinf's configs write it
+LARGEST_VOCABULARY = 1_000_000  # as top_k it means all tokens; RLinf's configs have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,10 @@ class AdapterSettings:
 
     lora_rank: int = setting(16, "Train a LoRA adapter of this rank instead of all weights.", minimum=1)
     lora_alpha: float = setting(
-        32.0, "LoRA alpha. Default: twice the rank.", roll=of_learner("model_args.lora_alpha"), loop="llm.lora_alpha"
+        32.0,
+        "LoRA alpha. Default: twice the rank.",
+        roll=roll_learner_keys("model_args.lora_alpha"),
+        loop="llm.lora_alpha",
     )
     lora_target_modules: tuple[str, ...] = setting(
         (), "Modules that get an adapter. Default: all linear layers but the last.", loop="llm.lora_target_modules"
@@ -102,26 +105,27 @@ class LearnerSettings:
     weight_dtype: str = setting("float32", "Data type of the master weights.", choices=FLOAT_TYPES)
     compute_dtype: str = setting("float32", "Data type of the forward and backward pass.", choices=FLOAT_TYPES)
     micro_batch_tokens: int = setting(MICRO_BATCH_TOKENS, "Tokens packed into one micro-batch.", minimum=1)
-    logit_tokens: int | None = None  # whose logits are in memory at the same time; None: as many as LOGIT_BYTES hold
+    logit_tokens: int | None = None  # tokens whose logits are in memory at once; None: what fits in LOGIT_BYTES
     activation_checkpointing: bool | str | None = setting(
         None,
         "Recompute activations in the backward pass. auto: of as few layers as the plan has memory for. Default: on "
         "GPUs, of all layers.",
         words=(AUTO,),
     )
-    recomputed_layers: int | None = None  # the first so many, with activation checkpointing; of the plan; None: all
+    recomputed_layers: int | None = None  # first layers with activation checkpointing, from the plan; None: all
     compile: bool | None = setting(
         None,
         "Compile decoder layers with torch.compile; the first step then takes one to two minutes longer. Default: on "
         "GPUs, for models of 0.2 B parameters and more.",
     )
     router_aux_loss_coef: float = setting(0.0, "Coefficient of the load-balancing loss of a mixture of experts.")
-    router_replay: bool = False  # route tokens to the experts of their samples; of the sampling settings
-    parallel: ParallelSizes = ParallelSizes()  # of the plan
+    router_replay: bool = False  # route tokens to the experts the engine chose; from the sampling settings
+    parallel: ParallelSizes = ParallelSizes()  # from the plan
     adapter: AdapterSettings | None = None
-    temperature: float = 1.0  # that samples were generated with
-    min_new_tokens: int = 0  # the same
-    repetition_penalty: float = 1.0  # the same
+    # The next three are from the sampling settings: the learner's log-probs follow them.
+    temperature: float = 1.0
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
     seed: int = 0
     offloads: tuple[str, ...] = ()  # any of weight, grad, optimizer
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -189,7 +193,7 @@ class SamplingSettings:
 
     @property
     def truncated_by(self) -> tuple[str, ...]:
-        """Settings that leave tokens out of the distribution."""
+        """Settings that truncate the distribution that tokens are sampled from."""
         cuts = {"top_p": self.top_p < 1, "top_k": 0 < self.top_k < LARGEST_VOCABULARY, "min_p": self.min_p > 0}
         return tuple(name for name, is_cut in cuts.items() if is_cut)
 
@@ -244,7 +248,7 @@ class RolloutSettings:
     )
 
     def concurrency(self, is_single_turn: bool) -> int:
-        """Episodes that run at the same time; those of a single turn need nothing but the engine."""
+        """Episodes that run at the same time; more of a single turn, which need nothing but the engine."""
         return self.max_concurrent_episodes or (1024 if is_single_turn else 256)
 
     @property
@@ -397,7 +401,7 @@ class TrainSettings:
 
     @property
     def moves_reference(self) -> bool:
-        """True if the reference gets the policy's weights during the run, so that checkpoints must hold it."""
+        """True if the reference is updated during the run, so that checkpoints must include it."""
         return self.uses_reference and self.reference_sync_steps > 0
 
     @property
@@ -431,7 +435,7 @@ class TrainSettings:
 
     @property
     def kv_sequences(self) -> tuple[int, int] | None:
-        """Sequences that can be in the KV caches at once, and their length; None if either has no bound.
+        """Most sequences in the KV caches at once, and their length; None if either has no bound.
 
         >>> rollout = RolloutSettings(prompts_per_step=10, num_generations=8)
         >>> TrainSettings(LearnerSettings("m"), rollout=rollout, engine_options={"max_context": 100}).kv_sequences
@@ -455,7 +459,8 @@ class TrainSettings:
             return self.in_flight
         if not self.max_staleness:
             return "drain"
-        can_hold = self.engine == "torch" and self.learner.adapter is None  # it reports the version of each token
+        # Only the built-in engine reports the policy version of each token.
+        can_hold = self.engine == "torch" and self.learner.adapter is None
         return "hold" if can_hold else "drop"
 
     def longest_sample(self, sequence: int | None = None, positions: int | None = None) -> int:
@@ -489,14 +494,14 @@ class TrainSettings:
 
     @property
     def step_count(self) -> int:
-        """The number of steps; call `for_tasks` first where epochs decide it."""
+        """The number of steps; call `for_tasks` first if epochs decide it."""
         if self.max_steps is None:
-            raise ValueError("the number of steps follows from that of the tasks: use for_tasks first")
+            raise ValueError("the number of steps depends on the number of tasks: call for_tasks first")
         return self.max_steps
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps of a step, as the learning-rate schedule counts them."""
+        """Optimizer steps of a training step, for the learning-rate schedule."""
         return self.ppo_epochs * self.minibatches
 
     def for_tasks(self, count: int) -> TrainSettings:
@@ -517,7 +522,7 @@ class TrainSettings:
         return replace(self, max_steps=steps, max_epochs=None).with_schedule()
 
 
-# Settings without a meaning in supervised training: there are no engines, rewards and advantages.
+# Settings that have no effect in supervised training, which has no engines, rewards or advantages.
 NOT_IN_SFT = frozenset(
     (
         *("rewards", "ppo_epochs", "max_staleness", "in_flight", "critic_learning_rate", "engine"),

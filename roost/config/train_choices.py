@@ -1,4 +1,4 @@
-"""Words that settings of the section `train` choose from."""
+"""Choices of settings of the section `train`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class AdvantageEstimator(StrEnum):
     REINFORCE = "reinforce++"  # its return, normalised over the whole batch
     REINFORCE_BASELINE = "reinforce++_baseline"  # less the mean of its group, whitened over the tokens of the batch
     REWARD = "reward"  # its return as it is
-    GIGPO = "gigpo"  # its episode's return and its step's return, each normalised among its like (GiGPO)
+    GIGPO = "gigpo"  # episode return plus step return, each normalised in its group (GiGPO)
     GAE = "gae"  # from a critic's values
-    TEACHER = "teacher"  # 0: the KL from a teacher alone is learnt from (on-policy distillation)
+    TEACHER = "teacher"  # 0: only the KL from a teacher trains the policy (on-policy distillation)
 
 
 class Objective(StrEnum):
-    """Training by reinforcement, or on given completions."""
+    """Reinforcement learning, or supervised training on given completions."""
 
     RL = "rl"
     SFT = "sft"
@@ -104,7 +104,7 @@ class Divergence(StrEnum):
 
     FORWARD_KL = "forward_kl"  # KL(teacher || policy)
     REVERSE_KL = "reverse_kl"  # KL(policy || teacher)
-    ADAPTIVE_KL = "adaptive_kl"  # both, weighed by how far apart the likely and the unlikely tokens are
+    ADAPTIVE_KL = "adaptive_kl"  # both, weighted by the difference at likely and at unlikely tokens
     SKEWED_FORWARD_KL = "skewed_forward_kl"  # KL(teacher || mixture of both)
     SKEWED_REVERSE_KL = "skewed_reverse_kl"  # KL(policy || mixture of both)
     JS = "js_divergence"  # mean KL of both to their mean
@@ -158,7 +158,7 @@ _DAPO = "clip_range_high: 0.28, loss_aggregation: token-mean, dynamic_sampling: 
 _REINFORCE = "advantage_estimator: reward, whiten_advantages: tokens"  # the paper's; reinforce++ is ROLL's
 _DR_GRPO = "advantage_estimator: group_mean, loss_aggregation: seq-mean-token-sum-norm"
 
-# Names of algorithms and words of other frameworks that are spelt otherwise here: lower case, with underscores.
+# Names of algorithms and choices of other frameworks (in lower case, with underscores), and Roost's spelling.
 OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
     PolicyLoss: {
         "gspo": f"{_CLIPPED}, {_GSPO}",
@@ -215,7 +215,7 @@ OTHER_NAMES: Mapping[type[StrEnum], Mapping[str, str]] = {
 }
 
 
-# Words of weights and rejections that may mean either of two levels: their `sequence` is the product in verl and ROLL.
+# Levels that may mean either the product or the geometric mean over a sample: in verl and ROLL they are the product.
 OF_WHOLE_SAMPLES = ("seq", "sequence_level")
 
 
@@ -230,9 +230,9 @@ def level_of_samples(setting: str) -> str:
 
 
 def other_name(choices: type[object], word: str) -> str:
-    """Roost's spelling of a choice that other frameworks name otherwise; empty if there is none.
+    """Roost's spelling of another framework's choice; empty if there is none.
 
-    One word is a value of the same setting; anything else names all settings.
+    It is a value of the same setting, or, if it has a colon, all settings to write.
 
     >>> other_name(PolicyLoss, "GSPO")
     'loss_type: ppo, importance_sampling_level: sequence, clip_range: 0.0003, clip_range_high: 0.0004'

@@ -1,6 +1,6 @@
-"""Values from YAML events: an explicit stack instead of recursion, with caps on depth and size.
+"""Build values with positions from YAML events, with caps on depth and size, and a stack instead of recursion.
 
-Aliases share their value, so that an alias bomb costs nothing to read; its size is counted as if it were expanded.
+Aliases share their value, so that a YAML bomb takes no memory; its size is counted as if aliases were expanded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roost.config.findings import Findings, KeyPath, Position, Where, shown
 MAX_VALUES = 100_000  # after aliases are expanded
 MAX_DEPTH = 64
 MAX_DIGITS = 100
-MAX_BITS = 333  # of a number of so many digits
+MAX_BITS = 333  # of a number with MAX_DIGITS digits
 MERGE_KEY = "<<"
 SCALAR_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 KEY_FIX = "quote it; a template such as {{ name }} must be filled in first, and a merge is written <<: *name"
@@ -25,18 +25,20 @@ PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 class Refused(Exception):
+    """YAML that Roost does not read, as the parts of a finding."""
+
     def __init__(self, code: str, where: Where, what: str, fix: str) -> None:
         super().__init__(what)
         self.code, self.where, self.what, self.fix = code, where, what, fix
 
 
 class _Scalars(yaml.SafeLoader):
-    """YAML 1.1 scalars as the peers' loader reads them, but for base-60 integers and dates.
+    """YAML 1.1 scalars as PyYAML's SafeLoader reads them, except for base-60 integers, dates and exponents.
 
-    `1:30` and `0:0` are placements here, never the numbers 90 and 0; `1e-5` is a number, as everyone means it.
+    `1:30` and `0:0` are placements, not the numbers 90 and 0; `1e-5` is a number.
     """
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012  (this is how PyYAML's loaders are told their rules)
+    yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's name for the rules of a loader)
 
 
 for _tag, _pattern, _first in (
@@ -63,12 +65,14 @@ class _Open:
     value: dict[Any, Any] | list[Any]
     path: KeyPath
     anchor: str | None
-    first: int  # how many values there were before it, to know its size when its anchor is used
+    first: int  # number of values before it, from which its size follows when it ends
     key: Any = None
     has_key: bool = False
 
 
 class ValueBuilder:
+    """Builds the value of one document, and the position of each key."""
+
     def __init__(self, file: str | None, findings: Findings) -> None:
         self.file = file
         self.findings = findings
@@ -100,7 +104,7 @@ class ValueBuilder:
 
     def _scalar(self, event: Any) -> Any:
         if event.implicit[0] and event.value.isdecimal() and event.value.isascii() and not event.value.startswith("0"):
-            return self._whole_number(event)  # by far the most of a long list
+            return self._whole_number(event)  # fast path: long lists of devices are mostly these
         value = self._resolved_scalar(event)
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise self._refusal(
@@ -192,16 +196,16 @@ class ValueBuilder:
             why = f"it stands at line {first[1]} already" if first else ""
             self.findings.error("RST-C008", self._where(event, path), "is written twice", why, "keep one of the two")
         top.key, top.has_key = key, True
-        self._note(event, path)
+        self._record(event, path)
 
     def _next_path(self, event: Any) -> KeyPath:
-        """The path of the value that comes next; items of a list are noted where they stand."""
+        """The path of the next value; the position of a list item is recorded here."""
         if not self.stack:
             return ()
         top = self.stack[-1]
         if isinstance(top.value, list):
             path = (*top.path, len(top.value))
-            self._note(event, path)
+            self._record(event, path)
             return path
         if not top.has_key:
             raise self._refusal("RST-C012", event, "a key must be a word or a number", KEY_FIX)
@@ -218,7 +222,7 @@ class ValueBuilder:
             top.value[top.key] = value
             top.has_key = False
 
-    def _note(self, event: Any, path: KeyPath) -> None:
+    def _record(self, event: Any, path: KeyPath) -> None:
         self.positions[path] = (self.file, event.start_mark.line + 1, event.start_mark.column + 1)
 
     def _where(self, event: Any, path: KeyPath = ()) -> Where:
@@ -229,7 +233,7 @@ class ValueBuilder:
 
 
 def _merged(written: dict[Any, Any]) -> dict[Any, Any]:
-    """The mapping with what its merge key brings in; what is written beside the merge key wins."""
+    """The mapping with the values of its merge key (`<<`); keys of its own take precedence."""
     brought = written[MERGE_KEY]
     merged: dict[Any, Any] = {}
     for other in reversed(brought if isinstance(brought, list) else [brought]):
