@@ -19,7 +19,7 @@ from roost.cli.options import (
     WITH_TRAINING,
     NotationChoice,
     Overrides,
-    not_installed,
+    exit_not_installed,
     open_console,
     write_file,
 )
@@ -69,14 +69,13 @@ def doctor_command(
     if save is not None and not cluster:
         raise typer.BadParameter("needs --cluster: it describes the machines of a cluster", param_hint="--save")
     if cluster:
-        checks = _of_cluster(address, folders, paths, runs, quick, save, job)
+        checks = _check_cluster(address, folders, paths, runs, quick, save, job)
     else:
         try:
             here = probe_node("this machine", folders, paths, None, os.environ)
             checks = judge([here]) + (() if job is None else (_check_job(job, [here]),))
         except ImportError as error:
-            open_console(stderr=True).print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
-            raise typer.Exit(1) from None
+            raise exit_not_installed(error, WITH_TRAINING) from None
     console.print(table_of(checks))
     wrong = failures(checks)
     if wrong:
@@ -97,7 +96,7 @@ def _job(config: Path | None, overrides: Sequence[str] | None, notation: Notatio
 
 
 def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
-    """Compare the accelerators that a job's plan uses with those of the nodes; errors of the plan hide no check."""
+    """Compare the accelerators that a job uses with those of the nodes; a job that cannot be planned fails the check."""
     findings = Findings()
     plan = try_plan(job, findings)
     if plan is None:
@@ -107,7 +106,7 @@ def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) 
     return judge_job(len(used), nodes, is_cluster)
 
 
-def _of_cluster(
+def _check_cluster(
     address: str | None,
     folders: Sequence[Path],
     paths: Sequence[str],
@@ -124,8 +123,7 @@ def _of_cluster(
     try:
         from roost.doctor.cluster import joined, measure, probe_nodes
     except ImportError as error:
-        notes.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise exit_not_installed(error, WITH_RAY) from None
     try:
         with joined(address, say) as nodes:
             healths = probe_nodes(nodes, folders, paths, runs)
@@ -163,7 +161,7 @@ def _save(file: Path, measured: Measured | None) -> None:
 
 
 def table_of(checks: Sequence[Check]) -> Table:
-    """Checks in order; the fix stands below what is wrong."""
+    """Table of checks; the fix is below what is wrong."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("check", "result", "found"):
         table.add_column(name, overflow="fold")

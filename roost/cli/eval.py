@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from roost.cli.options import WITH_TRAINING, import_from_here, not_installed, open_console
+from roost.cli.options import WITH_TRAINING, exit_not_installed, import_from_here, open_console
 from roost.cli.runs import refuse_url
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
@@ -96,12 +96,11 @@ def eval_command(
     keys = {"prompt": prompt, "answer": answer, "chat_template": chat_template}
     columns = {key: column for key, column in keys.items() if column is not None}
     jobs = {name: _job(path, weights, reward or "math", columns, changes) for name, path in sets}
-    try:  # slow, so after what is wrong without them
+    try:  # slow to import, so only after the checks above
         from roost.net.hub import check_on_hub
         from roost.trainer.eval_run import EvalOptions, evaluate_jobs
     except ImportError as error:
-        notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise exit_not_installed(error, WITH_TRAINING) from None
     folder = out or (run / "eval" if is_run else Path("eval") / folder_name(model))
     options = EvalOptions(weights, folder, samples, temperature, limit, engine, engines)
     say = partial(_say, notes)
@@ -127,7 +126,7 @@ def _say(notes: Console, text: str) -> None:
 
 
 def _wrong_model(model: str, weights: str, has_data: bool) -> str:
-    """Describe what is wrong with a model, as far as this machine can tell; empty if nothing is."""
+    """What is wrong with a model, as far as this machine can tell; empty if nothing is."""
     place = model_location(weights)
     if place is ModelLocation.MISSING:
         return "does not exist"

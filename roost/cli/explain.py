@@ -54,7 +54,7 @@ def explain_command(
     if plan is not None and is_setting:
         _explain_training(plan.training, plan.notation, plan.file, process, findings, console)
     elif is_setting:
-        # The settings are known even if the job cannot be planned; its errors are printed below.
+        # Settings can be read even if the job cannot be planned; errors are printed below.
         unread = Findings()  # already reported by `plan_with_options`
         source = load(config, overrides or [], unread)
         job = None if source is None else read_job(source, unread, notation, trains=True)
@@ -81,7 +81,7 @@ def _print_all(sentences: list[str], console: Console) -> None:
 
 
 def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
-    """The unused keys to explain: `keys`, `keys.SECTION`, or a section that is no component's name."""
+    """The unused keys that `wanted` names: `keys`, `keys.SECTION` or SECTION; None if it names a component."""
     first, _, rest = wanted.partition(".")
     if wanted == "keys":
         return list(plan.keys)
@@ -92,7 +92,7 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
 
 
 def _of_training(keys: list[KeyUse], source: Source | None, notation: Notation | None) -> list[KeyUse]:
-    """The keys as training uses them, where the job can be trained; its placing reads none of them."""
+    """The keys as training uses them, if the job can be trained; planning alone does not read them."""
     job = None if source is None else read_job(source, Findings(), notation, trains=True)
     if job is None or job.training is None:
         return keys

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from roost.cli.options import WITH_RAY, AsJson, not_installed, open_console, write_file
+from roost.cli.options import WITH_RAY, AsJson, exit_not_installed, open_console, write_file
 from roost.cluster.inventory import Inventory, Node
 from roost.config.findings import ConfigError
 from roost.view.text import print_findings
@@ -35,8 +35,7 @@ def inventory_command(
     try:
         from roost.runtime.cluster import Cluster
     except ImportError as error:
-        notes.print(f"error: {not_installed(error, WITH_RAY)}", soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise exit_not_installed(error, WITH_RAY) from None
     try:
         with Cluster(nodes, str(config) if config else None, address, node_timeout=timeout) as cluster:
             inventory = cluster.inventory

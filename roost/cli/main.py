@@ -23,7 +23,7 @@ A config says which machines there are and which component runs where, in the no
 ROLL (device_mapping) or ml-loop (learning_gpus, inference_gpus). Configs and scripts of verl, \
 slime, OpenRLHF, NeMo-RL and others are planned too, and `roost train` trains those of verl and TRL."""
 
-# Each is `<name>_command` in the module of that name, or in that of MODULES; listed in this order.
+# In the order of the help. A command is the function NAME_command of the module NAME, or of the one in MODULES.
 COMMANDS = (
     "plan",
     "check",
@@ -105,7 +105,7 @@ def run() -> None:
     sys.excepthook = print_exception
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
-    gc.disable()  # imports make many objects, and all of them stay
+    gc.disable()  # imports create many objects that are never freed
     app = build_app(needed_commands(sys.argv[1:]))
     gc.freeze()
     gc.enable()
@@ -117,6 +117,6 @@ def run() -> None:
         if error.errno not in CANNOT_WRITE:
             raise
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
-        # Python would try to write the rest of the output once more when it ends, and fail with a traceback.
+        # At exit Python would try to flush the rest of the output, and fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

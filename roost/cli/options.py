@@ -104,7 +104,7 @@ def plan_with_options(
     trains: bool = False,
     despite: Collection[str] = (),
 ) -> Plan | None:
-    """Plan with the options of a command; errors and warnings go to `findings`. Errors `despite` leave a plan."""
+    """Plan with the options of a command; findings go to `findings`. Errors with codes in `despite` do not stop it."""
     return try_plan(
         config,
         findings,
@@ -145,6 +145,12 @@ def not_installed(error: ImportError, install: str) -> str:
     return f"{error.name} is missing; install it with: {install}"
 
 
+def exit_not_installed(error: ImportError, install: str) -> typer.Exit:
+    """Print that a module of the extras is missing; return the exit to raise. Re-raise any other import error."""
+    open_console(stderr=True).print(f"error: {not_installed(error, install)}", soft_wrap=True)
+    return typer.Exit(1)
+
+
 def import_from_here() -> None:
     """Make the current folder importable: configs may name classes in its files."""
     if str(Path.cwd()) not in sys.path:
@@ -152,7 +158,7 @@ def import_from_here() -> None:
 
 
 def write_file(file: Path, text: str, option: str) -> None:
-    """Write a file that the user named with an option, or may name."""
+    """Write a file; `option` is the one that names another, for the error."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -162,7 +168,7 @@ def write_file(file: Path, text: str, option: str) -> None:
 
 
 def open_console(stderr: bool = False) -> Console:
-    """A console that prints text as it is: brackets are no markup, `:key:` is no emoji, escape sequences are dropped.
+    """A console that prints text literally: no markup, no emoji, and without escape sequences.
 
     >>> open_console().print("pip install 'roost[train]'")
     pip install 'roost[train]'

@@ -23,7 +23,7 @@ from roost.config.findings import Findings, Where, did_you_mean
 from roost.placement.plan import SCHEMA, Plan, finding_to_dict
 from roost.view.text import print_findings, print_plan
 
-UNFIT = ("RST-M003", "RST-M004", "RST-M005")  # what does not fit, where the memory of all phases is known
+UNFIT = ("RST-M003", "RST-M004", "RST-M005")  # errors about memory, with which --grid can still be drawn
 
 
 def plan_command(
@@ -90,7 +90,7 @@ def plan_command(
 def _write_pictures(plan: Plan, html: Path | None, svg: Path | None, findings: Findings) -> None:
     if html is None and svg is None:
         return
-    # Only now: a plan that is printed does not wait for them.
+    # Imported here, because most plans are only printed.
     from roost.view.html import plan_to_html
     from roost.view.svg import plan_to_svg
 

@@ -27,15 +27,15 @@ from roost.trainer.records.scale_requests import Change, ScaleAnswer, ScaleReque
 from roost.view.plain import plain_line
 
 POLL_INTERVAL_S = 0.3
-RUNS = Path("runs")  # where there are none before the first run
+RUNS = Path("runs")  # may not exist before the first run
 Run: TypeAlias = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/first.", metavar="RUN")]
 
 
-def opened(run: Path) -> RunFolder:
+def open_run(run: Path) -> RunFolder:
     """The folder of a run; exit with 2 if there is none."""
     refuse_url(run)
     if holder_of(run) is not None:
-        return RunFolder(run)  # one that is starting may have no config yet
+        return RunFolder(run)  # a run that is starting may have no config yet
     try:
         return RunFolder.open(run)
     except FileNotFoundError as error:
@@ -55,7 +55,7 @@ def refuse_url(run: str | Path) -> None:
 
 def status_command(
     runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run (default: runs).", metavar="[RUNS]")] = RUNS,
-    all_of_them: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
+    shows_all: Annotated[bool, typer.Option("--all", help="Also show runs that have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show jobs that start, run or wait for their requeue: plan, step, reward, phase, and the process that runs them.
@@ -68,8 +68,8 @@ def status_command(
         open_console(stderr=True).print(f"error: {runs} does not exist; name a run or a folder of runs", soft_wrap=True)
         raise typer.Exit(2)
     found = [status_of(run) for run in runs_in(runs)]
-    all_of_them = all_of_them or is_run(runs)  # named itself
-    shown = [status for status in found if all_of_them or status.state in ACTIVE]
+    shows_all = shows_all or is_run(runs)
+    shown = [status for status in found if shows_all or status.state in ACTIVE]
     if as_json:
         print(json.dumps([asdict(status) for status in shown], indent=2))
         return
@@ -85,7 +85,7 @@ def status_command(
 
 
 def table_of(shown: Sequence[RunStatus]) -> Table:
-    """Table of runs, one a row."""
+    """Table of runs, one per row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "state", "step", "reward", "now", "plan", "process"):
         table.add_column(name, justify="right" if name in ("step", "reward") else "left", overflow="fold")
@@ -115,7 +115,7 @@ def logs_command(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each process to begin with.")] = 50,
 ) -> None:
     """Print the end of the logs of a run's processes, each line with its process."""
-    notes, folder = open_console(stderr=True), opened(run)
+    notes, folder = open_console(stderr=True), open_run(run)
     tail = LogTail(folder.logs, lambda name: matches(name, process))
     for line in tail.last(lines):
         print(plain_line(line))
@@ -127,7 +127,7 @@ def logs_command(
     with contextlib.suppress(KeyboardInterrupt):
         is_running = follows
         while is_running:
-            is_running = holder_of(folder.path) is not None  # before the last look: nothing is missed at the end
+            is_running = holder_of(folder.path) is not None  # before the last read, so that nothing is missed
             for line in tail.new():
                 print(plain_line(line), flush=True)
             time.sleep(POLL_INTERVAL_S if is_running else 0)
@@ -170,7 +170,7 @@ def stop_command(
 
     On the machine where it runs. Exit code 1 means that it does not run here, or still runs after --wait seconds.
     """
-    notes, folder = open_console(stderr=True), opened(run).path
+    notes, folder = open_console(stderr=True), open_run(run).path
     holder = holder_of(folder)
     # Not SIGTERM: a run that it ends exits with 75, and a scheduler would start it again.
     number = signal.SIGUSR1 if preempts else signal.SIGINT
@@ -210,7 +210,7 @@ def scale_command(
     the others. From any machine that sees the run's folder. Exit code 1 means that the run refused it or has not
     applied it after --wait seconds.
     """
-    notes, folder = open_console(stderr=True), opened(run)
+    notes, folder = open_console(stderr=True), open_run(run)
     try:
         wanted = [Change.parse(text) for text in changes]
     except ValueError as error:
@@ -224,13 +224,13 @@ def scale_command(
     if answer.state is ScaleState.APPLIED:
         return
     why = answer.lines[-1]
-    is_spelled = answer.state is ScaleState.WORKING or why.startswith("error RST-")
-    notes.print(why if is_spelled else f"error: {why}", soft_wrap=True)
+    is_complete = answer.state is ScaleState.WORKING or why.startswith("error RST-")
+    notes.print(why if is_complete else f"error: {why}", soft_wrap=True)
     raise typer.Exit(1)
 
 
 def why_not_scalable(folder: RunFolder, changes: Sequence[Change]) -> str:
-    """Why the engines of a run cannot change, as far as its plan file shows it; empty if they may."""
+    """Why the engines of a run cannot change, as far as its plan file shows; empty if they can."""
     plan = json.loads(folder.plan_file.read_bytes()) if folder.plan_file.exists() else {}
     parts = plan.get("components") or {}
     objective = ((plan.get("training") or {}).get("objective") or {}).get("value")
@@ -247,13 +247,13 @@ def why_not_scalable(folder: RunFolder, changes: Sequence[Change]) -> str:
 def request_scaling(
     folder: RunFolder, changes: Sequence[Change], wait: float, show: Callable[[str], None]
 ) -> ScaleAnswer:
-    """Ask a run for a change and return its last answer; lines are shown as they come."""
+    """Ask a run for a change and return its last answer; show its lines as they come."""
     requests, shown = ScaleRequests(folder.path), 0
     name = requests.ask(changes, wait)
     deadline = time.monotonic() + wait
     try:
         while True:
-            is_running = holder_of(folder.path) is not None  # before the last look: nothing is missed at the end
+            is_running = holder_of(folder.path) is not None  # before the last read, so that nothing is missed
             answer = requests.answer_to(name)
             lines = answer.lines[:-1] if answer.state is ScaleState.REFUSED else answer.lines
             for line in lines[shown:]:
@@ -284,8 +284,8 @@ def watch_command(
 
     From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
     """
-    notes, folder = open_console(stderr=True), opened(run)
-    from roost.trainer.report.page import LivePage  # slow, so after a folder that is wrong
+    notes, folder = open_console(stderr=True), open_run(run)
+    from roost.trainer.report.page import LivePage  # slow to import, so after open_run
 
     try:
         page = LivePage(folder, port)
@@ -305,8 +305,8 @@ def report_command(
     run: Run,
 ) -> None:
     """Write RUN/report.html and two plots of the steps so far, and print the path of the report."""
-    notes, folder = open_console(stderr=True), opened(run)
-    from roost.trainer.report.page import write_plots, write_report  # slow, so after a folder that is wrong
+    notes, folder = open_console(stderr=True), open_run(run)
+    from roost.trainer.report.page import write_plots, write_report  # slow to import, so after open_run
 
     print(write_report(folder))
     try:

@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed, open_console
+from roost.cli.options import (
+    WITH_TRAINING,
+    NotationChoice,
+    Overrides,
+    exit_not_installed,
+    import_from_here,
+    open_console,
+)
 from roost.config.compose import load
 from roost.config.findings import ConfigError, Findings
 from roost.config.job import Job, Notation
@@ -68,7 +75,7 @@ Metrics = Annotated[
 
 
 def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[..., None]:
-    """A command that trains a job, with the options of all such commands; `own_overrides` come after the user's."""
+    """A command that trains a job; `about` is its help, `own_overrides` are applied after the user's."""
 
     def command(
         config: ConfigFile,
@@ -99,14 +106,16 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
             try:
                 config, resume_from, changes = _step_of_resume(resume, resume_from, config, list(overrides or ()))
                 say(f"checking {config}")
-                job, settings = _checked(config, [*changes, *own_overrides], notation, address, local, say)
-                called = name or settings.name or config.stem
-                remote = None if url is None else _opened(f"{url}/{called}")
+                job, settings = _read_and_check(config, [*changes, *own_overrides], notation, address, local, say)
+                run_name = name or settings.name or config.stem
+                remote = None if url is None else _open_remote(f"{url}/{run_name}")
                 say("loading torch and Ray")
-                run_job = _loaded_run_job()
+                run_job = _import_run_job()
                 resumes = resume or resume_from is not None
                 metric_names = tuple(metrics or ())
-                run_job(job, local / called, resumes, address, metric_names, console, resume_from, auto_resume, remote)
+                run_job(
+                    job, local / run_name, resumes, address, metric_names, console, resume_from, auto_resume, remote
+                )
             except KeyboardInterrupt:
                 # CPython marks an interrupt that passed through exec of a string (a dataclass, a namedtuple) as
                 # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.
@@ -114,7 +123,7 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
                 how = f"{sigterm.came.name} ended the run" if sigterm.came is not None else "interrupted"
                 say(f"{how}; everything that was started is ended")
                 number = sigterm.came or signal.SIGINT
-                # As shells report a process that the signal ended.
+                # The exit code that shells report for a process killed by the signal.
                 raise typer.Exit(REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number) from None
 
     command.__doc__ = about
@@ -137,7 +146,18 @@ sft_command = training_command(
 )
 
 
-def _checked(
+def read_training_job(config: Path, overrides: Sequence[str], notation: Notation | None) -> tuple[Job, TrainSettings]:
+    """Read a job to train, and print its findings; exit with 1 if it has errors."""
+    findings = Findings()
+    source = load(config, overrides, findings)
+    job = None if source is None else read_job(source, findings, notation, trains=True)
+    print_findings(findings.found, open_console(stderr=True))
+    if job is None or job.training is None or findings.has_errors:
+        raise typer.Exit(1)
+    return job, job.training
+
+
+def _read_and_check(
     config: Path,
     overrides: Sequence[str],
     notation: Notation | None,
@@ -145,27 +165,21 @@ def _checked(
     runs: Path,
     say: Callable[[str], None],
 ) -> tuple[Job, TrainSettings]:
-    """The job, without any mistake that can be found before torch is loaded and Ray is started."""
-    findings = Findings()
-    source = load(config, overrides, findings)
-    job = None if source is None else read_job(source, findings, notation, trains=True)
-    notes = open_console(stderr=True)
-    print_findings(findings.found, notes)
-    if job is None or job.training is None or findings.has_errors:
-        raise typer.Exit(1)
+    """Read a job, and check what can be checked before torch is imported and Ray is started."""
+    job, settings = read_training_job(config, overrides, notation)
     try:
         check_machine(runs, say)
-        check_before_launch(job, job.training, address, os.environ)
-        check_hub_models(job, job.training, say)
+        check_before_launch(job, settings, address, os.environ)
+        check_hub_models(job, settings, say)
     except ConfigError as error:
-        print_findings(error.findings, notes)
+        print_findings(error.findings, open_console(stderr=True))
         raise typer.Exit(1) from None
     except ImportError as error:
-        raise _not_installed(error) from None
-    return job, job.training
+        raise exit_not_installed(error, WITH_TRAINING) from None
+    return job, settings
 
 
-def _opened(url: str) -> RemoteRun:
+def _open_remote(url: str) -> RemoteRun:
     try:
         return RemoteRun.open(url)
     except StorageError as error:
@@ -173,23 +187,18 @@ def _opened(url: str) -> RemoteRun:
         raise typer.Exit(1) from None
 
 
-def _loaded_run_job() -> Callable[..., None]:
+def _import_run_job() -> Callable[..., None]:
     try:
         from roost.cli.train_run import run_job
     except ImportError as error:
-        raise _not_installed(error) from None
+        raise exit_not_installed(error, WITH_TRAINING) from None
     return run_job
-
-
-def _not_installed(error: ImportError) -> typer.Exit:
-    open_console(stderr=True).print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
-    return typer.Exit(1)
 
 
 def _step_of_resume(
     resume: bool, step: int | None, config: Path, overrides: list[str]
 ) -> tuple[Path, int | None, list[str]]:
-    """Config, step of `--resume STEP`, and overrides; the parser returns the step as the config or an override.
+    """Config, step of `--resume STEP`, and overrides; the parser takes the step for the config or an override.
 
     A bare number is the step, unless a config file has that name.
 

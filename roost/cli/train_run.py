@@ -44,10 +44,10 @@ def run_job(
     auto_resumes: bool = False,
     remote: RemoteRun | None = None,
 ) -> None:
-    """Train, and say where everything is; exit code 1 where it failed, REQUEUE_CODE where it was preempted.
+    """Train, and print where the results are; exit with 1 if the run failed, with REQUEUE_CODE if it was preempted.
 
-    The run is uploaded to `remote`, if there is one. If only that fails, a preempted run still exits with its code: it
-    continues from an earlier checkpoint.
+    The run is uploaded to `remote`, if given. If only the upload fails, a preempted run still exits with REQUEUE_CODE:
+    it can continue from an earlier checkpoint.
     """
     keep = 1 if job.training is None else job.training.checkpoint.keep_checkpoints
     mirror = None if remote is None else Mirror(remote, folder, keep)
@@ -68,7 +68,7 @@ def run_job(
 
 
 def _upload_rest(mirror: Mirror, console: Console, has_failed: bool = False) -> bool:
-    """Upload what is left, and say where it is; False if that failed."""
+    """Upload the rest of the run, and print its URL; return False if that failed."""
     try:
         mirror.finish(has_failed)
     except StorageError as error:
@@ -91,7 +91,7 @@ def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | N
         rewards = [mean for one in run.steps() if (mean := number_of(one, "reward/mean")) is not None]
         view = LiveView(steps, console, first, status_file=run.status_file, rewards=rewards)
         if mirror is not None:
-            mirror.begin(first, view.note)  # the folder is this run's from here on
+            mirror.begin(first, view.note)  # only now does the folder belong to this run
         return view
 
     try:
@@ -126,7 +126,7 @@ def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | N
 
 
 def _show(plan: Plan, job: Job, console: Console) -> None:
-    """Print the plan, and the warnings that only the machines gave: those of the config are on the screen already."""
+    """Print the plan, and its warnings except for those of the config, which are printed already."""
     print_plan(plan, console, ())
     print_findings((each for each in plan.warnings if each not in job.warnings), open_console(stderr=True))
 

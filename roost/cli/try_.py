@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from roost.cli.options import WITH_TRAINING, NotationChoice, Overrides, import_from_here, not_installed, open_console
-from roost.cli.train import ConfigFile
-from roost.config.compose import load
-from roost.config.findings import ConfigError, Findings, counted
-from roost.config.job import Job, Notation
-from roost.config.notations.notation import read_job
-from roost.config.train import TrainSettings
+from roost.cli.options import (
+    WITH_TRAINING,
+    NotationChoice,
+    Overrides,
+    exit_not_installed,
+    import_from_here,
+    open_console,
+)
+from roost.cli.train import ConfigFile, read_training_job
+from roost.config.findings import ConfigError, counted
 from roost.view.text import print_findings
 
 if TYPE_CHECKING:
     from roost.trainer.trial import Attempt, Trial
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-MOST_SHOWN = 600  # characters of a part
+MAX_CHARACTERS = 600  # shown of one part of a sequence
 
 
 def try_command(
@@ -58,7 +60,7 @@ def try_command(
     """
     import_from_here()
     notes = open_console(stderr=True)
-    job, settings = _read(config, overrides or [], notation, notes)
+    job, settings = read_training_job(config, overrides or [], notation)
     if url is not None and model is None:
         raise typer.BadParameter("name the model that the server at the URL has", param_hint="--model")
     try:
@@ -66,8 +68,7 @@ def try_command(
         from roost.rollout.episode import Split
         from roost.trainer.trial import TrialOptions, run_trial
     except ImportError as error:
-        notes.print(f"error: {not_installed(error, WITH_TRAINING)}", soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise exit_not_installed(error, WITH_TRAINING) from None
     if split not in list(Split):
         raise typer.BadParameter(f"is {split}; write {' or '.join(Split)}", param_hint="--split")
     key = os.environ.get(KEY_VARIABLE)
@@ -90,18 +91,8 @@ def try_command(
         raise typer.Exit(1)
 
 
-def _read(config: Path, overrides: list[str], notation: Notation | None, notes: Console) -> tuple[Job, TrainSettings]:
-    findings = Findings()
-    source = load(config, overrides, findings)
-    job = None if source is None else read_job(source, findings, notation, trains=True)
-    print_findings(findings.found, notes)
-    if job is None or job.training is None or findings.has_errors:
-        raise typer.Exit(1)
-    return job, job.training
-
-
 def show_trial(trial: Trial, console: Console) -> None:
-    """Print the episodes, and a line about all of them."""
+    """Print the episodes, and a summary."""
     for number, one in enumerate(trial.attempts):
         _show(number, one, trial, console)
     finished = [one.episode for one in trial.attempts if one.episode is not None]
@@ -113,7 +104,7 @@ def show_trial(trial: Trial, console: Console) -> None:
         every = "the episode failed" if failed == 1 else f"all {failed} episodes failed"
         console.print(f"{every}; there is no reward")
     for unknown in trial.unknown:
-        console.print(f"unknown, because the server does not tell: {unknown}", soft_wrap=True)
+        console.print(f"unknown, because the server does not report it: {unknown}", soft_wrap=True)
 
 
 def _show(number: int, one: Attempt, trial: Trial, console: Console) -> None:
@@ -134,7 +125,7 @@ def _show(number: int, one: Attempt, trial: Trial, console: Console) -> None:
         total, generated = len(sequence.token_ids), len(sequence.completion_versions)
         for part in sequence.parts:
             text = trial.decode(sequence.token_ids[part.start : part.end].tolist(), True)
-            shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+            shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
             is_generated = bool((sequence.turns[part.start : part.end] >= 0).any())
             about = f"  {'trained' if is_generated else 'masked '} {counted(part.end - part.start, 'token')}"
             if part.turn >= 0:
