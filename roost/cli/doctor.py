@@ -96,7 +96,7 @@ def _job(config: Path | None, overrides: Sequence[str] | None, notation: Notatio
 
 
 def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
-    """Compare the accelerators that a job uses with those of the nodes; a job that cannot be planned fails the check."""
+    """Compare the accelerators that a job uses with those of the nodes; fails if the job cannot be planned."""
     findings = Findings()
     plan = try_plan(job, findings)
     if plan is None:
