@@ -1,1 +1,1 @@
-"""Is a machine, or a cluster, ready for a job: probes of nodes, their judgement, and measured bandwidth."""
+"""Whether a machine or a cluster is ready for a job: probes of nodes, checks of the results, measured bandwidth."""

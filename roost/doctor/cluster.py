@@ -23,22 +23,22 @@ from roost.runtime.probe import interface_of
 from roost.runtime.ray_connection import alive_nodes, connect
 from roost.runtime.ray_errors import raised_line
 
-LIMIT_S = 120.0  # to meet, and for each transfer
+TIMEOUT_S = 120.0  # of the rendezvous, and of each transfer
 CPU_BYTES = 16 << 20
 GPU_BYTES = 256 << 20
-TIMES = 3  # the fastest counts
+REPEATS = 3  # after one to warm up; the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A process that takes part, on a device of a node."""
+    """A process of a measurement, with one device of a node."""
 
     name: str
     node: str  # Ray's id of the node
 
 
 class Meter:
-    """Takes part in a measurement; a Ray actor on each device, or on each node without any."""
+    """Measures bandwidth; a Ray actor for each GPU, or for each node if there are none."""
 
     def rendezvous(self, address: str) -> str:
         """Address and free port of this process, for rank 0."""
@@ -50,7 +50,7 @@ class Meter:
     def measure(
         self, rank: int, world: int, init_method: str, address: str, on_gpu: bool
     ) -> tuple[float, float | None]:
-        """Seconds of an all-reduce, and of sending the same to the next rank; None for the last rank."""
+        """Seconds of an all-reduce, and of sending the same tensor to the next rank; None for the last rank."""
         import torch
         from torch import distributed
 
@@ -58,17 +58,17 @@ class Meter:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(address))
         backend, device, size = ("nccl", "cuda", GPU_BYTES) if on_gpu else ("gloo", "cpu", CPU_BYTES)
-        limit = timedelta(seconds=LIMIT_S)
+        limit = timedelta(seconds=TIMEOUT_S)
         distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=limit)
         try:
             data = torch.ones(size // 4, device=device)
-            reduced = min(_timed(lambda: distributed.all_reduce(data), on_gpu) for _ in range(TIMES + 1))
+            reduced = min(_timed(lambda: distributed.all_reduce(data), on_gpu) for _ in range(REPEATS + 1))
             sent = None
-            for source in range(world - 1):  # one pair at a time, so that none shares a link with another
+            for source in range(world - 1):  # one pair at a time, so that no two share a link
                 if rank == source:
-                    sent = min(_timed(lambda: _send(data, rank + 1), on_gpu) for _ in range(TIMES + 1))
+                    sent = min(_timed(lambda: _send(data, rank + 1), on_gpu) for _ in range(REPEATS + 1))
                 elif rank == source + 1:
-                    for _ in range(TIMES + 1):
+                    for _ in range(REPEATS + 1):
                         _receive(data, source)
                 distributed.barrier()
             return reduced, sent
@@ -81,7 +81,7 @@ def _send(data: Any, target: int) -> None:
     from torch import distributed
 
     distributed.send(data, target)
-    distributed.recv(data[:1], target)  # the other has all of it
+    distributed.recv(data[:1], target)  # acknowledges that all of it has arrived
 
 
 def _receive(data: Any, source: int) -> None:
@@ -124,9 +124,8 @@ def measured_of(
     return Measured("nccl" if on_gpu else "gloo", world, carried / slowest / 1e9, tuple(links))
 
 
-PROBE_LIMIT_S = 120.0
+PROBE_TIMEOUT_S = 120.0
 CLOCK_TRIES = 5
-PAIR = 2  # processes that measure a single machine without GPUs
 
 
 class Prober:
@@ -141,7 +140,7 @@ class Prober:
 
 @contextmanager
 def joined(address: str | None, say: Callable[[str], None]) -> Iterator[list[dict[str, Any]]]:
-    """Context with a connection to Ray and its nodes, the driver's first."""
+    """Connect to Ray; the value is its nodes, the driver's first."""
     connection = connect(address, say)
     try:
         driver = ray.get_runtime_context().get_node_id()
@@ -158,7 +157,7 @@ def joined(address: str | None, say: Callable[[str], None]) -> Iterator[list[dic
 def probe_nodes(
     nodes: Sequence[dict[str, Any]], folders: Sequence[Path], paths: Sequence[str], runs: Path
 ) -> list[NodeHealth]:
-    """Probe every node at the same time; a node whose probe fails is reported as such."""
+    """Probe all nodes at the same time; a failed probe becomes the node's `gpu_problem`."""
     marker = None
     if len(nodes) > 1:
         runs.mkdir(parents=True, exist_ok=True)
@@ -174,7 +173,7 @@ def probe_nodes(
         found = []
         for node, prober, answer in zip(nodes, probers, answers, strict=True):
             try:
-                health: NodeHealth = ray.get(answer, timeout=PROBE_LIMIT_S)
+                health: NodeHealth = ray.get(answer, timeout=PROBE_TIMEOUT_S)
                 found.append(replace(health, clock_offset_s=_clock_offset(prober)))
             except ray.exceptions.RayError as error:
                 found.append(NodeHealth(_name(node), gpu_problem=f"the probe failed: {raised_line(error)}"))
@@ -192,8 +191,8 @@ def measure(nodes: Sequence[dict[str, Any]]) -> Measured:
     participants, addresses = [], []
     meters: list[Any] = []
     for node in nodes:
-        without = PAIR if len(nodes) == 1 else 1
-        for index in range(gpus[node["NodeID"]] if on_gpu else without):
+        cpu_processes = 2 if len(nodes) == 1 else 1  # one process alone has nothing to measure
+        for index in range(gpus[node["NodeID"]] if on_gpu else cpu_processes):
             label = f"{_name(node)} GPU {index}" if on_gpu else _name(node)
             participants.append(Participant(label, node["NodeID"]))
             meters.append(actor.options(num_cpus=0, num_gpus=int(on_gpu), scheduling_strategy=_on(node)).remote())
@@ -201,12 +200,12 @@ def measure(nodes: Sequence[dict[str, Any]]) -> Measured:
     if len(participants) < 2:
         return Measured("nccl" if on_gpu else "gloo")
     try:
-        init_method = ray.get(meters[0].rendezvous.remote(addresses[0]), timeout=PROBE_LIMIT_S)
+        init_method = ray.get(meters[0].rendezvous.remote(addresses[0]), timeout=PROBE_TIMEOUT_S)
         waits = [
             meter.measure.remote(rank, len(meters), init_method, addresses[rank], on_gpu)
             for rank, meter in enumerate(meters)
         ]
-        return measured_of(participants, ray.get(waits, timeout=2 * LIMIT_S), on_gpu)
+        return measured_of(participants, ray.get(waits, timeout=2 * TIMEOUT_S), on_gpu)
     except ray.exceptions.RayError as error:
         return Measured("nccl" if on_gpu else "gloo", problem=f"not measured: {raised_line(error)}")
     finally:
@@ -215,7 +214,7 @@ def measure(nodes: Sequence[dict[str, Any]]) -> Measured:
 
 
 def _has_cuda(node: dict[str, Any]) -> bool:
-    """Return True if torch sees a GPU there: Ray also counts simulated ones."""
+    """Return True if torch sees a GPU there; Ray also counts simulated ones."""
 
     def ask() -> bool:
         import torch
@@ -224,7 +223,7 @@ def _has_cuda(node: dict[str, Any]) -> bool:
 
     remote = ray.remote(ask).options(num_cpus=0, num_gpus=1, scheduling_strategy=_on(node))
     try:
-        return bool(ray.get(remote.remote(), timeout=PROBE_LIMIT_S))
+        return bool(ray.get(remote.remote(), timeout=PROBE_TIMEOUT_S))
     except ray.exceptions.RayError:
         return False
 
@@ -239,11 +238,11 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _clock_offset(prober: Any) -> float:
-    """Seconds by which the node's clock is ahead, from the fastest of a few round trips."""
+    """Seconds by which the node's clock is ahead, measured in the fastest of a few round trips."""
     seen = []
     for _ in range(CLOCK_TRIES):
         before = time.time()
-        there: float = ray.get(prober.clock.remote(), timeout=PROBE_LIMIT_S)
+        there: float = ray.get(prober.clock.remote(), timeout=PROBE_TIMEOUT_S)
         after = time.time()
         seen.append((after - before, there - (before + after) / 2))
     return min(seen)[1]

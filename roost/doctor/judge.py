@@ -1,4 +1,4 @@
-"""Judge probed nodes: what is wrong, on which node, and how to fix it."""
+"""Check probed nodes: what is wrong, on which node, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roost.config.findings import counted
 OPEN_FILES = 4_096  # descriptors that a node with hundreds of workers needs
 MOST_CLOCK_SKEW_S = 1.0
 FREE_DISK_GB = 10.0
-LEAST_DISK_GB = 0.05  # less fails: logs, metrics and the checkpoint of a tiny model do not fit
+LEAST_DISK_GB = 0.05  # with less, not even logs and the checkpoint of a tiny model fit: the check fails
 SHARED_MEMORY_GB = 1.0  # Docker's default is 64 MB
 BUSY_FRACTION = 0.05  # of a GPU's memory
 SLOW_LINK = 0.25  # of the median
 MAX_NAMED = 8
-ON_EVERY_NODE = ("roost", "python", "ray", "torch")  # others may be missing: a CPU or robot node needs no vLLM
+ON_EVERY_NODE = ("roost", "python", "ray", "torch")  # other packages may be missing on nodes without GPUs
 HOW_TO_INSTALL = {"python": "use Python {} there", "CUDA driver": "install the driver {} there"}
 
 
@@ -54,7 +54,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Free space of a folder, and if files can be written there."""
+    """Free space at a folder, and why files cannot be written there, if so."""
 
     path: str
     free_gb: float
@@ -72,7 +72,7 @@ class PathState:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """One node as a process on it found it."""
+    """The result of probing one node."""
 
     name: str
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Measured GB/s from one participant to another, each a name and its node."""
+    """Measured GB/s from one participant to another."""
 
     source: str
     target: str
@@ -108,7 +108,7 @@ class Measured:
 
     @property
     def bandwidth(self) -> Bandwidth:
-        """The inventory's figures: of the slowest pairs."""
+        """The figures for an inventory: all-reduce, and the slowest pairs."""
         within = [round(link.gb_s, 3) for link in self.links if link.within_node]
         between = [round(link.gb_s, 3) for link in self.links if not link.within_node]
         together = None if self.all_reduce_gb_s is None else round(self.all_reduce_gb_s, 3)
@@ -116,7 +116,7 @@ class Measured:
 
 
 def judge_job(needed: int, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
-    """Compare the accelerators that a job uses with those of the nodes; it may be meant for other machines.
+    """Compare the accelerators that a job uses with those of the nodes. Too few only warn: it may run elsewhere.
 
     >>> judge_job(8, [NodeHealth("here")]).level
     <Level.WARNING: 'warning'>
@@ -133,7 +133,7 @@ def judge_job(needed: int, nodes: Sequence[NodeHealth], is_cluster: bool = False
 
 
 def judge_machine(node: NodeHealth) -> tuple[Check, ...]:
-    """The quick part: limits and room of this machine, without accelerators and paths."""
+    """The quick checks: limits, shared memory and disks."""
     return (_open_files([node]), _shared_memory([node]), *_disks([node]))
 
 

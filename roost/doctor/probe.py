@@ -28,7 +28,7 @@ QUERY = "index,name,memory.total,memory.used,ecc.errors.uncorrected.volatile.tot
 
 
 def probe_machine(folders: Iterable[Path]) -> NodeHealth:
-    """The quick part: limits, shared memory and disks."""
+    """Probe limits, shared memory and disks of this machine, which is quick."""
     return NodeHealth(
         "this machine",
         disks=tuple(_disk(folder) for folder in dict.fromkeys(folders)),
@@ -40,7 +40,7 @@ def probe_machine(folders: Iterable[Path]) -> NodeHealth:
 def probe_node(
     name: str, folders: Sequence[Path], paths: Sequence[str], marker: Path | None, environ: Mapping[str, str]
 ) -> NodeHealth:
-    """Everything about this node; `marker` is a file that the driver wrote into its runs folder."""
+    """Probe all of this node; `marker` is a file that the driver wrote into its runs folder."""
     quick = probe_machine(folders)
     gpus, problem = _gpus(environ)
     return NodeHealth(
@@ -110,7 +110,7 @@ def _shared_memory() -> float | None:
 
 
 def _disk(folder: Path) -> Disk:
-    """Free space where a folder is or will be, after a file was written there."""
+    """Free space where a folder is or will be, and whether a file can be written there."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     system = FileSystem.of(there)
     problem = ""
@@ -124,9 +124,9 @@ def _disk(folder: Path) -> Disk:
 
 
 def digest_of(path: Path) -> str | None:
-    """Digest of names, sizes, and the first and last MB of files; None if the path does not exist.
+    """Digest of names, sizes, and the first and last MiB of files; None if the path does not exist.
 
-    Enough to tell a half-copied or another model, without reading a terabyte.
+    It shows that a copy is incomplete or of another model, without reading all of it.
     """
     if not path.exists():
         return None
