@@ -18,13 +18,13 @@ RANK = "ROOST_NODE_RANK"
 NODES = "ROOST_NUM_NODES"
 HEAD = "ROOST_HEAD_ADDRESS"
 JOB = "ROOST_JOB_ID"
-CHOSEN = (RANK, "RLINF_NODE_RANK")  # written by a person for Roost or RLinf; the others come from a scheduler
+CHOSEN = (RANK, "RLINF_NODE_RANK")  # set by the user; other ranks come from a scheduler
 MAX_DIGITS = 9
-MAX_HOSTS = 1_000_000  # of a list of hosts; a range can be written that no memory holds
+MAX_HOSTS = 1_000_000  # of a node list: a short range can stand for more than fits in memory
 
 
 class AllocationError(ValueError):
-    """The variables of this node contradict each other, or lack something."""
+    """The variables of this node contradict each other, or are incomplete."""
 
 
 class Fact(NamedTuple):
@@ -39,7 +39,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """This node according to one environment; None for what it does not say."""
+    """This node according to the variables of one scheduler; None for what they do not say."""
 
     name: str
     rank: Fact | None = None
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """This node's part in a job. `cpus` and `gpus` are None where the environment does not say."""
+    """This node's part in a job. `cpus` and `gpus` are None if no variable has them."""
 
     rank: int
     nodes: int
@@ -69,7 +69,7 @@ class Allocation:
     sources: tuple[str, ...] = ()
 
     def name(self, rank: int) -> str:
-        """A node as messages call it.
+        """The name of a node in messages.
 
         >>> Allocation(rank=0, nodes=2, hosts=("gpu-1", "gpu-2")).name(1), Allocation(rank=0, nodes=2).name(1)
         ('node 1 (gpu-2)', 'node 1')
@@ -78,7 +78,7 @@ class Allocation:
 
 
 def node_rank(environ: Environ) -> Fact | None:
-    """Rank of this node as written, with its variable; None if no variable has it.
+    """Rank of this node, with the variable that has it; None if no variable has it.
 
     >>> node_rank({"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "4"})
     Fact(variable='SKYPILOT_NODE_RANK', text='2')
@@ -89,8 +89,8 @@ def node_rank(environ: Environ) -> Fact | None:
 def read_allocation(environ: Environ, nodes: int | None = None, domain: str = "") -> Allocation:
     """This node's part in a job of several nodes; `nodes` is their number where the user gave it.
 
-    `domain` is the DNS domain of this host, which pods of an indexed Kubernetes job share. Raise AllocationError if
-    variables disagree, or the rank or the number of nodes is not known. Without any variable the job is this machine.
+    `domain` is the DNS domain of this host, which pods of an indexed Kubernetes job share. Without any variables the
+    job has this machine alone. Raise AllocationError if variables disagree, or do not say the rank or number of nodes.
     """
     if environ.get("SLURM_LOCALID", "0") != "0":
         raise AllocationError("Slurm started several tasks on this node: use `srun --ntasks-per-node=1`")
@@ -126,7 +126,7 @@ def read_allocation(environ: Environ, nodes: int | None = None, domain: str = ""
 
 
 def sources(environ: Environ, nodes: int | None = None, domain: str = "") -> list[Source]:
-    """All environments that have a rank or a number of nodes, Roost's own variables first."""
+    """All sources with a rank or a number of nodes; Roost's own variables come first."""
     read: list[Source | None] = [reader(environ) for reader in READERS]
     read.append(_kubernetes(environ, domain))
     known = _first(source.nodes for source in read if source is not None)
@@ -151,7 +151,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def _range_words(text: str) -> list[str]:
-    """Words of a bracket of a node list; leading zeros are kept."""
+    """The words that brackets in a node list stand for, with leading zeros."""
     found: list[str] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -164,7 +164,7 @@ def _range_words(text: str) -> list[str]:
     return found
 
 
-# One reader per environment ------------------------------------------------------------------------------------------
+# One reader per scheduler --------------------------------------------------------------------------------------------
 
 
 def _roost(environ: Environ) -> Source:
@@ -176,7 +176,7 @@ def _rlinf(environ: Environ) -> Source:
 
 
 def _slurm(environ: Environ) -> Source | None:
-    """Slurm, with heterogeneous jobs: their components follow one another."""
+    """Slurm. In a heterogeneous job, ranks go on from one component to the next."""
     if "SLURM_JOB_ID" not in environ:
         return None
     lists, variable = _slurm_lists(environ)
@@ -207,9 +207,8 @@ def _slurm_lists(environ: Environ) -> tuple[list[tuple[str, ...]], str]:
     """Hosts of each component of a Slurm job, or of this step of it, and the variable that has them."""
     size, step = environ.get("SLURM_HET_SIZE", ""), expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
     if size.isdecimal() and int(size) > 1:
-        kind = (
-            "PACK" if "SLURM_JOB_NODELIST_PACK_GROUP_0" in environ else "HET"
-        )  # the older name, which srun still sets
+        # PACK is the older name, which srun still sets.
+        kind = "PACK" if "SLURM_JOB_NODELIST_PACK_GROUP_0" in environ else "HET"
         name = f"SLURM_JOB_NODELIST_{kind}_GROUP_"
         lists = [expand_hosts(environ.get(f"{name}{number}", "")) for number in range(int(size))]
         # A step may run on some components; its own list is sorted by name, not by component.
@@ -268,7 +267,7 @@ def _lepton(environ: Environ) -> Source:
 
 
 def _volcano(environ: Environ) -> Source | None:
-    """Volcano and ModelArts. With tasks beside `worker`, as a master, an index counts within a task: not read."""
+    """Volcano and ModelArts; None for jobs with other tasks than `worker`, whose indices count within a task."""
     tasks = [name for name in environ if name.startswith("VC_") and name.endswith("_HOSTS")]
     if tasks != ["VC_WORKER_HOSTS"]:
         return None
@@ -285,11 +284,11 @@ def _volcano(environ: Environ) -> Source | None:
 
 
 def _torchrun(environ: Environ) -> Source:
-    """Variables that people export for torchrun, and those that torchrun itself reads (PET_)."""
+    """Variables that users export for torchrun, and those that torchrun itself reads (PET_)."""
     nodes = _fact(environ, "NNODES", "PET_NNODES")
-    if nodes is not None and ":" in nodes.text:  # least and most of an elastic job
-        least, _, most = nodes.text.partition(":")
-        nodes = Fact(nodes.variable, most) if least == most else None
+    if nodes is not None and ":" in nodes.text:  # minimum and maximum of an elastic job
+        lowest, _, highest = nodes.text.partition(":")
+        nodes = Fact(nodes.variable, highest) if lowest == highest else None
     head = _fact(environ, "MASTER_ADDR", "PET_MASTER_ADDR")
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT", "")
     return Source(
@@ -324,7 +323,7 @@ def _kubernetes(environ: Environ, domain: str) -> Source | None:
 
 
 def _pai(environ: Environ, nodes: int | None) -> Source | None:
-    """RANK and WORLD_SIZE where they plainly count nodes, as on PAI; under torchrun they count processes."""
+    """RANK and WORLD_SIZE if they count nodes, as on PAI; under torchrun they count processes."""
     rank, world = _fact(environ, "RANK"), _fact(environ, "WORLD_SIZE")
     if rank is None or world is None or "LOCAL_RANK" in environ:
         return None
@@ -346,9 +345,9 @@ def _pai(environ: Environ, nodes: int | None) -> Source | None:
 
 
 def _agreed_rank(found: Iterable[Source]) -> Fact | None:
-    """The rank that all environments agree on.
+    """The rank that all sources agree on.
 
-    An environment of one node (a step of one node in a larger job) has no rank in the whole job, and is read last.
+    A source with one node (such as a Slurm step on one node of a larger job) counts only if there is no other.
     """
     ranked = [(source.rank, _plain_number(source.nodes)) for source in found if source.rank is not None]
     facts = [rank for rank, nodes in ranked if nodes != 1] or [rank for rank, _ in ranked]

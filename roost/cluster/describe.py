@@ -38,6 +38,7 @@ Hardware = dict[int, dict[str, list[Mapping[str, Any]]]]  # node -> kind -> conf
 def bind_groups(
     job: Job, num_nodes: int, findings: Findings, registry: HardwareRegistry
 ) -> tuple[tuple[Group, ...], Hardware]:
+    """The job's node groups bound to `num_nodes` nodes, and the hardware they declare."""
     groups = []
     hardware: Hardware = {}
     declared: dict[tuple[int, str], str] = {}
@@ -103,22 +104,22 @@ def _bound_env_ranks(config: EnvConfig, group_ranks: list[int], group: NodeGroup
 
 
 def _check_overlaps(group: NodeGroup, software: tuple[Software, ...], findings: Findings) -> None:
-    claimed: dict[int, int] = {}
-    for index, part in enumerate(software):
-        shared = sorted(part.node_ranks & claimed.keys())
+    claimed: set[int] = set()
+    for config, part in zip(group.env_configs, software, strict=True):
+        shared = sorted(part.node_ranks & claimed)
         if shared:
             findings.error(
                 "RST-H023",
-                group.env_configs[index].where,
+                config.where,
                 f"overlaps another entry of group {group.label}",
                 f"both name {spell_ranks(shared)}",
                 "give each node one entry",
             )
-        claimed |= dict.fromkeys(part.node_ranks, index)
+        claimed |= part.node_ranks
 
 
 def _check_across_groups(job: Job, groups: list[Group], findings: Findings) -> None:
-    """On one node a variable is set by one group only. Two interpreters are allowed: a worker takes its own group's."""
+    """Check nodes that are in several groups: a variable may be set by one group only; a second interpreter warns."""
     variables: dict[tuple[int, str], str] = {}
     interpreters: dict[int, tuple[str, str]] = {}
     for group, written in zip(groups, job.node_groups, strict=False):
@@ -169,9 +170,9 @@ def _read_items(
     hardware: Hardware,
     declared: dict[tuple[int, str], str],
 ) -> None:
-    """The devices a group declares, checked by their kind and laid on their nodes.
+    """Check the devices that a group declares, and add them to `hardware` by node.
 
-    A device with mistakes is reported and still counted, so that what is placed on it is not reported as well.
+    A device with mistakes is added too, so that placements on it are not reported as well.
     """
     kind = group.hardware_type
     if kind is None or group.hardware is None:
@@ -217,7 +218,7 @@ def _read_items(
 
 
 def _problems_of(config_class: type[HardwareConfig], fields: Mapping[str, Any]) -> Sequence[Problem]:
-    from roost.cluster.hardware.robot import parse_config  # pydantic is only paid for where hardware is declared
+    from roost.cluster.hardware.robot import parse_config  # imports pydantic, which most jobs do not need
 
     parsed = parse_config(config_class, fields)
     return parsed if isinstance(parsed, list) else ()
@@ -226,7 +227,7 @@ def _problems_of(config_class: type[HardwareConfig], fields: Mapping[str, Any]) 
 def _warn_same_device(
     group: NodeGroup, item: HardwareItem, seen: dict[tuple[str, Any], Where], findings: Findings
 ) -> None:
-    """Two devices of a group with one address are mostly a line copied and not changed."""
+    """Warn of two devices with the same address: often a copied line that was not changed."""
     for key, value in item.fields.items():
         if key.endswith("_ip") and isinstance(value, str):
             first = seen.setdefault((key, value), item.where)
@@ -260,10 +261,10 @@ def describe(
     accelerators_per_node: int | None = None,
     registry: HardwareRegistry = BUILT_IN,
 ) -> Inventory | None:
-    """The inventory to plan on; None where not even the number of nodes is known.
+    """The inventory to plan on; None if the number of nodes is not known.
 
-    A given inventory says what the machines are, and the config is checked against it. Without one the config describes
-    them: `num_nodes` equal nodes with the accelerators it names, and the hardware its node groups declare.
+    If an inventory is given, the config is checked against it. Otherwise the config describes the machines: `num_nodes`
+    equal nodes with the accelerators it names, and the hardware that its node groups declare.
     """
     if inventory is None:
         inventory = _described_by_config(job, findings, accelerators_per_node)
@@ -289,7 +290,7 @@ def describe(
 
 
 def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventory:
-    """The nodes that the job is for, where the inventory has more: ml-loop runs on one, RLinf on `num_nodes`."""
+    """The inventory, cut to the nodes that the job uses: one for ml-loop, else `num_nodes`."""
     count = 1 if job.notation is Notation.LOOP else job.num_nodes
     if count is None or count >= inventory.num_nodes:
         return inventory
@@ -307,7 +308,7 @@ def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventor
 
 
 def _spelled(job: Job, path: Sequence[str], value: object) -> str:
-    """A key about machines with a value, as the file or script of the job would have it."""
+    """A key with a value, spelled as in the file or script of the job."""
     return Section.root(job.source, Findings()).below(*path[:-1]).spell(path[-1], value)
 
 
@@ -316,7 +317,7 @@ def _num_nodes_key(job: Job) -> Where:
 
 
 def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, findings: Findings) -> None:
-    """Every accelerator must be of a known vendor, or processes could not be kept apart on it."""
+    """Report accelerators of unknown vendors: Roost would not know how to set visible devices."""
     for kind in sorted({node.accelerator_type for node in inventory.nodes} - {NO_ACCELERATOR}):
         if registry.accelerator(kind) is None:
             known = [accelerator.type for accelerator in registry.accelerators]
@@ -330,7 +331,7 @@ def _check_accelerator_types(inventory: Inventory, registry: HardwareRegistry, f
 
 
 def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inventory | None:
-    """Equal nodes, as many as the config names or its devices reach over."""
+    """Equal nodes, as many as the config names or its device numbers need."""
     written = job.accelerators_per_node
     if given is not None and written is not None and given != written:
         what = f"is {written}, but --gpus-per-node gives {given}"
@@ -404,7 +405,7 @@ def _is_written(job: Job) -> bool:
 
 
 def _check_against(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> None:
-    """Check the config's statements about nodes against the inventory."""
+    """Check the numbers of nodes and accelerators in the config against the inventory."""
     if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
         findings.error(
             "RST-H007",
@@ -466,7 +467,7 @@ def _with_hardware(
 def _completed(
     written: tuple[Mapping[str, Any], ...], known: tuple[Mapping[str, Any], ...]
 ) -> tuple[Mapping[str, Any], ...]:
-    """Devices as the config has them, with what it leaves out as the inventory knows it."""
+    """Devices of the config, with fields that it leaves out from the inventory."""
     if len(written) != len(known):
         return written
     return tuple({**there, **item} for item, there in zip(written, known, strict=True))
@@ -475,7 +476,7 @@ def _completed(
 def _merged_groups(
     known: tuple[Group, ...], written: tuple[Group, ...], job: Job, findings: Findings
 ) -> tuple[Group, ...]:
-    """The config's groups, and those of the inventory that the config does not declare itself."""
+    """The config's groups, and groups of the inventory that the config does not declare."""
     own = {group.label: group for group in written}
     for group in known:
         mine = own.get(group.label)

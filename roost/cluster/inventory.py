@@ -70,7 +70,7 @@ class ResourceTable:
 
     @property
     def counts_nodes(self) -> bool:
-        """Return True if ranks mean nodes: for all groups, as soon as one has nothing else to count."""
+        """Return True if ranks mean nodes, which one group without accelerators or hardware decides for all."""
         return NODE in self.kinds
 
     @property
@@ -87,7 +87,7 @@ class ResourceTable:
         return self.nodes[entries], ranks - self.starts[entries]
 
     def node_table(self) -> ResourceTable:
-        """The same groups with nodes as the resources."""
+        """The same groups, with one resource per node."""
         nodes = [self.nodes[self.groups == index] for index in range(len(self.labels))]
         return ResourceTable.build(
             self.labels, (NODE,) * len(self.labels), nodes, [np.ones(len(part), np.int64) for part in nodes]
@@ -112,7 +112,7 @@ class Node:
     host_memory_gb: float | None = None
     hardware: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     host: str = ""
-    lost: bool = False  # no longer there: it keeps its rank, and nothing may be placed on it
+    lost: bool = False  # failed: it keeps its rank, and nothing may be placed on it
 
     def __post_init__(self) -> None:
         if self.accelerators == 0:
@@ -130,7 +130,7 @@ class Software:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A node group bound to nodes that exist: what it counts depends on its nodes and its declared hardware."""
+    """A node group bound to nodes that exist."""
 
     label: str
     node_ranks: Ints
@@ -139,7 +139,7 @@ class Group:
     software: tuple[Software, ...] = ()
 
     def software_of(self, node: int) -> Software:
-        """The software for this group's workers on a node; empty where nothing is configured."""
+        """The software for this group's workers on a node; empty if none is configured."""
         return next((part for part in self.software if node in part.node_ranks), Software(frozenset()))
 
     def first(self, count: int) -> Group:
@@ -271,9 +271,9 @@ class Inventory:
         return ACCELERATOR if self.accelerator_counts[group.node_ranks].any() else NODE
 
     def resources(self, labels: Sequence[str]) -> ResourceTable:
-        """The resources of the groups in the order given, counted from 0 across all of them.
+        """The resources of the groups in the order given, numbered from 0 across all of them.
 
-        Where one group has nothing but its nodes to count, nodes are counted in all of them.
+        If one group has only nodes to count, nodes are counted in all of them.
         """
         groups = [self.group(label) for label in labels]
         kinds = tuple(self.kind(group) for group in groups)
@@ -386,7 +386,7 @@ def _read_node(section: Section) -> Node:
 
 
 def _read_hardware(section: Section) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    """Kinds with a number of devices, or with a list of their configs."""
+    """Configs of declared devices by kind; a number stands for so many devices without fields."""
     written = section.mapping("hardware")
     hardware: dict[str, tuple[Mapping[str, Any], ...]] = {}
     for kind, value in (written.values if written else {}).items():
@@ -438,7 +438,7 @@ def _read_software(section: Section, num_nodes: int) -> Software:
 
 
 def _node_ranks(section: Section, num_nodes: int) -> list[int]:
-    """Sorted ranks within the inventory; outside of it they are a finding."""
+    """Sorted ranks of nodes in the inventory; report ranks outside of it."""
     value = section.get("node_ranks")
     try:
         ranges = parse_rank_list(value)

@@ -1,4 +1,4 @@
-"""Accelerators as values, and helpers to detect them: run a vendor's tool, list device files, apply an outer mask."""
+"""Accelerator vendors, and helpers to detect devices: run a vendor's tool, list device files, apply an outer mask."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class DetectedAccelerators:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One vendor: its names in every system that has to agree on them, and its detection.
+    """One vendor: its names in Ray, PyTorch and the environment, and how its devices are detected.
 
     `type` may be any string, so that a vendor unknown to Roost can be registered. `mirrored_variables` get the same
-    value as `visible_devices_variable`. `id_prefix` stands before the list of ids, and `hidden_value` is what hides
-    every device, which no two vendors agree on. `detect` takes an environment and returns None where the vendor has
-    no devices; it never raises for lack of a vendor's software.
+    value as `visible_devices_variable`. `id_prefix` stands before the list of ids, and `hidden_value` hides every
+    device. `detect` takes an environment and returns None if the machine has no devices of the vendor; it does not
+    raise if the vendor's software is missing.
 
     >>> from roost.cluster.hardware.accelerators.nvidia import NVIDIA
     >>> NVIDIA.visibility([2, 3])["CUDA_VISIBLE_DEVICES"]
@@ -87,7 +87,7 @@ class Accelerator:
         """Return the variables that list these devices, or hide every device if there are none."""
         names = [str(device) for device in ids]
         if len(set(names)) < len(names):
-            # CUDA answers a repeated id by hiding every device, far from where the mistake was made.
+            # CUDA would hide every device, and the error would come up much later.
             raise ValueError(f"device ids {','.join(names)} name a device twice; give each id once")
         value = self.id_prefix + ",".join(names) if names else self.hidden_value
         return dict.fromkeys((self.visible_devices_variable, *self.mirrored_variables), value)
@@ -197,7 +197,7 @@ def _device_named(entry: str, devices: Sequence[Device]) -> str | None:
 
 
 def detected(devices: Sequence[Device], ids: Sequence[str]) -> DetectedAccelerators | None:
-    """Sum up the devices with these ids, or return None if the machine has none at all.
+    """Summarise the devices with these ids; None if the machine has no devices at all.
 
     >>> detected([Device("0", "A100", 40.0), Device("1", "A100", 80.0)], ["1", "0"])
     DetectedAccelerators(count=2, model='A100', memory_gb=40.0, physical_ids=('1', '0'))

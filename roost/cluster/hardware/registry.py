@@ -1,6 +1,6 @@
 """Every kind of hardware that Roost knows, and how to add one.
 
-A registry is a value: adding to one gives another, so one process can plan clusters with different hardware.
+Registries are immutable: adding to one returns another, so one process can plan clusters with different hardware.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ RESERVED_KIND = "Accelerator"
 class HardwareRegistry:
     """Accelerators in the order of detection, and kinds of declared hardware by name.
 
-    A kind is held as its class, or as `module:Class` until first use: only jobs that declare robots pay for
-    importing pydantic.
+    A kind is stored as its class, or as `module:Class` until first use: only jobs that declare robots import pydantic.
 
     >>> BUILT_IN.kind_names
     ('Franka', 'DualFranka', 'GimArm', 'DOSW1', 'Turtle2')
@@ -73,7 +72,7 @@ class HardwareRegistry:
     def with_accelerator(self, accelerator: Accelerator) -> HardwareRegistry:
         """Return this registry with one more vendor, tried before the others.
 
-        Before, because cards of one vendor may answer to another's tools, and users who add a vendor have its cards.
+        Before them, because another vendor's tools may list the same cards, and users who add a vendor have its cards.
         """
         if self.accelerator(accelerator.type) is not None:
             raise ValueError(f"accelerator {str(accelerator.type)!r} is already registered; give it another `type`")
@@ -86,7 +85,7 @@ class HardwareRegistry:
         >>> str(vendor.type), found.count
         ('SIMULATED', 8)
         """
-        # Simulation is asked for by a variable, so nothing on the machine may come before it.
+        # Simulation is requested by a variable, so it takes precedence over real devices.
         for vendor in sorted(self.accelerators, key=lambda known: known.type != AcceleratorType.SIMULATED):
             found = vendor.detect(environ)
             if found is not None and found.count:

@@ -1,12 +1,11 @@
-"""Declared hardware, such as robots: what a user writes about one item, checked, and filled in from a node's variables.
+"""Declared hardware, such as robots: the fields of one item, checked, and filled in from a node's variables.
 
-An accelerator is detected; a robot is declared, in `cluster.node_groups[].hardware.configs` or by variables of the node
-it is connected to. Nothing here talks to a robot: whether it answers is for the live cluster to find out.
+Accelerators are detected; robots are declared, in `cluster.node_groups[].hardware.configs` or by environment variables
+of the node that they are connected to. Nothing here connects to a robot; the live cluster does.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -15,14 +14,16 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from roost.config.findings import did_you_mean
+
 NodeRank = Annotated[int, Field(strict=True, ge=0)]
 
 
 class HardwareConfig(BaseModel):
     """One item of declared hardware. A kind of hardware is a class derived from this one.
 
-    `kind` is the `type` that users write. `identifying_fields` are those whose variables say how many items a node has
-    when none is declared.
+    `kind` is the `type` that users write. If a node declares no items, the variables of `identifying_fields` say how
+    many it has.
 
     >>> class Arm(HardwareConfig):
     ...     kind = "Arm"
@@ -65,7 +66,7 @@ Config = TypeVar("Config", bound=HardwareConfig)
 
 
 def parse_config(kind_class: type[Config], mapping: object) -> Config | list[Problem]:
-    """Check what a user wrote about one item; return it, or everything that is wrong with it.
+    """Check the fields of one item; return the item, or everything that is wrong with it.
 
     >>> from roost.cluster.hardware.robots.kinds import FrankaConfig
     >>> parse_config(FrankaConfig, {"node_rank": 1, "robot_ip": "10.10.10.1"}).robot_ip
@@ -91,28 +92,28 @@ def parse_config(kind_class: type[Config], mapping: object) -> Config | list[Pro
 def fill_from_environment(
     kind_class: type[Config], configs_of_node: Sequence[Config], node_rank: int, environ: Mapping[str, str]
 ) -> list[Config]:
-    """Return the items of one node, with what was left out taken from the node's environment variables.
+    """Return the items of one node, with missing fields from the node's environment variables.
 
-    A field is read from the variable of its name in capitals. Declared items get only their unset (None) fields filled.
-    Where a node has no declared items they are made, as many as the variables of the identifying fields list, and
-    then a variable also wins over a default. One item takes the whole value, so that a list keeps its commas;
-    for several, a value has one part each. Node ranks are never read from variables.
+    The variable of a field has its name in capitals. Declared items get only their unset (None) fields filled. If a
+    node has no declared items, they are created: as many as the variables of the identifying fields list, and then
+    variables also replace defaults. A single item takes the whole value, so that a list keeps its commas; for several
+    items, the value has one part for each. Node ranks are never read from variables.
 
     >>> from roost.cluster.hardware.robots.kinds import FrankaConfig
     >>> robots = fill_from_environment(FrankaConfig, [], 16, {"ROBOT_IP": "10.10.10.1,10.10.10.2"})
     >>> [(robot.node_rank, robot.robot_ip) for robot in robots]
     [(16, '10.10.10.1'), (16, '10.10.10.2')]
     """
-    strangers = sorted({config.node_rank for config in configs_of_node} - {node_rank})
-    if strangers:
-        raise ValueError(f"configs of nodes {strangers} were given for node {node_rank}; give only that node's own")
-    is_detected = not configs_of_node
-    count = _count_items(kind_class, environ) if is_detected else len(configs_of_node)
+    others = sorted({config.node_rank for config in configs_of_node} - {node_rank})
+    if others:
+        raise ValueError(f"configs of nodes {others} were given for node {node_rank}; give only that node's own")
+    is_declared = bool(configs_of_node)
+    count = len(configs_of_node) if is_declared else _count_items(kind_class, environ)
     items: list[dict[str, Any]] = [config.model_dump() for config in configs_of_node] or [
         {"node_rank": node_rank} for _ in range(count)
     ]
     for name, field in kind_class.model_fields.items():
-        unset = [i for i, item in enumerate(items) if is_detected or item[name] is None]
+        unset = [i for i, item in enumerate(items) if not is_declared or item[name] is None]
         text = environ.get(name.upper())
         if text is None or not unset or f"_{name}".endswith("_node_rank"):
             continue
@@ -181,13 +182,13 @@ def _converted(name: str, text: str, wanted: Any) -> Any:
 def _checked(kind_class: type[Config], item: Mapping[str, Any]) -> Config:
     result = parse_config(kind_class, item)
     if isinstance(result, list):
-        # Declared items were checked when they were written, so what is wrong came from a variable.
+        # Declared items were checked when the config was read, so the mistake is in a variable.
         found = ", and ".join(f"{str(problem.field[0]).upper()}: {problem.what}; {problem.fix}" for problem in result)
         raise ValueError(f"environment of node {item['node_rank']}: {found}")
     return result
 
 
-# What pydantic calls a wrong type, and what the user should have written.
+# pydantic's names of type errors, and the types that were expected.
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -203,7 +204,7 @@ _EXPECTED = {
 
 
 def _explained(kind: str, kind_class: type[BaseModel], error: ErrorDetails) -> Problem:
-    """Turn one of pydantic's errors into a problem in the words of someone who edits a YAML file."""
+    """Translate an error of pydantic for the user of a YAML file."""
     field, value, context = error["loc"], error["input"], error.get("ctx", {})
     if error["type"] == "missing":
         description = kind_class.model_fields[str(field[0])].description if len(field) == 1 else None
@@ -226,8 +227,8 @@ def _explained(kind: str, kind_class: type[BaseModel], error: ErrorDetails) -> P
 
 
 def _nearest_field(kind_class: type[BaseModel], name: str) -> str:
-    near = difflib.get_close_matches(name, kind_class.model_fields, n=1)
-    return f"did you mean {near[0]}?" if near else f"remove it; the fields are {', '.join(kind_class.model_fields)}"
+    fields = kind_class.model_fields
+    return did_you_mean(name, fields, cutoff=0.6) or f"remove it; the fields are {', '.join(fields)}"
 
 
 def _as_expected(expected: str, value: object) -> str:

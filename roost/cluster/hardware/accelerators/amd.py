@@ -20,8 +20,8 @@ from roost.cluster.hardware.accelerator import (
 
 TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
 
-# Graphics inside a desktop processor are in the topology too, and HIP counts them. The smallest card that ROCm supports
-# has 8 GB, a little of it reserved, so anything below keeps its id but is not offered.
+# The topology, and HIP, also list graphics integrated in a processor. The smallest card that ROCm supports has 8 GB, a
+# little of it reserved; smaller devices keep their ids but are not used.
 SMALLEST_MEMORY_GB = 7.0
 
 NAME_QUERIES = (
@@ -92,7 +92,7 @@ def masked(devices: Sequence[Device], environ: Mapping[str, str]) -> DetectedAcc
     >>> masked(four, {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}).physical_ids
     ('1',)
     """
-    # ROCR_VISIBLE_DEVICES, which batch systems set, acts below HIP: what it leaves is counted from 0 again.
+    # ROCR_VISIBLE_DEVICES, which batch systems set, acts below HIP, which counts the remaining devices from 0.
     lower = allowed_ids(environ.get("ROCR_VISIBLE_DEVICES"), devices)
     left = [device for id in lower for device in devices if device.id == id]
     seen = [replace(device, id=str(i)) for i, device in enumerate(left)]

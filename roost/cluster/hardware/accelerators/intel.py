@@ -17,13 +17,13 @@ from roost.cluster.hardware.accelerator import (
 )
 
 DRM = "/sys/class/drm"
-# The graphics part of an Intel processor always sits here; cards never do.
+# PCI address of graphics integrated in an Intel processor; cards never have it.
 INTEGRATED_ADDRESS = "0000:00:02.0"
 VENDOR_ID = "0x8086"
 
 
 def count_cards(drm: str) -> int:
-    """Return how many Intel cards there are, not counting graphics inside the processor."""
+    """Number of Intel cards, without graphics integrated in the processor."""
     from pathlib import Path
 
     count = 0
@@ -52,7 +52,7 @@ def parse(detail: str, cards: int, environ: Mapping[str, str]) -> DetectedAccele
 
 
 def selected_ids(selector: str | None, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the ids that an outer ONEAPI_DEVICE_SELECTOR leaves: filters joined by `;`, those with `!` taking away.
+    """Return the ids that an outer ONEAPI_DEVICE_SELECTOR leaves: filters separated by `;`, those with `!` exclude.
 
     >>> pair = [Device("0", "Max"), Device("1", "Max")]
     >>> selected_ids("level_zero:1,0", pair), selected_ids("!level_zero:0", pair), selected_ids("opencl:cpu", pair)
@@ -110,7 +110,7 @@ INTEL = Accelerator(
     detect=detect,
     extra_environment=(("RAY_EXPERIMENTAL_NOSET_ONEAPI_DEVICE_SELECTOR", "1"),),
     id_prefix="level_zero:",
-    # An empty selector is an error in the SYCL runtime, and so is a back end without a device. This accepts only the
-    # CPU; the second filter takes nothing more away, but Ray reads what follows "level_zero:" and fails without it.
+    # An empty selector is an error in the SYCL runtime, and so is a backend without a device. This accepts only the
+    # CPU; the second filter has no further effect, but Ray reads what follows "level_zero:" and fails without it.
     hidden_value="opencl:cpu;!level_zero:*",
 )

@@ -50,7 +50,7 @@ SIMULATED = Accelerator(
     visible_devices_variable="ROOST_VISIBLE_DEVICES",
     communication_backend="gloo",
     socket_interface_variable="GLOO_SOCKET_IFNAME",
-    # Ray counts whatever it is told to as GPUs, so a simulated job is reserved like a real one.
+    # Ray is told to count simulated devices as GPUs, so that a simulated job is reserved like a real one.
     ray_resource="GPU",
     detect=detect,
     hidden_value="",

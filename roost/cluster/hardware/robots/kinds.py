@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from roost.cluster.hardware.robot import HardwareConfig, NodeRank
 
-# Examples are published with names such as ROBOT_IP or LEFT_ROBOT_IP where each user's own value belongs.
+# Published examples have placeholders such as ROBOT_IP or LEFT_ROBOT_IP.
 PLACEHOLDER = re.compile(r"<?[A-Z][A-Z0-9]*(_[A-Z0-9]+)*>?")
 
 
@@ -107,7 +107,7 @@ class FrankaConfig(HardwareConfig):
 
 
 class GimArmConfig(HardwareConfig):
-    """One GimArm; its variant is part of the model that people are shown.
+    """One GimArm; its variant is part of the model name.
 
     >>> GimArmConfig(node_rank=0).model
     'GimArm_gim_arm_xl'
@@ -132,7 +132,7 @@ class GimArmConfig(HardwareConfig):
 
 
 class Turtle2Config(HardwareConfig):
-    """One Turtle2. It has no identifying field, so it is always declared, never made from variables.
+    """One Turtle2. It has no identifying field, so it must be declared and is not created from variables.
 
     >>> Turtle2Config(node_rank=1).model
     'Turtle2'
