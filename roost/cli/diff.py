@@ -46,10 +46,10 @@ def diff_command(
 ) -> None:
     """Show which components, processes and devices move from one plan to another.
 
-    OVERRIDES apply to both configs, --before and --after to one. The effect of one override on a job is
+    OVERRIDES apply to both configs, --before and --after to one. To see the effect of one override on a job:
     roost diff job.yaml job.yaml --after cluster.num_nodes=4
 
-    Exit code 0 means that nothing does, 1 that something does, 2 that one of the two has errors.
+    Exit code 0 means that nothing moves, 1 that something moves, 2 that one of the two has errors.
     """
     findings = Findings()
     sides = (
@@ -110,12 +110,12 @@ def convert_command(
 ) -> None:
     """Print the placements of a config in another notation.
 
-    For verl, slime, OpenRLHF and SkyRL that is the command that starts the job, for the others a file. What is printed
-    has been planned again: every process with devices is where it was, or on as many GPUs in the other program's own
-    order. Every other difference that roost diff shows is named.
+    For verl, slime, OpenRLHF and SkyRL that is the command that starts the job, for the others a file. The result is
+    planned again to check it: every process with devices is where it was, or on as many GPUs in the other program's own
+    order. Every other difference that roost diff shows is reported.
 
     Exit code 0 means that roost diff finds the plans equal; keys about training that are not converted are listed in
-    comments. 1 means that a difference is named, 2 that nothing is printed: the job has errors, or the other program
+    comments. 1 means that a difference is reported, 2 that nothing is printed: the job has errors, or the other program
     cannot place it.
     """
     findings = Findings()

@@ -115,7 +115,7 @@ def launch_command(
         typer.Option("--memory", metavar="COMPONENT=GB", help="Host memory of each process of a component."),
     ] = None,
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="ssh: one host a line, in rank order.")
+        Path | None, typer.Option("--hosts", metavar="FILE", help="ssh: file with one host per line, in rank order.")
     ] = None,
     command: Annotated[
         str | None,

@@ -66,7 +66,7 @@ LayoutChoice = Annotated[
 Strict = Annotated[
     bool,
     typer.Option(
-        "--strict", help="Take a written worker size that contradicts the engine's parallel sizes as an error."
+        "--strict", help="Treat a written worker size that contradicts the engine's parallel sizes as an error."
     ),
 ]
 ConfigOrScript = Annotated[

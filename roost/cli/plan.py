@@ -49,10 +49,8 @@ def plan_command(
     grid: Annotated[
         bool, typer.Option("--grid", help="Also draw nodes by devices, the phases, and the memory of each device.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at in a browser.")
-    ] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the plan.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as an HTML page.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the plan as an SVG image.")] = None,
 ) -> None:
     """Show where every process of a job would run, or everything that is wrong with the config.
 

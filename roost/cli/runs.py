@@ -160,15 +160,16 @@ def matches(name: str, process: str | None) -> bool:
 def stop_command(
     run: Run,
     preempts: Annotated[
-        bool, typer.Option("--preempt", help="Save at once and exit with code 75, as before a machine is taken away.")
+        bool, typer.Option("--preempt", help="Save at once and exit with code 75, as when preempted.")
     ] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="S", min=0.0, help="Seconds to wait for its end; 0: do not.")
+        float, typer.Option("--wait", metavar="S", min=0.0, help="Seconds to wait for the run to end; 0: do not wait.")
     ] = 0.0,
 ) -> None:
     """Ask a run to end after its step: it saves a checkpoint and exits, and `--resume` continues it.
 
-    On the machine where it runs. Exit code 1 means that it does not run here, or still runs after --wait seconds.
+    Call it on the machine where the run is. Exit code 1 means that it does not run here, or still runs after --wait
+    seconds.
     """
     notes, folder = open_console(stderr=True), open_run(run).path
     holder = holder_of(folder)
@@ -207,8 +208,8 @@ def scale_command(
     """Add engines to a running job on free accelerators, or remove some, without stopping it.
 
     A new engine gets the current policy version before it gets requests; requests of an engine that leaves continue on
-    the others. From any machine that sees the run's folder. Exit code 1 means that the run refused it or has not
-    applied it after --wait seconds.
+    the others. Call it on any machine that sees the run's folder. Exit code 1 means that the run refused the change or
+    has not applied it after --wait seconds.
     """
     notes, folder = open_console(stderr=True), open_run(run)
     try:
@@ -280,7 +281,7 @@ def watch_command(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on loopback; 0: any free one.")] = 0,
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve the report of a run on loopback until Ctrl-C; the page loads again every few seconds while the run goes on.
+    """Serve the report of a run on loopback until Ctrl-C; the page reloads every few seconds while the run is active.
 
     From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
     """

@@ -133,11 +133,11 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
 train_command = training_command(
     """Train: plan the job, launch it on Ray, and run it to its end.
 
-    Everything about it is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
+    The run is kept in runs/NAME: metrics, samples, checkpoints, the trained policy, a trace and a report.
     """
 )
 sft_command = training_command(
-    """Supervised training: learn given completions, with loss on what the assistant says alone.
+    """Supervised fine-tuning on given completions, with loss on assistant messages only.
 
     The job's data gives conversations, or prompts and completions (train.completion). Only the actor is launched. The
     policy is in runs/NAME/policy; `roost train` continues from it with ++train.model=runs/NAME/policy.

@@ -16,7 +16,7 @@ FEWEST_PORTS = 64  # 16 for the rendezvous, 3 for Ray's services, the rest for w
 Words = Annotated[list[str], typer.Argument(help="The command to run on the first node.", metavar="-- COMMAND")]
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", min=1, metavar="N", help="Number of nodes, where no variable of the scheduler has it."),
+    typer.Option("--nodes", min=1, metavar="N", help="Number of nodes, if no variable of the scheduler has it."),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait for all nodes.")]
 Grace = Annotated[
@@ -33,7 +33,7 @@ Ports = Annotated[
 ]
 Port = Annotated[
     int | None,
-    typer.Option("--port", min=1, max=65_000, help="First port at which nodes look for the head; from the job's id."),
+    typer.Option("--port", min=1, max=65_000, help="First port of the nodes' rendezvous. Default: from the job's id."),
 ]
 
 
@@ -45,10 +45,10 @@ def up_command(
     port: Port = None,
     ports: Ports = None,
 ) -> None:
-    """Start Ray on all nodes of an allocation and run a command on the first of them; the same line on every node.
+    """Start Ray on all nodes of an allocation and run a command on the first of them. Call it alike on every node.
 
     Rank, number of nodes and the head come from the variables of Slurm, SkyPilot, dstack, Kubernetes and others. The
-    exit code is the command's, on every node. Everything ends everywhere when the command or any node ends.
+    exit code is the command's, on every node. When the command or any node ends, the others end too.
     """
     console = open_console(stderr=True)
 

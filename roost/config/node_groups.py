@@ -67,7 +67,7 @@ def _read_group(section: Section) -> NodeGroup | None:
     hardware_type, hardware = _read_hardware(section)
     ignore = section.flag("ignore_hardware")
     if ignore and (hardware_type is not None):
-        section.error("RST-H035", "ignore_hardware", "stands beside hardware", fix="keep one of the two")
+        section.error("RST-H035", "ignore_hardware", "cannot be combined with hardware", fix="keep one of the two")
     env_configs = tuple(
         config
         for part in section.mappings("env_configs", fix="put a dash before node_ranks: - node_ranks: 0-7")
@@ -150,7 +150,7 @@ def _read_hardware(section: Section) -> tuple[str | None, tuple[HardwareItem, ..
     if hardware is None:
         return section.text("hardware_type"), None
     if "hardware_type" in section:
-        section.error("RST-H035", "hardware_type", "stands beside hardware", fix="keep hardware.type only")
+        section.error("RST-H035", "hardware_type", "cannot be combined with hardware", fix="keep hardware.type only")
     hardware.refuse_unknown_keys(("type", "configs"))
     kind = hardware.text("type")
     if kind is None:

@@ -172,7 +172,7 @@ GROUPS = [
     pytest.param(
         "{label: a, node_ranks: 0, ignore_hardware: true, hardware: {type: Turtle2, configs: [{node_rank: 0}]}}",
         "ignore_hardware",
-        "stands beside hardware",
+        "cannot be combined with hardware",
         id="ignored-hardware",
     ),
     pytest.param(

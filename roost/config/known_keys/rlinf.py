@@ -31,7 +31,7 @@ EPISODES = Known(
 )
 FINE_TUNING = Known(Effect.TRAINING, "it belongs to RLinf's supervised data", "write it for roost sft")
 BATCH = Known(Effect.NOTHING, "RLinf evaluates the whole validation set at once")
-AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+AGENT = Known(Effect.TRAINING, "train.task runs the episodes", "set it in train.task")
 AGENT_LOOP = Known(
     Effect.TRAINING,
     "it belongs to an agent or a tool of RLinf's that Roost does not have; it has search servers and code judges",

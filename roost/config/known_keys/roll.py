@@ -19,7 +19,7 @@ from roost.config.known_keys.tables import (
     Known,
 )
 
-ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "say it in train.task")
+ENVIRONMENT = Known(Effect.TRAINING, "train.task runs the episodes", "set it in train.task")
 EVALUATION = Known(Effect.TRAINING, "the evaluations of Roost have settings of their own", "write eval_tasks in train")
 CRITIC = Known(
     Effect.TRAINING, "the critic has the policy's settings but for its learning rate and warm-up", "remove it"

@@ -168,6 +168,6 @@ def _warn_half(root: Section, notation: Notation, values: Mapping[str, Any]) -> 
             "RST-T015",
             section.where(key),
             f"is {shown(value)}, but the learner will compute in float32",
-            "losses of 16 bits would have to be scaled, which Roost does not do",
+            "float16 needs loss scaling, which Roost does not do",
             "write compute_dtype: bfloat16, or compute_dtype: float32, in train",
         )

@@ -95,7 +95,7 @@ def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str 
     found = meanings.get(word)
     if found is None:
         why = f"of these words Roost knows {', '.join(meanings)}"
-        instead = "say what you want in the section train" if setting is None else f"write train.{setting}"
+        instead = "write the settings you want in the section train" if setting is None else f"write train.{setting}"
         fix = f"remove it, and {instead}"
         if section.source.launch is not None:  # a script has no section train, but overrides
             prefix = "" if key.startswith("-") else "+"
