@@ -45,7 +45,7 @@ def up_command(
     port: Port = None,
     ports: Ports = None,
 ) -> None:
-    """Start Ray on all nodes of an allocation and run a command on the first of them. Call it alike on every node.
+    """Start Ray on all nodes of an allocation and run a command on the first of them. Run it on every node.
 
     Rank, number of nodes and the head come from the variables of Slurm, SkyPilot, dstack, Kubernetes and others. The
     exit code is the command's, on every node. When the command or any node ends, the others end too.
