@@ -79,7 +79,7 @@ def test_what_a_server_of_text_does_not_tell_is_said(tmp_path, model):
         result = run("try", config(tmp_path, model, SUMS), "--url", f"{url}/v1", "--model", "any", "-n", 1, width=300)
     assert result.exit_code == 0, result.output
     assert prompts[-1] == "0+0=" and "reward 1" in result.stdout
-    assert "does not tell: log-probs" in result.stdout and "does not tell: token IDs" in result.stdout
+    assert "does not report it: log-probs" in result.stdout and "does not report it: token IDs" in result.stdout
 
 
 @pytest.mark.parametrize(
