@@ -47,7 +47,7 @@ class RewardModel:
             self._server = ServedByOthers(base_url.removesuffix("/v1"), None)
         self._tokenizer: Any = None
         self._model: Any = None
-        self._turn = asyncio.Lock()  # one pass at a time
+        self._lock = asyncio.Lock()  # one load or forward pass at a time
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
@@ -61,18 +61,20 @@ class RewardModel:
 
     async def prepare(self) -> None:
         """Load the tokenizer and the model, or start the server."""
-        await asyncio.to_thread(self._load)
+        async with self._lock:
+            if self._tokenizer is None:  # else loaded by a concurrent call
+                await asyncio.to_thread(self._load)
         if self._server is not None:
             await self._server.calls()
 
     async def score_batch(self, answers: Sequence[Answer]) -> list[float]:
         """The model's number for each answer."""
-        if self._tokenizer is None:
+        if self._tokenizer is None:  # `prepare` is not called again after a restart
             await self.prepare()
         texts = [self._text(answer) for answer in answers]
         if self._server is not None:
             return await self._served(texts)
-        async with self._turn:
+        async with self._lock:
             return await asyncio.to_thread(self._computed, texts)
 
     async def close(self) -> None:
@@ -84,17 +86,19 @@ class RewardModel:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self._name)
+            tokenizer = AutoTokenizer.from_pretrained(self._name)
             if self._server is not None:
+                self._tokenizer = tokenizer
                 return
             model = AutoModelForSequenceClassification.from_pretrained(self._name, num_labels=1, dtype=self._dtype)
         except (OSError, ValueError) as error:
             raise RewardFailed(f"the reward model {self._name} cannot be loaded: {error}") from error
-        if self._tokenizer.pad_token_id is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        model.config.pad_token_id = self._tokenizer.pad_token_id
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model.config.pad_token_id = tokenizer.pad_token_id
         setup = worker_setup()
         self._model = model.to("cuda" if setup is not None and setup.physical_ids else "cpu").eval()
+        self._tokenizer = tokenizer
 
     def _text(self, answer: Answer) -> str:
         """The conversation as the model reads it."""

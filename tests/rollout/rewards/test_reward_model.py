@@ -1,6 +1,7 @@
 """A sequence classifier as a reward, on the CPU."""
 
 import asyncio
+import time
 
 import pytest
 from transformers import AutoModelForSequenceClassification
@@ -31,6 +32,29 @@ def test_batches_score_as_single_answers(classifier):
     together, alone = asyncio.run(run(3)), asyncio.run(run(1))
     assert together == pytest.approx(alone, abs=1e-4)
     assert len(set(together)) == 3
+
+
+def test_concurrent_batches_load_the_model_once(classifier, monkeypatch):
+    loads = []
+    load = AutoModelForSequenceClassification.from_pretrained
+
+    def slow_load(*args, **keys):
+        loads.append(args)
+        time.sleep(0.2)
+        return load(*args, **keys)
+
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", slow_load)
+
+    async def run():
+        reward = RewardModel(classifier)
+        first = asyncio.create_task(reward.score_batch([Answer(Task("2+2?"), "4")]))
+        while not loads:
+            await asyncio.sleep(0.01)
+        second = await reward.score_batch([Answer(Task("2+2?"), "4")])
+        return await first, second
+
+    first, second = asyncio.run(run())
+    assert first == second and len(loads) == 1
 
 
 def test_a_model_that_is_not_there():
