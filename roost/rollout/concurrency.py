@@ -1,4 +1,4 @@
-"""How many episodes run at the same time: slots, and a controller that follows the load of the engines."""
+"""Concurrent episodes: slots, and a controller that sets their number by the load of the engines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from roost.engines.protocol import EngineLoad
 
-FULL = 0.95  # of the KV cache: beyond it engines preempt sequences, and compute their tokens again
-ROOM = 0.85  # of the KV cache: below it there is room for more
-QUEUED = 0.1  # of the running requests; a short queue keeps an engine busy, a long one only ages samples
-SHRINK = 0.8
-GROW = 1 / 16  # of the limit, per look; several looks pass before the KV cache shows what a new episode needs
-HALF_EMPTY, GROW_FAST = 0.5, 1 / 4  # the same while so little of the KV cache is used
+FULL = 0.95  # KV cache usage beyond which engines preempt sequences and recompute their tokens
+ROOM = 0.85  # KV cache usage below which more episodes fit
+QUEUED = 0.1  # share of the running requests; a short queue keeps an engine busy, a long one only ages samples
+SHRINK = 0.8  # new limit, as a share of the running episodes
+GROW = 1 / 16  # share of the limit, per poll; a new episode fills the KV cache only after several polls
+HALF_EMPTY, GROW_FAST = 0.5, 1 / 4  # KV cache usage below which the limit grows faster, and by how much
 LEAST = 8
-LOOK_S = 2.0
-SILENT_LOOKS = 30  # in a row, with episodes but no load of any engine; updates are over sooner
+POLL_S = 2.0
+SILENT_POLLS = 30  # in a row, with episodes but no load of any engine; weight updates take less
 
 
 class Slots:
-    """Slots of running episodes. Their number may change: a lower one holds once enough episodes have ended."""
+    """A semaphore for episodes whose limit may change; a lower limit takes effect as running episodes end."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
@@ -51,7 +51,7 @@ class Slots:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.release()  # granted, and cancelled before it could be used
+                self.release()  # cancelled between the grant and its use
             raise
 
     def release(self) -> None:
@@ -84,9 +84,9 @@ class Bounds:
 def next_limit(limit: int, used: int, is_full: bool, loads: Sequence[EngineLoad], bounds: Bounds) -> int:
     """The number of episodes to allow next, given the loads of the engines.
 
-    If an engine is full or has a queue, the limit shrinks by a fifth of the episodes that run, as a limit above them
-    changes nothing. If all have room and episodes wait for a slot, it grows by a sixteenth, or by a quarter while
-    half of the KV cache is free. While more episodes run than allowed, an earlier shrinking has yet to take effect.
+    If an engine is full or has a queue, the limit becomes four fifths of the running episodes, unless more of them run
+    than allowed: then an earlier cut has yet to take effect. If all engines have room and episodes wait for a slot, the
+    limit grows by a sixteenth, or by a quarter while half of the KV cache is free.
 
     >>> busy, idle = EngineLoad(running=60, waiting=20, kv_usage=0.97), EngineLoad(10, 0, 0.3)
     >>> bounds = Bounds(8, 1024)
@@ -95,13 +95,14 @@ def next_limit(limit: int, used: int, is_full: bool, loads: Sequence[EngineLoad]
     >>> next_limit(100, 40, False, [idle], bounds), next_limit(100, 100, True, [], bounds)
     (100, 100)
     """
-    if not loads or not used:  # others load the engines
+    if not loads or not used:  # unknown load, or load that is not from episodes
         return limit
     if any(is_overloaded(load) for load in loads):
         return min(limit, bounds.within(SHRINK * used)) if used <= limit else limit
-    most = max((load.kv_usage for load in loads if load.kv_usage is not None), default=HALF_EMPTY)
-    if is_full and most < ROOM:
-        return bounds.within(limit + max(1, int((GROW_FAST if most < HALF_EMPTY else GROW) * limit)))
+    fullest = max((load.kv_usage for load in loads if load.kv_usage is not None), default=HALF_EMPTY)
+    if is_full and fullest < ROOM:
+        growth = GROW_FAST if fullest < HALF_EMPTY else GROW
+        return bounds.within(limit + max(1, int(growth * limit)))
     return limit
 
 
@@ -112,7 +113,7 @@ def is_overloaded(load: EngineLoad) -> bool:
 
 
 class ConcurrencyControl:
-    """Resizes slots by the load of the engines, and keeps figures for the metrics."""
+    """Resizes slots by the load of the engines, and collects metrics."""
 
     def __init__(
         self,
@@ -123,27 +124,27 @@ class ConcurrencyControl:
     ) -> None:
         self._slots, self._loads, self._note = slots, loads, note
         self._bounds = Bounds(min(LEAST, most), most)
-        self._seen: list[Sequence[EngineLoad]] = []  # since the last `pop_metrics`
-        self._silent = 0  # looks in a row without a load
+        self._polled: list[Sequence[EngineLoad]] = []  # since the last `pop_metrics`
+        self._silent = 0  # polls in a row without a load
         self._is_held = False
-        self._is_overloaded = False  # at the last look
+        self._is_overloaded = False  # at the last poll
 
     def pop_metrics(self) -> dict[str, float]:
         """The limit now, and the longest queue and the fullest KV cache since the last call."""
-        seen, self._seen = self._seen, []
-        known = [load.kv_usage for loads in seen for load in loads if load.kv_usage is not None]
+        polled, self._polled = self._polled, []
+        known = [load.kv_usage for loads in polled for load in loads if load.kv_usage is not None]
         return {
             "concurrency/limit": float(self._slots.limit),
-            "concurrency/waiting": float(max((sum(load.waiting for load in loads) for loads in seen), default=0)),
+            "concurrency/waiting": float(max((sum(load.waiting for load in loads) for loads in polled), default=0)),
             **({"concurrency/kv_usage": max(known)} if known else {}),
         }
 
-    async def look(self) -> None:
-        """Look at the engines once."""
+    async def poll(self) -> None:
+        """Read the load of the engines and resize the slots."""
         loads, slots = await self._loads(), self._slots
-        self._seen.append(loads)
+        self._polled.append(loads)
         self._silent = self._silent + 1 if slots.used and not loads else 0
-        if self._silent == SILENT_LOOKS:
+        if self._silent == SILENT_POLLS:
             self._note(f"no engine reports its load, so the number of concurrent episodes stays at {slots.limit}")
         was_overloaded, self._is_overloaded = self._is_overloaded, any(map(is_overloaded, loads))
         if self._is_overloaded and not was_overloaded:
@@ -152,7 +153,7 @@ class ConcurrencyControl:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look at the engines again and again while the body runs."""
+        """Poll every POLL_S while the body runs."""
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -162,7 +163,7 @@ class ConcurrencyControl:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Leave the limit as it is while the body runs: the engines serve others, such as an evaluation."""
+        """Keep the limit while the body runs: the load then has other causes, such as an evaluation."""
         self._is_held = True
         try:
             yield
@@ -172,9 +173,9 @@ class ConcurrencyControl:
     async def _run(self) -> None:
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 if not self._is_held:
-                    await self.look()
-        except Exception as error:  # an answer of a server that is not understood must not end the run
+                    await self.poll()
+        except Exception as error:  # an unexpected answer of a server must not end the run
             why = f"{type(error).__name__}: {error}"
             self._note(f"the number of concurrent episodes stays at {self._slots.limit}, as {why}")

@@ -11,7 +11,7 @@ from roost.engines.protocol import EngineLoad
 from roost.rollout.concurrency import (
     FULL,
     QUEUED,
-    SILENT_LOOKS,
+    SILENT_POLLS,
     Bounds,
     ConcurrencyControl,
     Slots,
@@ -140,7 +140,7 @@ def test_a_queue_that_is_over_at_the_next_look_changes_nothing():
 
         control, limits = ConcurrencyControl(slots, loads, 100, print), []
         for _ in range(4):
-            await control.look()
+            await control.poll()
             limits.append(slots.limit)
         assert limits == [50, 50, 50, 8]
 
@@ -149,7 +149,7 @@ def test_a_queue_that_is_over_at_the_next_look_changes_nothing():
 
 def test_looks_that_fail_leave_the_limit_and_are_noted_once():
     async def main(monkeypatch):
-        monkeypatch.setattr("roost.rollout.concurrency.LOOK_S", 0.001)
+        monkeypatch.setattr("roost.rollout.concurrency.POLL_S", 0.001)
         slots, notes = Slots(50), []
         await slots.acquire()
         answers = iter([[EngineLoad(10, 90, 0.5)]] * 2)
@@ -184,8 +184,8 @@ def test_engines_that_report_no_load_are_named_once():
             return []
 
         control = ConcurrencyControl(slots, loads, 100, notes.append)
-        for _ in range(3 * SILENT_LOOKS):
-            await control.look()
+        for _ in range(3 * SILENT_POLLS):
+            await control.poll()
         assert notes == ["no engine reports its load, so the number of concurrent episodes stays at 50"]
 
     asyncio.run(main())
@@ -193,7 +193,7 @@ def test_engines_that_report_no_load_are_named_once():
 
 def test_an_evaluation_holds_the_limit():
     async def main(monkeypatch):
-        monkeypatch.setattr("roost.rollout.concurrency.LOOK_S", 0.001)
+        monkeypatch.setattr("roost.rollout.concurrency.POLL_S", 0.001)
         slots, looked = Slots(50), asyncio.Event()
         await slots.acquire()
 

@@ -9,7 +9,7 @@ from tests.trainer.pathologies import HERE
 
 @pytest.mark.long
 def test_episodes_beyond_what_an_engine_runs_are_held_back(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(roost.rollout.concurrency, "LOOK_S", 0.02)
+    monkeypatch.setattr(roost.rollout.concurrency, "POLL_S", 0.02)
     values = config(
         model,
         {"actor": "0", "rollout": "1"},
