@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-KEPT = 2  # permutations: of this epoch and of the one before or after
+CACHED_EPOCHS = 2  # this one, and the one before or after it
 
 
 class Order(Protocol):
-    """Maps task numbers of a run to tasks. A pure function of its fields, so that a resumed run continues it."""
+    """Maps task numbers of a run to tasks: a pure function of its fields, so that a resumed run continues it."""
 
     def index(self, number: int) -> int:
         """Index of the `number`-th task of the run."""
@@ -25,7 +25,7 @@ class Order(Protocol):
 class TaskOrder:
     """A new permutation of all tasks in each epoch, or the same order in each.
 
-    `used`: tasks of an epoch, where its incomplete last batch is dropped.
+    `used` is the number of tasks per epoch if the incomplete last batch is dropped.
 
     >>> order = TaskOrder(size=3, seed=7)
     >>> sorted(order.index(number) for number in range(3)), sorted(order.index(number) for number in range(3, 6))
@@ -38,7 +38,7 @@ class TaskOrder:
     seed: int
     shuffles: bool = True
     used: int = 0  # 0: all
-    _kept: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -49,12 +49,12 @@ class TaskOrder:
         epoch, place = divmod(number, self.used or self.size)
         if not self.shuffles:
             return place
-        if epoch not in self._kept:
-            for old in sorted(self._kept)[: max(0, len(self._kept) - KEPT + 1)]:
-                del self._kept[old]
+        if epoch not in self._cache:
+            for old in sorted(self._cache)[: max(0, len(self._cache) - CACHED_EPOCHS + 1)]:
+                del self._cache[old]
             order = np.random.default_rng((self.seed, epoch)).permutation(self.size)
-            self._kept[epoch] = order.astype(np.uint32)
-        return int(self._kept[epoch][place])
+            self._cache[epoch] = order.astype(np.uint32)
+        return int(self._cache[epoch][place])
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MixedOrder:
 
     @cached_property
     def _pattern(self) -> list[tuple[int, int]]:
-        """Kind and rank among its own of each place of a batch."""
+        """For each place in a batch the kind of its task, and its rank among the tasks of that kind."""
         places = [((rank + 0.5) / count, kind, rank) for kind, count in enumerate(self.counts) for rank in range(count)]
         return [(kind, rank) for _, kind, rank in sorted(places)]
 
