@@ -40,15 +40,14 @@ class EpisodeReward:
 
     reward: float
     shown: str = ""  # the answer as text
-    # Reward of each turn in order, where known; a critic learns from these. `reward` is their sum plus what is given
-    # at the end.
+    # Reward of each turn in order, if known; a critic learns from these. `reward` is their sum plus the final reward.
     turn_rewards: tuple[float, ...] = ()
-    # A limit cut the episode off. The critic's value of the last state is added after the last reward.
+    # A limit ended the episode: its return is bootstrapped with the critic's value of the last state.
     is_truncated: bool = False
     answer: str | None = None  # text that rewards score, if it is not `shown`
     parts: Mapping[str, float] = field(default_factory=dict)  # value of each reward before weighting
-    # A name of the state before each turn. GiGPO compares samples whose first turns have equal states: with one sample
-    # for the whole episode, the states of later turns are not used.
+    # ID of the state before each turn. GiGPO compares samples whose first turns have equal IDs: with one sample for the
+    # whole episode, those of later turns are not used.
     turn_states: tuple[str, ...] = ()
 
 
@@ -79,7 +78,7 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
-    """A turn's request beside tokens and length: stop strings, a JSON schema for guided decoding, and images."""
+    """Further options of a turn: stop strings, a JSON schema for guided decoding, and images."""
 
     stop: tuple[str, ...] = ()
     json_schema: str | None = None
@@ -147,7 +146,7 @@ class Transcript:
         Raise ContextFull if the engine has no room for another turn; the episode is then scored as it is.
         """
         if not self._token_ids:
-            raise ValueError("the policy was shown nothing yet; give it a prompt before its first turn")
+            raise ValueError("the transcript is empty; give() a prompt before the first turn")
         first = self._first
         if first._is_closed:
             await asyncio.sleep(0)  # a loop of calls must let other tasks run
@@ -157,20 +156,20 @@ class Transcript:
             options = replace(options or TurnOptions(), images=self.images)
         first._begun_turns += 1
         try:
-            completion = await self._sample(shown, turn, self._at_most(max_tokens), *([options] if options else []))
+            completion = await self._sample(shown, turn, self._turn_limit(max_tokens), *([options] if options else []))
         except ContextFull:
             self.finish = Finish.LENGTH
             self._parts.append(Part(len(shown), len(shown), turn, self.finish))
             raise
         if len(self._token_ids) != len(shown):
-            raise RuntimeError("tokens were added while the policy was at its turn; wait for one turn before the next")
+            raise RuntimeError("tokens were added during a turn; wait for one turn before the next")
         versions, masks = token_versions(completion), completion.sampling_mask
         self._add(completion.token_ids, completion.logprobs, versions, turn, completion.finish, masks=masks)
         self._routing = joined_routing(self._routing, completion.routed_experts)
         self.finish = completion.finish
         return completion.token_ids
 
-    def _at_most(self, max_tokens: int | None) -> int | None:
+    def _turn_limit(self, max_tokens: int | None) -> int | None:
         """Limit of the next turn. Raise ContextFull if the sequence has no room for one."""
         left = self.room
         if left is None:
@@ -279,7 +278,7 @@ def token_versions(completion: Completion) -> list[int]:
     for span in completion.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
     if len(versions) != len(completion.token_ids) or NOT_GENERATED in versions:
-        raise ValueError(f"the versions of {len(completion.token_ids)} tokens are not covered by {completion.versions}")
+        raise ValueError(f"the version spans {completion.versions} do not cover {len(completion.token_ids)} tokens")
     return versions
 
 
@@ -329,7 +328,7 @@ class Episode:
     score: EpisodeReward
     seconds: float
     attempts: int = 1
-    stopped_in: Ints | None = None  # last state of a cut-off episode
+    stopped_in: Ints | None = None  # last state of a truncated episode
 
     @property
     def completion_versions(self) -> Ints:
@@ -384,7 +383,7 @@ class Group:
 
     @property
     def is_equal(self) -> bool:
-        """Return True if all rewards are equal, so that comparing the episodes teaches nothing."""
+        """Return True if all rewards are equal, so that group-relative advantages are 0."""
         return not self.rewards or max(self.rewards) - min(self.rewards) <= ROUNDING
 
 

@@ -27,17 +27,17 @@ class EpisodeSlot:
     def __init__(self, slots: Slots | asyncio.Semaphore) -> None:
         self._slots = slots
         self._is_held = False
-        self._before: Token[EpisodeSlot | None]
+        self._token: Token[EpisodeSlot | None]
 
     async def __aenter__(self) -> None:
         await self._slots.acquire()
         self._is_held = True
-        self._before = _CURRENT.set(self)
+        self._token = _CURRENT.set(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _CURRENT.reset(self._before)
+        _CURRENT.reset(self._token)
         self.release()
 
     def release(self) -> None:
@@ -125,37 +125,38 @@ class LocalEpisodeRunner:
         transcript = Transcript(self._open_policy(request.number, request.episode, request.attempt))
         began = time.perf_counter()
         try:
-            score = await within(self._limit_s, call_async(self._scenario.run_episode, request.task, transcript))
-            checked = checked_score(score, transcript.turns)
-            stopped_in = state_to_go_on_from(transcript) if checked.is_truncated else None
+            returned = await within(self._limit_s, call_async(self._scenario.run_episode, request.task, transcript))
+            reward = checked_reward(returned, transcript.turns)
+            stopped_in = last_state(transcript) if reward.is_truncated else None
         except Exception as error:  # anything a scenario raises fails this episode alone
             raise EpisodeFailed(describe_error(error), whole_traceback(error)) from error
         finally:
             transcript.close()
-        return Episode(transcript.sequences(), checked, time.perf_counter() - began, request.attempt + 1, stopped_in)
+        return Episode(transcript.sequences(), reward, time.perf_counter() - began, request.attempt + 1, stopped_in)
 
 
-def checked_score(score: EpisodeReward, turns: int) -> EpisodeReward:
+def checked_reward(episode_reward: EpisodeReward, turns: int) -> EpisodeReward:
     """Return the reward with plain floats. Raise if a value is not finite: it would break the whole step."""
-    if not isinstance(score, EpisodeReward):
-        raise TypeError(f"run_episode() gives an EpisodeReward, not {type(score).__name__}")
-    if not isinstance(score.reward, Real) or not math.isfinite(score.reward):
-        raise ValueError(f"an episode is scored by a finite number, not {score.reward!r}")
-    if score.turn_rewards and len(score.turn_rewards) != turns:
-        raise ValueError(f"{len(score.turn_rewards)} turns are scored, but the policy had {turns}; score all or none")
-    turn_rewards = tuple(float(reward) for reward in score.turn_rewards)
+    if not isinstance(episode_reward, EpisodeReward):
+        raise TypeError(f"run_episode() must return an EpisodeReward, not {type(episode_reward).__name__}")
+    reward, given = episode_reward.reward, episode_reward.turn_rewards
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise ValueError(f"the reward of an episode must be a finite number, not {reward!r}")
+    if given and len(given) != turns:
+        raise ValueError(f"{len(given)} turn_rewards are given for {turns} turns; give one for each turn, or none")
+    turn_rewards = tuple(map(float, given))
     if not all(map(math.isfinite, turn_rewards)):
-        raise ValueError(f"turns are scored by finite numbers, not {score.turn_rewards}")
-    return replace(score, reward=float(score.reward), turn_rewards=turn_rewards)
+        raise ValueError(f"turn_rewards must be finite numbers, not {given}")
+    return replace(episode_reward, reward=float(reward), turn_rewards=turn_rewards)
 
 
-def state_to_go_on_from(transcript: Transcript) -> Ints:
-    """Return the tokens of a cut-off episode's last state. Raise if the policy's turn came last."""
+def last_state(transcript: Transcript) -> Ints:
+    """Return the tokens of a truncated episode's last state. Raise if the policy's turn came last."""
     shown = transcript.shown_last()
     if shown is None:
         raise ValueError(
-            "the score says that the task goes on, but the policy's own turn was the last thing in the transcript; "
-            "give() it what it would have been shown next"
+            "is_truncated is set, but the transcript ends with the policy's own turn; give() the next observation "
+            "before you return"
         )
     return shown
 
@@ -240,7 +241,7 @@ class GroupRollout:
             return  # a second cancel would interrupt the cleanup of episodes
         self._is_cut_off = True
         for task in self._tasks:
-            if task is not asyncio.current_task():
+            if task is not asyncio.current_task():  # it has just finished
                 task.cancel()
 
     async def result(self) -> Group:
@@ -275,7 +276,7 @@ def raise_fatal(rollouts: Iterable[GroupRollout]) -> None:
 
 
 def needed_of_group(settings: RolloutSettings) -> int:
-    """Number of finished episodes that every group needs before anything is cut off.
+    """Number of finished episodes that every group needs before the others are cancelled.
 
     >>> needed_of_group(RolloutSettings(num_generations=6, group_fraction=0.75))  # half of an even number rounds down
     4
@@ -284,7 +285,7 @@ def needed_of_group(settings: RolloutSettings) -> int:
 
 
 def may_end(finished: Sequence[int], possible: Sequence[int], settings: RolloutSettings) -> bool:
-    """Return True if enough episodes finished, given finished and possible episodes of each group of a step.
+    """Return True if enough episodes finished, given the finished and possible episodes of each group of a step.
 
     Failed episodes are not waited for: a group that cannot reach its minimum needs only what is still possible.
 

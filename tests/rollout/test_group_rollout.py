@@ -158,7 +158,7 @@ def test_what_is_no_finite_number_fails_the_episode_and_not_the_run(reward):
 
     group = ran(run_episode())
     assert (group.rewards, group.failed) == ((0.5,), 1)
-    assert "scored by a finite number" in group.last_error
+    assert "must be a finite number" in group.last_error
 
 
 @pytest.mark.parametrize("reward", [True, 1, np.float32(1), np.int64(1)], ids=lambda value: type(value).__name__)
@@ -386,5 +386,5 @@ def test_an_episode_that_was_cut_off_keeps_what_it_would_have_gone_on_from():
 
     episode = played([8, 9])
     assert episode.stopped_in.tolist() == [8, 9] and len(episode.sequences) == 1
-    with pytest.raises(EpisodeFailed, match=r"give\(\) it what it would have been shown next"):
+    with pytest.raises(EpisodeFailed, match=r"give\(\) the next observation"):
         played([])

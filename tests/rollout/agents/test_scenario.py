@@ -11,7 +11,7 @@ from roost.rollout.agents import scenario as module
 from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.data.scenario import PromptScenario
 from roost.rollout.episode import Split, Task, Transcript
-from roost.rollout.episode_runner import checked_score
+from roost.rollout.episode_runner import checked_reward
 from roost.rollout.rewards.config import make_reward
 from roost.rollout.rewards.reward import Answer
 from roost.trainer.targets import make_scenario
@@ -47,7 +47,7 @@ def run_episode(*says, agent=REACT, worlds=None, task=TASK, **keys):
             await scenario.close()
         await settled()
         assert not others_running()
-        return checked_score(score, transcript.turns), transcript
+        return checked_reward(score, transcript.turns), transcript
 
     return ran(playing())
 

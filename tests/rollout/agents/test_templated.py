@@ -5,7 +5,7 @@ from roost.rollout.agents.scenario import AgentScenario
 from roost.rollout.agents.templated import Templates, Turn
 from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import Task, Transcript
-from roost.rollout.episode_runner import checked_score
+from roost.rollout.episode_runner import checked_reward
 from tests.rollout.agents.talk import QWEN_TOKENIZER, Engine
 from tests.rollout.script import ran
 
@@ -37,7 +37,7 @@ def run_episode(*says, game=None, max_sequence_length=None, **templates):
         engine = Engine(*says)
         transcript = Transcript(engine.sample)
         score = await scenario.run_episode(TASK, transcript)
-        return checked_score(score, transcript.turns), transcript
+        return checked_reward(score, transcript.turns), transcript
 
     score, transcript = ran(playing())
     return score, [QWEN_TOKENIZER.decode(each.token_ids) for each in transcript.sequences()], transcript
