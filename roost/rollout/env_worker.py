@@ -55,7 +55,7 @@ class EnvWorker(Worker):
         self._environments: Environments | None = None
         self._opening: dict[str, asyncio.Task[Environment]] = {}
         self._open: dict[str, Environment] = {}
-        self._given_up: set[str] = set()  # while they were being opened
+        self._given_up: set[str] = set()  # keys given up while they were being opened
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._used: dict[str, float] = {}  # when each was last called
         self._sweeping: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class EnvWorker(Worker):
     async def prepare(self) -> str:
         """Create the source of environments, to find errors early. Return the error; empty if there is none.
 
-        If it has a `prepare`, for example to look for robots, wait for it.
+        Also call its `prepare`, if it has one, for example to check robots.
         """
         try:
             prepare = getattr(self._built(), "prepare", None)
@@ -86,7 +86,7 @@ class EnvWorker(Worker):
             self._opening[key] = asyncio.create_task(call_async(self._built().open))
             self._open[key] = await self._opening[key]
         except asyncio.CancelledError:
-            return "it was given up", None
+            return "the episode was cancelled", None
         except Exception as error:  # anything a user's class raises
             return describe_error(error), whole_traceback(error)
         finally:
@@ -94,7 +94,7 @@ class EnvWorker(Worker):
             is_given_up = key in self._given_up
             self._given_up.discard(key)
         self._used[key] = time.monotonic()
-        if is_given_up:  # but it was open already
+        if is_given_up:  # too late to cancel
             await self.call(key, "close")
         return "", None
 
@@ -109,7 +109,7 @@ class EnvWorker(Worker):
     async def call(self, key: str, method: str, *arguments: Any) -> tuple[str, Any]:
         """Call a method of an environment. Return (error, value), with an empty error on success.
 
-        A cancelled episode may close its environment during a step: the step ends first, as calls are sequential.
+        A cancelled episode may close its environment during a step; the step is cancelled first, as calls are sequential.
         """
         environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:
@@ -143,7 +143,7 @@ class EnvWorker(Worker):
             opening.cancel()
         closing = [asyncio.ensure_future(self.call(key, "close")) for key in list(self._open)]
         if closing:
-            await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)  # one that hangs keeps none of the others
+            await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)  # one that hangs does not block the others
         if self._environments is not None:
             await call_async(self._environments.close)
             self._environments = None
@@ -255,11 +255,11 @@ class _RemoteEnvironment:
 
 
 async def ask(ref: Any) -> Any:
-    """Return a worker's answer, without the time that comes with it. Raise EnvironmentFailed or HostLost."""
+    """Return the value of a call to a host. Raise EnvironmentFailed or HostLost."""
     import ray
 
     try:
-        _, (error, value) = await ref
+        _, (error, value) = await ref  # the first is the duration of the call
     except ray.exceptions.RayError as lost:
         raise HostLost(f"the environment's process is gone: {str(lost).splitlines()[0]}") from lost
     if error:
@@ -291,7 +291,7 @@ class AgentWorker(Worker):
         self._is_over = False
 
     async def prepare(self, contact: Contact, environments: RemoteEnvironments | None) -> None:
-        """Create the scenario, and store the gateway's contact and the environments, if they are remote."""
+        """Create the scenario, let it use remote environments if there are any, and connect to the gateway."""
         async with self._preparing:  # many episodes may notice a restart at the same time
             if self._is_over:
                 return
@@ -300,9 +300,9 @@ class AgentWorker(Worker):
                 if environments is not None:
                     run_in_environment(self._scenario, environments)
             if self._contact != contact:
-                before, self._samplers, self._contact = self._samplers, GatewaySamplers(contact), contact
-                if before is not None:
-                    await before.close()
+                old, self._samplers, self._contact = self._samplers, GatewaySamplers(contact), contact
+                if old is not None:
+                    await old.close()
 
     async def run_episode(self, key: str, label: str, request: EpisodeRequest) -> Episode | EpisodeFailed | None:
         """Run an episode. Return the failure if there is one, or None if this worker restarted and is not prepared."""
@@ -350,15 +350,15 @@ class AgentGroup:
 
     def __init__(self, group: WorkerGroup, contact: Contact, environments: RemoteEnvironments | None = None) -> None:
         self._group = group
-        self._known = (contact, environments)
+        self._prepare_arguments = (contact, environments)
         self._in_flight = [0] * group.world_size
         self._lost_at = [-math.inf] * group.world_size
-        self._telling: set[asyncio.Future[None]] = set()
+        self._cancelling: set[asyncio.Future[None]] = set()
         self._is_over = False
 
     async def prepare(self) -> None:
         """Wait until every worker has its scenario."""
-        await self._group.prepare(*self._known)
+        await self._group.prepare(*self._prepare_arguments)
 
     async def finish(self, limit_s: float) -> None:
         """Close the scenario of every worker; no episode starts any more."""
@@ -380,7 +380,7 @@ class AgentGroup:
             if any(failure.address.group != self._group.name for failure in error.failures):
                 raise
             self._lost_at[rank] = asyncio.get_running_loop().time()
-            lost = f"{self._group.name}:{rank} was lost with it: {error.first.summary}"
+            lost = f"its worker {self._group.name}:{rank} was lost: {error.first.summary}"
             raise EpisodeFailed(lost, str(error)) from error
         finally:
             self._in_flight[rank] -= 1
@@ -398,23 +398,23 @@ class AgentGroup:
         try:
             answer: Episode | EpisodeFailed | None = (await worker.run_episode(key, label, request))[0]
             if answer is None:
-                await worker.prepare(*self._known)
+                await worker.prepare(*self._prepare_arguments)
                 answer = (await worker.run_episode(key, label, request))[0]
         except asyncio.CancelledError:
-            self._tell(worker.cancel(key))
+            self._cancel_soon(worker.cancel(key))
             raise
-        return answer if answer is not None else EpisodeFailed("it is not prepared")
+        return answer if answer is not None else EpisodeFailed("its worker restarted again")
 
-    def _tell(self, result: Any) -> None:
-        """Send a call without waiting for the answer; a lost worker is reported elsewhere."""
+    def _cancel_soon(self, result: Any) -> None:
+        """Send a cancellation without waiting for it; a lost worker is reported elsewhere."""
 
         async def call() -> None:
             with contextlib.suppress(WorkerFailed, WaitedTooLong):
                 await result
 
         task = asyncio.ensure_future(call())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
 
 
 class RemoteEpisodeRunner:

@@ -148,7 +148,7 @@ class RemoteReward:
             self._loads.pop(rank, None)
         death = own[0].summary
         if comes_back is None or lost not in (None, death):
-            _fail(batch, RewardFailed(f"{self._group.name}:{rank} was lost with it: {death}"))
+            _fail(batch, RewardFailed(f"its worker {self._group.name}:{rank} was lost: {death}"))
             return
         if lost == death:  # a call fails with the same death until the worker is there again
             await asyncio.sleep(AGAIN_S)

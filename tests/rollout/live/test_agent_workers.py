@@ -267,7 +267,7 @@ def test_an_episode_that_is_cancelled_ends_where_it_is_played(stage):
 
 def test_an_agent_that_dies_takes_its_episodes_with_it_and_comes_back(stage):
     async def scenario(runner):
-        with pytest.raises(EpisodeFailed, match="agent:0 was lost with it"):
+        with pytest.raises(EpisodeFailed, match="its worker agent:0 was lost: "):
             await runner.run_episode(asked(1, kills=True))
         played = [(await runner.run_episode(asked(2, episode))).score.shown.split()[0] for episode in range(4)]
         assert len(set(played)) == 1, "the other one plays while it is started again"

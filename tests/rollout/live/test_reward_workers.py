@@ -116,7 +116,7 @@ def test_an_answer_that_kills_is_a_failure_and_a_worker_that_comes_back_goes_on(
 
         (killed,), (after,) = asyncio.run(run())
         assert isinstance(killed, RewardFailed)
-        assert "was lost with it" in str(killed)
+        assert " was lost: " in str(killed)
         assert after > 0
     finally:
         group.close()

@@ -118,14 +118,12 @@ def test_an_answer_that_cannot_be_scored_is_alone():
         pytest.param([failing(), lengths], [0, 1, 1], 1.0, id="another rank; the lost one is not asked again"),
         pytest.param([failing(will_restart=True), lengths], [0, 1, 0, 1], 1.0, id="one that comes back is asked again"),
         pytest.param([once(failing(will_restart=True), lengths)], [0, 0, 0], 1.0, id="the only one comes back"),
-        pytest.param([failing(will_restart=True)], [0, 0, 0, 0], "was lost with it", id="only once more"),
+        pytest.param([failing(will_restart=True)], [0, 0, 0, 0], " was lost: ", id="only once more"),
         pytest.param(
-            [failing(will_restart=True, per_death=2)], [0, 0, 0, 0, 0], "was lost with it", id="not there again yet"
+            [failing(will_restart=True, per_death=2)], [0, 0, 0, 0, 0], " was lost: ", id="not there again yet"
         ),
         pytest.param([failing()], [0], "no worker of rewards is left", id="none is left"),
-        pytest.param(
-            [failing(FailureKind.RAISED), lengths], [0, 0], "was lost with it: its process", id="not made at all"
-        ),
+        pytest.param([failing(FailureKind.RAISED), lengths], [0, 0], " was lost: its process", id="not made at all"),
     ],
 )
 def test_workers_that_are_lost(ranks, calls, expected):

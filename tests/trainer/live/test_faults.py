@@ -135,4 +135,4 @@ def test_workers_of_agents_environments_and_rewards_that_are_killed_in_episodes_
     assert sum(record["samples/retried"] for record in run.steps()) >= 2
     assert not [text for text in reported if "continuing from step" in text], "none of them is the end of the run"
     kept = "".join(file.read_text() for file in run.failures.glob("*.txt"))
-    assert "was lost with it" in kept and "the environment's process is gone" in kept
+    assert " was lost: " in kept and "the environment's process is gone" in kept
