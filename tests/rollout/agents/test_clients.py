@@ -220,7 +220,7 @@ def test_errors_have_the_form_that_anthropic_s_client_knows(server):
     async def run_episode():
         async with episode_on(server) as (episode, _), of_anthropic(episode) as client:
             counted = await client.messages.count_tokens(model="served", messages=[COUNT])
-            with pytest.raises(anthropic.BadRequestError, match="cannot be forced") as caught:
+            with pytest.raises(anthropic.BadRequestError, match="cannot force a tool call") as caught:
                 await client.messages.create(
                     model="served",
                     max_tokens=5,

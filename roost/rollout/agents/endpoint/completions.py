@@ -13,11 +13,11 @@ from roost.rollout.agents.endpoint.turns import (
     RequestRules,
     Turn,
     TurnRequest,
-    called,
     event,
     new_id,
     now,
     offered,
+    openai_calls,
     schema_of,
 )
 from roost.rollout.episode import TurnOptions
@@ -111,7 +111,7 @@ class ChatAnswer:
             yield {"reasoning_content": turn.parsed.reasoning}
         if turn.parsed.text:
             yield {"content": turn.parsed.text}
-        for index, call in enumerate(called(turn)):
+        for index, call in enumerate(openai_calls(turn)):
             yield {"tool_calls": [{"index": index, **call}]}
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None = None, finish: str | None = None) -> str:
@@ -136,9 +136,9 @@ class TextBody(Body):
     def check(self, rules: RequestRules) -> None:
         rules.check(self.model_extra or {})
         if self.echo:
-            raise Refused("echo is not offered; the prompt is known to whoever sent it", 400, "echo")
+            raise Refused("echo is not offered; leave it out, as the client has the prompt", 400, "echo")
         if (self.logprobs or 0) > 1:
-            fix = "only the tokens that were made have one: write 1"
+            fix = "write 1; only sampled tokens have log-probs"
             raise Refused(f"logprobs is {self.logprobs}; {fix}", 400, "logprobs")
 
     @property

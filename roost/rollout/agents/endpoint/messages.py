@@ -31,7 +31,7 @@ ERRORS = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-TOO_LONG = "prompt is too long"  # by which programs know that they must shorten what they show
+TOO_LONG = "prompt is too long"  # programs recognize it, and shorten their prompt
 
 
 class MessagesBody(BaseModel):
@@ -50,7 +50,7 @@ class MessagesBody(BaseModel):
     def request(self, rules: RequestRules, stored: Mapping[str, Sequence[Json]]) -> TurnRequest:
         rules.check(self.model_extra or {})
         if self.messages[-1].get("role") == "assistant":
-            raise Refused("the last message is the assistant's; the policy's turn begins after a user's", 400)
+            raise Refused("the last message is the assistant's; end with a message of the user", 400)
         messages = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         for message in self.messages:
             messages += read_message(message)
@@ -81,7 +81,7 @@ def read_message(message: Mapping[str, Any]) -> list[Json]:
         elif kind == "tool_result":
             text = text_of(block.get("content"))
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        elif kind not in ("thinking", "redacted_thinking"):  # those are of the policy's turn, which is recorded
+        elif kind not in ("thinking", "redacted_thinking"):  # parts of the policy's turn, which is recorded
             texts.append(text_of([block]))
     spoken: Json = {"role": role, "content": "".join(texts)}
     if calls:
@@ -145,7 +145,7 @@ class MessageAnswer:
 
 
 def _streamed(block: Json) -> tuple[Json, Json]:
-    """The block as it begins, and the delta that completes it."""
+    """The block at its start, and the delta that completes it."""
     if block["type"] == "text":
         return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
     if block["type"] == "thinking":
@@ -158,7 +158,7 @@ def _event(kind: str, **data: Any) -> str:
 
 
 def error_body(message: str, status: int) -> Json:
-    """Body of an error as Anthropic's clients know it.
+    """Body of an error in Anthropic's format.
 
     >>> error_body("no", 400)
     {'type': 'error', 'error': {'type': 'invalid_request_error', 'message': 'no'}}

@@ -86,7 +86,7 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Json]:
         elif kind == "function_call_output":
             output = text_of(item.get("output"))
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind != "reasoning":  # it is of the policy's turn, which is recorded
+        elif kind != "reasoning":  # part of the policy's turn, which is recorded
             raise Refused(
                 f"an input item is of type {kind}; write messages, function_call and function_call_output", 400, "input"
             )

@@ -1,4 +1,4 @@
-"""The internal request and reply that every protocol is translated to and from, and rules for unread keys."""
+"""The internal request and reply that every protocol is translated to and from, and rules for other keys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Turn:
     def message(self) -> Json:
         """The turn as a message of a conversation."""
         spoken: Json = {"role": "assistant", "content": self.parsed.text}
-        return {**spoken, "tool_calls": called(self)} if self.calls else spoken
+        return {**spoken, "tool_calls": openai_calls(self)} if self.calls else spoken
 
     @property
     def has_logprobs(self) -> bool:
@@ -93,7 +93,7 @@ def read_turn(reply: RecordedReply, chat_format: ChatFormat, tools: Sequence[Jso
     return Turn(reply, parsed, calls, chat_format)
 
 
-def called(turn: Turn) -> list[Json]:
+def openai_calls(turn: Turn) -> list[Json]:
     """Tool calls in OpenAI's format."""
     return [
         {
@@ -111,7 +111,7 @@ class Answer(Protocol):
     def whole(self) -> Json: ...
 
     def events(self) -> Iterator[str]:
-        """Server-sent events that say the same."""
+        """The same as server-sent events."""
         ...
 
 
@@ -132,16 +132,16 @@ def now() -> int:
     return int(time.time())
 
 
-# For each key the values without effect, and what to do instead of using others.
+# Keys that are refused: for each the values that are accepted because they have no effect, and a fix for others.
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), "write them as tools"),
     "function_call": (("none", "auto"), "write tools and tool_choice"),
-    "logit_bias": (({},), "tokens are sampled from the policy as it is"),
-    "top_logprobs": ((0,), "only the tokens that were made have log-probabilities; ask for logprobs alone"),
-    "modalities": ((["text"],), "there is only text"),
-    "audio": ((), "there is only text"),
+    "logit_bias": (({},), "leave it out; tokens are sampled from the policy unchanged"),
+    "top_logprobs": ((0,), "only sampled tokens have log-probs; ask for logprobs alone"),
+    "modalities": ((["text"],), "leave it out; replies are text"),
+    "audio": ((), "leave it out; replies are text"),
     "best_of": ((1,), "ask for n samples"),
-    "suffix": (("",), "there is nothing after what the policy says"),
+    "suffix": (("",), "leave it out; a completion ends its sequence"),
     "chat_template": ((), "the model's own template is used"),
     "chat_template_kwargs": (({},), "set them for all episodes, in the scenario's `template`"),
     "continue_final_message": ((False,), "the policy's turn begins where the messages end"),
@@ -154,8 +154,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "write input"),
     "mcp_servers": (([],), "offer tools, and call them in the program"),
 }
-# About the caller and storage of the answer; does not affect the policy.
-OF_NO_MATTER = frozenset(
+# Keys about the caller or the storage of the answer, which do not affect the policy.
+IGNORED = frozenset(
     {
         "include",
         "metadata",
@@ -169,17 +169,17 @@ OF_NO_MATTER = frozenset(
         "user",
     }
 )
-# Other keys are about sampling; these values of them are the usual ones.
-USUAL: Mapping[str, Any] = {"parallel_tool_calls": True, "truncation": "disabled", "thinking": {"type": "disabled"}}
+# Other keys are about sampling; these are their defaults.
+DEFAULTS: Mapping[str, Any] = {"parallel_tool_calls": True, "truncation": "disabled", "thinking": {"type": "disabled"}}
 
 
 class RequestRules:
-    """Checks keys of requests that are not read."""
+    """Checks keys of requests that Roost does not read."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def check(self, more: Mapping[str, Any]) -> None:
+    def check(self, extra: Mapping[str, Any]) -> None:
         """Raise Refused for unsupported keys; warn once about keys that the run's settings override.
 
         >>> RequestRules().check({"logit_bias": None, "modalities": ["text"], "user": "me"})
@@ -188,22 +188,22 @@ class RequestRules:
             ...
         roost.net.errors.Refused: functions is not offered: write them as tools
         """
-        given = {key: value for key, value in more.items() if value is not None and value != USUAL.get(key)}
+        given = {key: value for key, value in extra.items() if value is not None and value != DEFAULTS.get(key)}
         for key, value in given.items():
-            idle, instead = REFUSED.get(key, ((value,), ""))
-            if value not in idle:
-                raise Refused(f"{key} is not offered: {instead}", 400, key)
-        others = given.keys() - REFUSED.keys() - OF_NO_MATTER - self._warned
+            accepted, fix = REFUSED.get(key, ((value,), ""))
+            if value not in accepted:
+                raise Refused(f"{key} is not offered: {fix}", 400, key)
+        others = given.keys() - REFUSED.keys() - IGNORED - self._warned
         if others:
             self._warned |= others
             logger.warning(
-                "a program asks for %s; sampling is set for the whole run, and this is ignored",
+                "a request sets %s, which is ignored: the run's settings decide how turns are sampled",
                 ", ".join(sorted(others)),
             )
 
 
 def offered(tools: Sequence[Json] | None, choice: Any) -> list[Json] | None:
-    """Tools shown to the policy.
+    """Return the tools to show to the policy; None if there are none.
 
     >>> offered([{"type": "function"}], "none") is None, offered([{"type": "function"}], {"type": "auto"})
     (True, [{'type': 'function'}])
@@ -211,7 +211,7 @@ def offered(tools: Sequence[Json] | None, choice: Any) -> list[Json] | None:
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     if kind not in (None, "auto", "none"):
         fix = "leave tool_choice out, or write auto or none"
-        raise Refused(f"a tool cannot be forced upon the policy; {fix}", 400, "tool_choice")
+        raise Refused(f"tool_choice cannot force a tool call; {fix}", 400, "tool_choice")
     return None if kind == "none" else list(tools or ()) or None
 
 
