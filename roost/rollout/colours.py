@@ -48,7 +48,7 @@ VISION_SIZES: dict[str, Any] = {
     "temporal_patch_size": 2,
     "initializer_range": 0.05,
 }
-OF_FAMILY: dict[str, dict[str, Any]] = {
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"window_size": 16, "fullatt_block_indexes": [1]},
     "qwen2_vl": {"embed_dim": 32, "mlp_ratio": 2},
 }
@@ -56,15 +56,15 @@ WIDTH_KEY = {"qwen2_5_vl": "out_hidden_size", "qwen2_vl": "hidden_size"}  # of t
 
 
 def square(colour: str, seed: int, edge: int = 16) -> bytes:
-    """A PNG of a square of about this colour, somewhere on a grey ground."""
+    """A PNG of a square of about this colour at a random place on a grey background."""
     from PIL import Image as Pillow
 
-    chance = random.Random(seed)
-    ground = chance.randrange(90, 170)
-    image = Pillow.new("RGB", (edge, edge), (ground,) * 3)
-    size = chance.randrange(edge // 2, edge - 1)
-    left, top = chance.randrange(edge - size), chance.randrange(edge - size)
-    shade = tuple(max(0, min(255, part + chance.randrange(-25, 26))) for part in COLOURS[colour])
+    rng = random.Random(seed)
+    background = rng.randrange(90, 170)
+    image = Pillow.new("RGB", (edge, edge), (background,) * 3)
+    size = rng.randrange(edge // 2, edge - 1)
+    left, top = rng.randrange(edge - size), rng.randrange(edge - size)
+    shade = tuple(max(0, min(255, part + rng.randrange(-25, 26))) for part in COLOURS[colour])
     image.paste(shade, (left, top, left + size, top + size))
     return png(image)
 
@@ -98,7 +98,7 @@ def write_colour_model(folder: Path | str, family: str = "qwen2_5_vl", seed: int
     config = AutoConfig.for_model(
         family,
         text_config=text,
-        vision_config={**VISION_SIZES, **OF_FAMILY[family], WIDTH_KEY[family]: text["hidden_size"]},
+        vision_config={**VISION_SIZES, **FAMILY_SIZES[family], WIDTH_KEY[family]: text["hidden_size"]},
         image_token_id=VOCABULARY["<|image_pad|>"],
         video_token_id=VOCABULARY["<|video_pad|>"],
         vision_start_token_id=VOCABULARY["<|vision_start|>"],
