@@ -109,7 +109,7 @@ class EnvWorker(Worker):
     async def call(self, key: str, method: str, *arguments: Any) -> tuple[str, Any]:
         """Call a method of an environment. Return (error, value), with an empty error on success.
 
-        A cancelled episode may close its environment during a step; the step is cancelled first, as calls are sequential.
+        A cancelled episode may close its environment during a step. Calls are sequential, so the step is cancelled.
         """
         environment = self._open.pop(key, None) if method == "close" else self._open.get(key)
         if environment is None:

@@ -23,7 +23,7 @@ class AppworldTask:
 
     id: str
     instruction: str
-    supervisor: Any  # first_name, last_name, email, phone_number, as far as the environment gives them
+    supervisor: Any  # with those of first_name, last_name, email and phone_number that the environment has
     datetime: str = ""
 
 
@@ -56,7 +56,7 @@ __all__ = [
     "UserMessage",
 ]
 
-NO_CODE = "No code was found."  # the output of a turn for which the agent returns no code
+NO_CODE = "No code was found."  # shown as the output if the agent returns no code
 
 
 class MaxSeqLenExceeded(Exception):
@@ -74,7 +74,7 @@ class ChatMessage:
 @dataclass(frozen=True)
 class SystemMessage(ChatMessage):
     role: ClassVar[str] = "system"
-    today_date: str | None = None  # kept for agents that have it; chat templates are not given it
+    today_date: str | None = None  # for agents that set it; chat templates do not get it
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class AppworldAdapter:
             except MaxSeqLenExceeded:
                 break
             if not isinstance(code, str):
-                raise TypeError(f"next_code_block gives code as a text, and {type(agent).__name__}'s gave {code!r}")
+                raise TypeError(f"{type(agent).__name__}.next_code_block must return a string, not {code!r}")
             output = world.execute(code) if code else NO_CODE
         return agent.history_as_messages(output or "")
 
@@ -193,9 +193,9 @@ class _BlockingPolicy:
         self._sent: list[tuple[PolicyMessage, RecordedReply]] = []
 
     def keep(self, conversation: Sequence[ChatMessage]) -> None:
-        """Learn only from replies in the conversation: an agent may sample several and drop some.
+        """Learn only from replies that are in the conversation: an agent may sample several and drop some.
 
-        If none of them is in it, the agent built its own messages, and all replies are kept.
+        If none is in it, the agent wrote its own messages, and all replies are kept.
         """
         is_kept = [any(message == each for each in conversation) for message, _ in self._sent]
         for (_, reply), stays in zip(self._sent, is_kept, strict=True):

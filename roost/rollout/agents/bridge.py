@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from roost.procs.user_code import in_daemon_thread, retrieve_error
 from roost.rollout.environments.environment import Environment, Observation
 
-GRACE_S = 4.0  # for a thread to end after the bridge closed; a cancelled episode has less than 10 s in all
+GRACE_S = 4.0  # for a thread to end after the bridge closed; a cancelled episode has 10 s in all
 
 T = TypeVar("T")
 

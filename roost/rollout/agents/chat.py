@@ -31,7 +31,7 @@ def for_template(message: Message) -> dict[str, Any]:
     {'role': 'user', 'content': 'hi'}
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"a message is a mapping with role and content, not {message!r:.80}")
+        raise ValueError(f"a message must be a mapping with role and content, not {message!r:.80}")
     read = {key: value for key, value in message.items() if value is not None}
     content = message.get("content")
     if has_images(content):
@@ -54,7 +54,7 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, (list, tuple)):
-        raise ValueError(f"the content of a message is a text, not {type(content).__name__}")
+        raise ValueError(f"the content of a message must be a string, not {type(content).__name__}")
     for part in content:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -75,8 +75,10 @@ def as_read(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def key_of(message: Mapping[str, Any], read: Parser = parse_reply, tools: Tools = None) -> Key:
-    """Return the key of a message. For an assistant's, the spelling of tool calls, whitespace around the text and
-    reasoning, which clients do not send back, are ignored.
+    """Return the key of a message.
+
+    That of an assistant's message ignores the format of tool calls, whitespace around the text, and reasoning, which
+    clients do not send back.
 
     >>> call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"word":"sun"}'}}
     >>> written = '<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call>'
@@ -107,8 +109,8 @@ def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-class TurnUnderWay(RuntimeError):
-    """A turn was requested in a conversation that already has one under way."""
+class TurnInProgress(RuntimeError):
+    """A turn was requested in a conversation that already has one in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class _Conversation:
     """A sequence and its messages."""
 
     transcript: Transcript
-    tools: str
+    tools: str  # as JSON
     messages: list[dict[str, Any]] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     turns: list[_Turn] = field(default_factory=list)
@@ -205,7 +207,7 @@ class _Conversation:
         return [turn.messages - 1 for turn in self.turns]
 
     def known_turns(self, keys: Sequence[Key]) -> int:
-        """Number of turns that another conversation shares with this one."""
+        """Number of turns of this conversation that a conversation with these keys begins with."""
         common = 0
         while common < min(len(keys), len(self.keys)) and keys[common] == self.keys[common]:
             common += 1
@@ -258,9 +260,9 @@ class ChatPolicy:
         if not messages:
             raise ValueError("a conversation has at least one message")
         read = [for_template(message) for message in messages]
-        key = (tuple(self._key(message, tools) for message in read), _spelt(tools))
+        key = (tuple(self._key(message, tools) for message in read), _tools_key(tools))
         if key in self._under_way:
-            raise TurnUnderWay("the policy is at its turn in this conversation; wait for its reply before the next")
+            raise TurnInProgress("this conversation already has a turn in progress; wait for its reply before the next")
         self._under_way.add(key)
         try:
             shown: list[_Conversation] = []
@@ -288,29 +290,31 @@ class ChatPolicy:
         self,
         messages: list[dict[str, Any]],
         keys: tuple[Key, ...],
-        spelt: str,
+        tools_key: str,
         tools: Tools,
         others: Sequence[_Conversation],
     ) -> _Conversation:
-        """Return the conversation with the prompt appended, waiting for the policy's turn; it is none of `others`."""
+        """Return a conversation that ends with the prompt, so that the policy is next; it is none of `others`."""
         for waiting in self._conversations:
             is_free = waiting.is_at_turn and all(waiting is not other for other in others)
-            if is_free and waiting.tools == spelt and tuple(waiting.keys) == keys:
+            if is_free and waiting.tools == tools_key and tuple(waiting.keys) == keys:
                 return waiting  # a retry after its turn failed
-        return self._gone_on(messages, keys, spelt, tools) or self._begun(messages, keys, spelt, tools)
+        return self._continued(messages, keys, tools_key, tools) or self._started(messages, keys, tools_key, tools)
 
-    def _begun(self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools) -> _Conversation:
+    def _started(
+        self, messages: list[dict[str, Any]], keys: tuple[Key, ...], tools_key: str, tools: Tools
+    ) -> _Conversation:
         token_ids = self.format.opening(messages, tools)
-        begun = _Conversation(self.open_sequence(), spelt)
-        self._conversations.append(begun)
-        begun.show(messages, keys, self._with_images(token_ids, messages))
-        return begun
+        started = _Conversation(self.open_sequence(), tools_key)
+        self._conversations.append(started)
+        started.show(messages, keys, self._with_images(token_ids, messages))
+        return started
 
-    def _gone_on(
-        self, messages: list[dict[str, Any]], keys: tuple[Key, ...], spelt: str, tools: Tools
+    def _continued(
+        self, messages: list[dict[str, Any]], keys: tuple[Key, ...], tools_key: str, tools: Tools
     ) -> _Conversation | None:
         """Return the recorded conversation that this one continues, if there is one."""
-        same_tools = [each for each in self._conversations if each.tools == spelt]
+        same_tools = [each for each in self._conversations if each.tools == tools_key]
         known = [(each.known_turns(keys), each) for each in same_tools]
         count, source = max(known, key=lambda pair: (pair[0], _is_open(*pair)), default=(0, None))
         if source is None or count == 0:
@@ -352,5 +356,5 @@ def _is_open(count: int, conversation: _Conversation) -> bool:
     return not conversation.is_at_turn and count == len(conversation.turns)
 
 
-def _spelt(tools: Sequence[Mapping[str, Any]] | None) -> str:
+def _tools_key(tools: Sequence[Mapping[str, Any]] | None) -> str:
     return json.dumps(list(tools or ()), sort_keys=True)

@@ -35,7 +35,7 @@ class ParsedReply:
 
 
 class Parser(Protocol):
-    """Splits a turn. `tools` are those that were offered; a parser may need them to read the arguments of a call."""
+    """Splits a turn. `tools` are those offered to the policy; a parser may need them to read a call's arguments."""
 
     def __call__(self, text: str, tools: Tools = None) -> ParsedReply: ...
 
@@ -59,7 +59,7 @@ def parse_reply(text: str, tools: Tools = None) -> ParsedReply:
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Return reasoning and the rest. A template may have begun the reasoning; a turn that was cut may not end it.
+    """Return reasoning and the rest. The prompt may have opened the reasoning; a turn that was cut may not close it.
 
     >>> split_reasoning("so it is</think>7"), split_reasoning("<think>so"), split_reasoning("7")
     (('so it is', '7'), ('so', ''), ('', '7'))
@@ -100,7 +100,7 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-PLAIN = (
+PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
     "{% if message['role'] == 'assistant' and eos_token %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -108,7 +108,7 @@ PLAIN = (
 NO_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 USUAL_ROLES = ("system", "user", "assistant")
 # Roles that only some templates know, and their replacement in others.
-STAND_FOR = {"ipython": "user", "developer": "system"}
+ROLE_FALLBACKS = {"ipython": "user", "developer": "system"}
 
 
 class TemplateRefused(ValueError):
@@ -116,11 +116,11 @@ class TemplateRefused(ValueError):
 
 
 class ChatFormat:
-    """A tokenizer with its chat template, or with a plain one where it has none.
+    """A tokenizer with its chat template, or with a plain one if it has none.
 
-    `template` replaces the tokenizer's. `arguments` go to it, such as `enable_thinking`. `keeps_reasoning` keeps the
-    reasoning of earlier turns in the prompt, even if the template drops it. `parser` splits turns into text, tool calls
-    and reasoning.
+    `template` replaces the tokenizer's; `arguments`, such as `enable_thinking`, are passed to it. With
+    `keeps_reasoning`, the reasoning of earlier turns stays in the prompt even if the template drops it. `parser` splits
+    turns into text, tool calls and reasoning.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class ChatFormat:
     ) -> None:
         self.parse = parser
         self._tokenizer, self._keeps_reasoning, self._arguments = tokenizer, keeps_reasoning, dict(arguments or {})
-        self._template = template or tokenizer.chat_template or PLAIN
+        self._template = template or tokenizer.chat_template or PLAIN_TEMPLATE
 
     def ids(self, text: str, adds_special: bool = False) -> Ids:
         """Tokenize a text; `adds_special` adds the tokens that the tokenizer begins a text with."""
         return tuple(self._tokenizer(text, add_special_tokens=adds_special).input_ids)
 
     def with_images(self, token_ids: Ids, files: Sequence[bytes]) -> tuple[Ids, tuple[Image, ...]]:
-        """Tokens with room for images in the places that the template wrote, and the images."""
+        """Expand the template's image placeholders to one token per image feature; return the tokens and the images."""
         expanded, images = model_processor(self._tokenizer.name_or_path).expand(token_ids, files)
         return tuple(expanded), images
 
@@ -157,27 +157,27 @@ class ChatFormat:
 
     def opening(self, messages: Messages, tools: Tools = None) -> Ids:
         """Token IDs of a conversation from its start, up to the generation prompt."""
-        written = self._written(messages, tools)
-        if tools and written == self._written(messages, None):
-            raise TemplateRefused("the chat template does not show tools; tell of them in a message")
+        written = self._rendered(messages, tools)
+        if tools and written == self._rendered(messages, None):
+            raise TemplateRefused("the chat template does not show tools; describe them in a message")
         self._expect_shown(messages, 0, written, tools)
         return self.ids(written)
 
     def conversations(self, messages: Messages, tools: Tools = None) -> list[list[tuple[Ids, bool]]]:
-        """Token IDs of a conversation to learn from, in pieces; True for those that the assistant wrote.
+        """Token IDs of a conversation to learn from, in pieces; True for pieces of the assistant.
 
         A piece of the assistant ends with its end-of-turn token. Some templates render an earlier turn differently once
         others follow it; such turns become separate sequences, each with its prefix.
         """
-        whole = self._written(messages, tools, prompts=False)
+        whole = self._rendered(messages, tools, prompts=False)
         alone, spans = [], []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = self._written(messages[:index], tools)
-            ended = self._written(messages[: index + 1], tools, prompts=False)
+            prompt = self._rendered(messages[:index], tools)
+            ended = self._rendered(messages[: index + 1], tools, prompts=False)
             if not ended.startswith(prompt):  # e.g. empty think tags in the generation prompt only
-                prompt = self._written(messages[:index], tools, prompts=False)
+                prompt = self._rendered(messages[:index], tools, prompts=False)
             if not ended.startswith(prompt):
                 raise TemplateRefused("the chat template renders a prompt differently once its answer follows")
             if whole.startswith(ended):
@@ -197,7 +197,7 @@ class ChatFormat:
         return [piece for piece in pieces if piece[0]]
 
     def _ended_turn(self, token_ids: Ids) -> tuple[Ids, Ids]:
-        """Split after the last end-of-sequence token: what follows it is the template's."""
+        """Split a turn after its last end-of-sequence token; the template adds the rest."""
         end = self._tokenizer.eos_token_id
         places = [index for index, token in enumerate(token_ids) if token == end]
         cut = places[-1] + 1 if places else len(token_ids)
@@ -211,13 +211,13 @@ class ChatFormat:
         `ending` is the end-of-turn token that the policy generated. Return None if the template renders earlier
         messages differently now that there are new ones.
         """
-        real = self._written([*known, *new], tools)
+        real = self._rendered([*known, *new], tools)
         self._expect_shown([*known, *new], len(known), real, tools)
         if not self._keeps_reasoning and not _in_order([known[index]["content"] for index in generated], real):
             return None
         stand_ins = _stand_ins(generated, real)
-        standing = [_replaced(message, stand_ins.get(index)) for index, message in enumerate([*known, *new])]
-        written, last = self._written(standing, tools), stand_ins[generated[-1]]
+        standing = [_with_content(message, stand_ins.get(index)) for index, message in enumerate([*known, *new])]
+        written, last = self._rendered(standing, tools), stand_ins[generated[-1]]
         if written.count(last) != 1:
             raise TemplateRefused(
                 f"the chat template writes an assistant's text {written.count(last)} times; what follows a turn is "
@@ -229,10 +229,10 @@ class ChatFormat:
 
     def _begins_with(self, shown: Messages, written: str, tools: Tools) -> bool:
         """Return True if the messages before the last turn still render the same, apart from the generation prompt."""
-        written, prompted = self._compared(written), self._compared(self._written(shown, tools))
+        written, prompted = self._compared(written), self._compared(self._rendered(shown, tools))
         if written.startswith(prompted):
             return True
-        ended = self._compared(self._written(shown, tools, prompts=False))
+        ended = self._compared(self._rendered(shown, tools, prompts=False))
         return prompted.startswith(ended) and written.startswith(ended)
 
     def _compared(self, written: str) -> str:
@@ -251,7 +251,7 @@ class ChatFormat:
         alone, together = self.ids(before), self.ids(before + text)
         return together[len(alone) :] if together[: len(alone)] == alone else self.ids(text)
 
-    def _written(self, messages: Messages, tools: Tools, prompts: bool = True) -> str:
+    def _rendered(self, messages: Messages, tools: Tools, prompts: bool = True) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -277,14 +277,14 @@ class ChatFormat:
 
     def _is_same(self, messages: Messages, tools: Tools, written: str) -> bool:
         try:
-            return self._written(messages, tools) == written
+            return self._rendered(messages, tools) == written
         except TemplateRefused:  # e.g. because answers to tool calls are missing
             return False
 
     def _known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
         role = message["role"]
-        is_unknown = role in STAND_FOR and role not in str(self._template) and self._template != PLAIN
-        return {**message, "role": STAND_FOR[role]} if is_unknown else dict(message)
+        is_unknown = role in ROLE_FALLBACKS and role not in str(self._template) and self._template != PLAIN_TEMPLATE
+        return {**message, "role": ROLE_FALLBACKS[role]} if is_unknown else dict(message)
 
 
 def _stand_ins(generated: Sequence[int], real: str) -> dict[int, str]:
@@ -295,7 +295,7 @@ def _stand_ins(generated: Sequence[int], real: str) -> dict[int, str]:
     return {index: f"{name}{index}." for index in generated}
 
 
-def _replaced(message: Mapping[str, Any], stand_in: str | None) -> Mapping[str, Any]:
+def _with_content(message: Mapping[str, Any], stand_in: str | None) -> Mapping[str, Any]:
     return message if stand_in is None else {"role": message["role"], "content": stand_in}
 
 

@@ -1,4 +1,4 @@
-"""Agents written for OpenAI's client: a user's function runs the episode, without depending on Roost."""
+"""Agents written for OpenAI's client: a function of the user's, which need not import Roost, runs the episode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenAIAgent:
-    """Calls `run(base_url, api_key, model, task, environment)`, which may be asynchronous; `arguments` are added.
+    """Calls `run(base_url, api_key, model, task, environment, **arguments)`, which may be asynchronous.
 
     The environment has `first`, the first observation, and `step(action)`, which blocks if the function does.
 
@@ -38,7 +38,7 @@ class OpenAIAgent:
 
     def __init__(self, task: Task, recorder: Recorder, run: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._task, self._recorder, self._arguments = task, recorder, dict(arguments or {})
-        self._run = located(run)
+        self._function = located(run)
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
@@ -64,18 +64,18 @@ class OpenAIAgent:
         check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
-        """Run until the function returns, or raises because its turns are used."""
+        """Run until the function returns, or raises because its turns are used up."""
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         async with self._recorder.episode(policy, max_turns) as episode:
             try:
-                await self._played(episode, environment, first)
+                await self._run_program(episode, environment, first)
             except Exception as error:
                 if not episode.is_used_up:
                     raise
                 logger.info("the program ended once its turns were used up, with %s: %s", type(error).__name__, error)
 
-    async def _played(self, episode: RecordedEpisode, environment: Environment, first: Observation) -> None:
+    async def _run_program(self, episode: RecordedEpisode, environment: Environment, first: Observation) -> None:
         keys = {
             "base_url": episode.base_url,
             "api_key": episode.api_key,
@@ -83,17 +83,19 @@ class OpenAIAgent:
             "task": self._task,
             **self._arguments,
         }
-        if inspect.iscoroutinefunction(self._run):
-            await self._run(environment=StartedEnvironment(environment, first), **keys)
+        if inspect.iscoroutinefunction(self._function):
+            await self._function(environment=StartedEnvironment(environment, first), **keys)
             return
         bridge = Bridge()
         blocking = BlockingEnvironment(bridge, environment, first)
 
-        def let_go() -> None:
+        def release() -> None:
             episode.close()
             bridge.close()
 
-        given: Any = await in_thread(lambda: self._run(environment=blocking, **keys), let_go)
-        if inspect.iscoroutine(given):
-            given.close()
-            raise TypeError("the program gives a coroutine, but is no async def; write one that awaits it")
+        returned: Any = await in_thread(lambda: self._function(environment=blocking, **keys), release)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise TypeError(
+                "the program returned a coroutine, but is not async; declare it with async def, and await there"
+            )

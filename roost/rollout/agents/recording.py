@@ -19,7 +19,7 @@ from roost.net.server import LoopServer
 from roost.rollout.agents.chat import (
     ChatPolicy,
     RecordedReply,
-    TurnUnderWay,
+    TurnInProgress,
     all_or_none,
     for_template,
     recorded_turn,
@@ -30,12 +30,12 @@ from roost.rollout.agents.endpoint.responses import ResponsesBody
 from roost.rollout.agents.endpoint.turns import Answer, Json, RequestRules, Turn, TurnRequest, read_turn
 from roost.rollout.episode import Transcript, TurnOptions
 
-LOOKED_BACK = 40  # characters of context needed to tokenize a continuation
+CONTEXT_CHARACTERS = 40  # characters of context needed to tokenize a continuation
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """A sequence that the policy completed, with its text up to the end token."""
+class _Sequence:
+    """A sequence that a prompt may continue, with its text up to the end token."""
 
     transcript: Transcript
     text: str
@@ -47,7 +47,7 @@ class TextPolicy:
 
     def __init__(self, policy: ChatPolicy) -> None:
         self._policy, self._format = policy, policy.format
-        self._written: list[_Written] = []
+        self._sequences: list[_Sequence] = []
 
     async def complete(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> RecordedReply:
         """Complete a prompt, given as text or as token IDs."""
@@ -68,12 +68,12 @@ class TextPolicy:
         try:
             replies = await all_or_none([recorded_turn(self._format, each, max_tokens, options) for each in shown])
         except BaseException:
-            self._written += [_Written(each, before, None) for each in shown]  # the turn may be retried
+            self._sequences += [_Sequence(each, before, None) for each in shown]  # the turn may be retried
             raise
         for transcript, reply in zip(shown, replies, strict=True):
-            # With the stop string, which programs write themselves before they continue.
+            # With the stop string: a program that continues the text writes it itself.
             text = reply.text if reply.stop is None else self._format.text(reply.token_ids)
-            self._written.append(_Written(transcript, before + text, reply.ending))
+            self._sequences.append(_Sequence(transcript, before + text, reply.ending))
         self._policy.last_reply = replies[-1]
         return replies
 
@@ -87,11 +87,11 @@ class TextPolicy:
             rest = prompt[len(source.text) :]
             end = "" if source.ending is None else self._format.token(source.ending)
             if not rest.startswith(end):  # the prompt continues the text without its end token
-                return self._opened((*known[:-1], *self._format.ids_after(source.text[-LOOKED_BACK:], rest)))
-            new = self._format.ids_after(end or source.text[-LOOKED_BACK:], rest.removeprefix(end))
+                return self._opened((*known[:-1], *self._format.ids_after(source.text[-CONTEXT_CHARACTERS:], rest)))
+            new = self._format.ids_after(end or source.text[-CONTEXT_CHARACTERS:], rest.removeprefix(end))
         else:
             new = tuple(prompt[len(known) :])
-        self._written.remove(source)  # no other prompt may extend it meanwhile
+        self._sequences.remove(source)  # no other prompt may extend it at the same time
         source.transcript.give(new)
         return source.transcript
 
@@ -100,20 +100,20 @@ class TextPolicy:
         opened.give(token_ids)
         return opened
 
-    def _source(self, prompt: str | Sequence[int]) -> _Written | None:
+    def _source(self, prompt: str | Sequence[int]) -> _Sequence | None:
         """Return the longest recorded text that the prompt starts with."""
-        known = [each for each in self._written if self._begins(prompt, each)]
+        known = [each for each in self._sequences if self._begins(prompt, each)]
         return max(known, key=lambda each: len(each.transcript.token_ids), default=None)
 
-    def _begins(self, prompt: str | Sequence[int], written: _Written) -> bool:
+    def _begins(self, prompt: str | Sequence[int], written: _Sequence) -> bool:
         if isinstance(prompt, str):
             return prompt.startswith(written.text)
         known = written.transcript.token_ids
         return tuple(prompt[: len(known)]) == known
 
 
-CONTEXT_FULL = "context_length_exceeded"  # by which programs know that they must shorten what they show
-GONE = 410  # clients do not try again what is answered so
+CONTEXT_FULL = "context_length_exceeded"  # programs recognize it, and shorten their prompt
+GONE = 410  # clients do not retry on this status
 # Clients differ in whether a base URL ends with /v1, and Anthropic's adds one.
 PREFIXES = ("/episodes/{key}/v1", "/episodes/{key}", "/episodes/{key}/v1/v1")
 
@@ -153,7 +153,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
         work = policy.samples(
             requested.messages, requested.max_tokens, requested.tools, requested.count, requested.options
         )
-        replies = await _unless_gone(episode.take(work, requested.count), request)
+        replies = await _unless_disconnected(episode.take(work, requested.count), request)
         return [read_turn(reply, policy.format, requested.tools) for reply in replies]
 
     @router.get("/models")
@@ -195,7 +195,7 @@ def recording_app(recorder: Recorder) -> FastAPI:
         episode = episode_of(key)
         body.check(rules)
         work = episode.texts.samples(body.only_prompt, body.max_tokens, body.count, TurnOptions(body.stops))
-        replies = await _unless_gone(episode.take(work, body.count), request)
+        replies = await _unless_disconnected(episode.take(work, body.count), request)
         turns = [read_turn(reply, episode.policy.format, None) for reply in replies]
         return _response(body.stream, body.answer(recorder.model, turns))
 
@@ -220,7 +220,7 @@ def _is_anthropic(request: Request) -> bool:
 
 
 def _in_dialect(handler: Any) -> Any:
-    """Handle an error likewise, but answer it in the format that the route's clients know."""
+    """Wrap an error handler to answer in the format of the route's protocol."""
 
     async def handled(request: Request, error: Exception) -> JSONResponse:
         response: JSONResponse = await handler(request, error)
@@ -232,28 +232,28 @@ def _in_dialect(handler: Any) -> Any:
     return handled
 
 
-async def _unless_gone(work: Coroutine[Any, Any, list[RecordedReply]], request: Request) -> list[RecordedReply]:
+async def _unless_disconnected(work: Coroutine[Any, Any, list[RecordedReply]], request: Request) -> list[RecordedReply]:
     """Return the replies; if the client disconnects, cancel the turn, which may be requested again."""
-    turn, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(request))
+    turn, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(request))
     try:
-        await asyncio.wait([turn, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([turn, disconnected], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
+        disconnected.cancel()
         if not turn.done():
             turn.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await turn
     if turn.cancelled():
-        raise EpisodeOver("whoever asked is gone")
+        raise EpisodeOver("the client disconnected")
     try:
         return turn.result()
     except ContextFull:
         raise
-    except (EngineRefused, TurnUnderWay, ValueError) as error:
+    except (EngineRefused, TurnInProgress, ValueError) as error:
         raise Refused(str(error)) from error
 
 
-async def _until_gone(request: Request) -> None:
+async def _until_disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -270,14 +270,14 @@ class RecordedEpisode:
         self.base_url = f"{url}/episodes/{self.api_key}/v1"
         self.policy, self.texts = policy, TextPolicy(policy)
         self.stored: dict[str, list[Json]] = {}  # conversations by the ID of a response
-        self._max_turns, self._begun = max_turns, 0  # turns that were answered or are under way
+        self._max_turns, self._begun = max_turns, 0  # turns that were answered or are in progress
         self._has_answered = False
         self._under_way: set[asyncio.Task[list[RecordedReply]]] = set()
         self._is_closed = False
-        self.is_used_up = False  # turns, or the engine's context: the program's next error is the end, not a failure
+        self.is_used_up = False  # no turns or context are left: an error of the program then ends the episode normally
 
     async def take(self, work: Coroutine[Any, Any, list[RecordedReply]], count: int = 1) -> list[RecordedReply]:
-        """Consume turns. Raise EpisodeOver if fewer are left."""
+        """Sample `count` turns. Raise EpisodeOver if fewer are left."""
         if self._is_closed or self._lacks(count):
             work.close()
             self.is_used_up = True
@@ -289,7 +289,7 @@ class RecordedEpisode:
         try:
             await asyncio.wait([turn])
         finally:
-            turn.cancel()  # the client has disconnected
+            turn.cancel()  # unless it is done: the client has disconnected
             if not turn.done() or turn.cancelled() or turn.exception() is not None:
                 self._begun -= count
         if turn.cancelled():
@@ -298,7 +298,7 @@ class RecordedEpisode:
             self.is_used_up = True
         replies = turn.result()
         self._has_answered = True
-        self.is_used_up = False  # it shortened its prompt and continued
+        self.is_used_up = False  # the program shortened its prompt and continued
         return replies
 
     def _lacks(self, count: int) -> bool:

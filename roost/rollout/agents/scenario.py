@@ -23,8 +23,8 @@ from roost.rollout.environments.environment import Environment, Environments, Ob
 from roost.rollout.episode import EpisodeReward, Split, Task, Transcript
 from roost.rollout.order import Order, order_of
 
-MOST_SHOWN = 400  # characters of an action or an observation
-MOST_STEPS = 20  # the first and the last ones are shown
+SHOWN_CHARACTERS = 400  # characters of an action or an observation
+SHOWN_STEPS = 20  # half of them the first, half the last
 
 
 class WatchedEnvironment:
@@ -34,10 +34,10 @@ class WatchedEnvironment:
         self._environment, self._transcript = environment, transcript
         self._steps: list[tuple[Any, Observation]] = []
         self._rewards: list[tuple[int, float]] = []  # (turns so far, reward)
-        self._seen: Any = None  # last observation
+        self._seen: Any = None  # content of the last observation
         self._states: dict[int, str] = {}  # by turn
-        self.metrics: Mapping[str, float] = {}  # of the episode so far, where the environment reports them
-        self.answer: str | None = None  # what rewards score, where the environment gives it
+        self.metrics: Mapping[str, float] = {}  # of the episode so far, if the environment reports them
+        self.answer: str | None = None  # the text that rewards score, if the environment gives it
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
         first = await self._environment.reset(task, seed)
@@ -73,16 +73,16 @@ class WatchedEnvironment:
 
     @property
     def states_of_turns(self) -> tuple[str, ...]:
-        """Name of the observation before each turn; empty if a turn took no step."""
+        """ID of the observation before each turn; empty if a turn took no step."""
         turns = range(self._transcript.turns)
         return tuple(self._states[turn] for turn in turns) if all(turn in self._states for turn in turns) else ()
 
     def steps_text(self) -> str:
         """The steps as readable text."""
         steps = [f"> {_short(action)}\n{_short(seen.content)}" for action, seen in self._steps]
-        left_out = len(steps) - MOST_STEPS
+        left_out = len(steps) - SHOWN_STEPS
         if left_out > 0:
-            half = MOST_STEPS // 2
+            half = SHOWN_STEPS // 2
             steps = [*steps[:half], f"[{left_out} steps are not shown]", *steps[-half:]]
         return "\n".join(steps)
 
@@ -93,7 +93,7 @@ def _short(value: Any) -> str:
     True
     """
     text = str(value).strip()
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 RECORDER = "recorder"
@@ -190,7 +190,7 @@ class AgentScenario:
         return order_of(self._tasks, split, seed)
 
     def open_data(self, where: Where, findings: Findings) -> None:
-        """Open the data of the tasks, where they have some; report what is wrong with them."""
+        """Open the data of the tasks, if they have any, and report errors in them."""
         environment = self._environment
         if hasattr(self._tasks, "show_tools") and isinstance(environment, Mapping):
             make = located(environment["_target_"])
@@ -199,7 +199,7 @@ class AgentScenario:
             self._tasks.open_data(where, findings)
 
     def first_tasks(self) -> Iterable[tuple[str, Task]]:
-        """Tasks of the first rows of the data with their places, where the tasks come from data."""
+        """Tasks of the first rows of the data with their places; none if the tasks do not come from data."""
         found: Iterable[tuple[str, Task]] = self._tasks.first_tasks() if hasattr(self._tasks, "first_tasks") else ()
         return found
 
@@ -221,19 +221,19 @@ class AgentScenario:
             self._environments = make_environments(self._environment)
         environment = await self._environments.open()
         try:
-            return await self._played(task, transcript, WatchedEnvironment(environment, transcript))
+            return await self._run_agent(task, transcript, WatchedEnvironment(environment, transcript))
         finally:
             await _closed(environment)
 
     async def close(self) -> None:
-        """Close what episodes share."""
+        """Close the endpoint and the environments, which episodes share."""
         try:
             await self._recorder.close()
         finally:
             if self._environments is not None:
                 await self._environments.close()
 
-    async def _played(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> EpisodeReward:
+    async def _run_agent(self, task: Task, transcript: Transcript, environment: WatchedEnvironment) -> EpisodeReward:
         transcript.max_length, transcript.max_response = self._max_length, self._max_response
         first = await environment.reset(task, seed_of(task))
         agent, policy = make_agent(self._agent, task, self._recorder), ChatPolicy(transcript, self._format)
@@ -248,14 +248,16 @@ class AgentScenario:
                 raise  # the task itself is too long for the engines
         if transcript.turns == 0:
             raise RuntimeError(f"the policy had no turn in task {task.name!r}; there is nothing to learn from")
-        own, last = getattr(agent, "answer", None), policy.last_reply
-        own = own if isinstance(own, str) else environment.answer
-        final = own if own is not None else None if last is None else last.text
+        answer = getattr(agent, "answer", None)
+        if not isinstance(answer, str):
+            answer = environment.answer
+        if answer is None and policy.last_reply is not None:
+            answer = policy.last_reply.text
         return EpisodeReward(
             await environment.score(),
-            environment.steps_text() or final or "",
+            environment.steps_text() or answer or "",
             environment.rewards_of_turns,
-            answer=final,
+            answer=answer,
             parts=environment.metrics,
             turn_states=environment.states_of_turns,
         )

@@ -15,11 +15,11 @@ INVALID = " (this action is not valid; follow the format that the instructions a
 
 
 class History(StrEnum):
-    """History mode: the way earlier turns are shown to the policy."""
+    """How earlier turns are shown to the policy."""
 
     TRAJECTORY = "trajectory"  # one conversation: an episode is one sequence
-    STEP = "step"  # a new prompt each turn, with the last turns as text: a turn is one sequence
-    STEP_CONCAT = "step_concat"  # the same, with the last observations only
+    STEP = "step"  # a new prompt in each turn, with the last turns as text: a turn is one sequence
+    STEP_CONCAT = "step_concat"  # the same, with the observations of the last turns only
 
 
 @dataclass(frozen=True, slots=True)

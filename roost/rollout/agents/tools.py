@@ -47,7 +47,7 @@ def shortened(text: str, limit: int | None, kept: Kept) -> str:
 
 
 def tool_calls(text: str) -> list[Call | str]:
-    """Calls as Hermes and Qwen write them; for one that cannot be read, what is wrong with it.
+    """Calls in Hermes and Qwen style; the error as text for one that cannot be parsed.
 
     >>> tool_calls('<tool_call>{"name": "find", "arguments": {"word": "sun"}}</tool_call> <tool_call>{}</tool_call>')
     [{'name': 'find', 'arguments': {'word': 'sun'}}, "Failed to decode tool call: 'name'"]
@@ -79,11 +79,11 @@ class ToolAgent:
     """Calls the tools that the policy asks for until a turn has no call. The environment is a `ToolEnvironments`.
 
     A task with messages is a conversation: the chat template shows the tools and their answers. A task whose prompt is
-    finished text goes on as text: a tool's answer is written into `answer_template`, at `{answer}`, and follows the
-    turn. It is cut at `max_prompt_tokens`. `parser` is `tool_call` (Hermes and Qwen) or `search` (Search-R1).
-    `stop` are strings that end a turn.
+    finished text continues as text: the prompt is cut to `max_prompt_tokens`, and a turn is followed by
+    `answer_template` with the tool's answer in place of `{answer}`. `parser` is `tool_call` (Hermes and Qwen) or
+    `search` (Search-R1). `stop` lists strings that end a turn.
 
-    A call that fails is answered with its error; with `continues_at_failure: false` it ends the episode.
+    A call that fails is answered with its error, or ends the episode with `continues_at_failure: false`.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class ToolAgent:
             raise ValueError(f"parser is {parser!r}; write one of {', '.join(PARSERS)}")
         self._task, self._calls_in = task, PARSERS[parser]
         self._most, self._limit, self._kept = max_parallel_calls, max_answer_characters, Kept(kept)
-        usual = FOUND if parser == "search" else RESPONSE
-        self._template, self._continues = usual if answer_template is None else answer_template, continues_at_failure
+        default = FOUND if parser == "search" else RESPONSE
+        self._template, self._continues = default if answer_template is None else answer_template, continues_at_failure
         self._options = TurnOptions(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
         self._prompt_tokens = max_prompt_tokens
         self.answer = ""  # the policy's turns, without the tools' answers
@@ -133,7 +133,7 @@ class ToolAgent:
             if has_failed and not self._continues:
                 return
             if room is not None and len(policy.format.ids("".join(answers))) >= room:
-                return  # as the tool's answer does not fit, the policy is not shown a part of it
+                return  # the answers do not fit, and a part of them would mislead the policy
             talk.show(reply, generated, answers)
 
 
@@ -153,7 +153,7 @@ class _Chat:
 
 
 class _Text:
-    """A text that the policy and the tools write in turn."""
+    """A text that the policy and the tools extend in turn."""
 
     def __init__(self, policy: ChatPolicy, prompt: Sequence[int], template: str) -> None:
         self._texts, self._template = TextPolicy(policy), template

@@ -3,7 +3,7 @@ import contextlib
 
 import pytest
 
-from roost.rollout.agents.chat import TurnUnderWay
+from roost.rollout.agents.chat import TurnInProgress
 from roost.rollout.agents.chat_format import TemplateRefused
 from roost.rollout.episode import NOT_GENERATED
 from tests.rollout.agents.talk import KINDS, QWEN_TOKENIZER, Engine, assistant, ids, system, talk, tool, user
@@ -169,7 +169,7 @@ def test_conversations_at_the_same_time():
         await policy.chat(known[:1])
         turns = [asyncio.create_task(policy.chat([*known, user(way)])) for way in ("left", "right")]
         await settled()
-        with pytest.raises(TurnUnderWay, match="wait for its reply"):
+        with pytest.raises(TurnInProgress, match="wait for its reply"):
             await policy.chat([*known, user("left")])
         gate.set()
         await asyncio.gather(*turns)

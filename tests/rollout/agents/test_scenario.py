@@ -152,7 +152,7 @@ def test_turns_are_bounded():
     [
         pytest.param({"_target_": f"{HERE}.programs.Silent"}, "the policy had no turn", id="says nothing"),
         pytest.param({**PROGRAM, "run": f"{HERE}.programs.fail"}, "mine", id="raises"),
-        pytest.param({**PROGRAM, "run": f"{HERE}.programs.wrapped"}, "gives a coroutine", id="is not awaited"),
+        pytest.param({**PROGRAM, "run": f"{HERE}.programs.wrapped"}, "returned a coroutine", id="is not awaited"),
         pytest.param(
             {"_target_": f"{HERE}.programs.Blocking"}, "Blocking.run_episode is not asynchronous", id="blocks"
         ),
