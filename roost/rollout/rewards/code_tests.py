@@ -22,27 +22,27 @@ from roost.sandbox.execution import Execution, Fault
 from roost.sandbox.limits import Limits
 from roost.sandbox.sandbox import Sandbox, run_once
 
-CHECK = "check"  # a function that is given the code
-SOLUTION = "solution"  # the module that has the code under test
-_BY_PYTEST = frozenset({"setup_method", "teardown_method", "setup_class", "teardown_class"})
+CHECK = "check"  # a test function that takes the function under test
+SOLUTION = "solution"  # the module with the code under test
+_PYTEST_SETUP = frozenset({"setup_method", "teardown_method", "setup_class", "teardown_class"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
-class NotRun(ValueError):
-    """Tests of an unsupported kind; the message says which, and what to write instead."""
+class UnsupportedTests(ValueError):
+    """Tests use a feature that is not supported; the message says which, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTest:
-    """A case: Python that is run, and what is called in it then, such as `TestAdd.test_zero`; nothing: that is all."""
+    """A test case: Python to execute, then a test in it to call, such as `TestAdd.test_zero`; empty: nothing more."""
 
     source: str
     call: str = ""
 
 
 def found_tests(source: str, has_entry_point: bool = False) -> tuple[FoundTest, ...]:
-    """Test cases of a text; `SyntaxError` if it is not Python.
+    """Return the test cases in Python source. Raise SyntaxError if it is not Python.
 
     >>> [test.call for test in found_tests("def test_a(): assert f(1) == 2\\ndef test_b(): assert f(2) == 3")]
     ['test_a', 'test_b']
@@ -53,13 +53,13 @@ def found_tests(source: str, has_entry_point: bool = False) -> tuple[FoundTest, 
     calls = [*_functions(module), *_methods(module)]
     if any(isinstance(one, ast.FunctionDef) and one.name == CHECK and len(one.args.args) == 1 for one in module.body):
         if not has_entry_point:
-            raise NotRun("check(candidate) needs the name of the function that it is given; write entry_point")
+            raise UnsupportedTests("check(candidate) needs the name of the function to pass; write entry_point")
         calls.insert(0, CHECK)
     return tuple(FoundTest(source, call) for call in calls) or tuple(_assertions(module))
 
 
 def imported_modules(source: str) -> tuple[str, ...]:
-    """The top-level names of what a text imports unconditionally, but for the code under test.
+    """Top-level modules that source imports unconditionally, except the code under test.
 
     >>> imported_modules("import numpy.linalg as la\\nfrom solution import add\\ndef f():\\n    import never_mind")
     ('numpy',)
@@ -77,7 +77,9 @@ def _functions(module: ast.Module) -> Iterator[str]:
     for one in module.body:
         if isinstance(one, _Function):
             if _is_decorated(one, "fixture"):
-                raise NotRun(f"{one.name} is a fixture, which are not run; let the tests call a plain function")
+                raise UnsupportedTests(
+                    f"{one.name} is a fixture, and fixtures are not supported; let the tests call a plain function"
+                )
             if one.name.startswith("test"):
                 _check(one, one.name, own_arguments=0)
                 yield one.name
@@ -90,10 +92,10 @@ def _methods(module: ast.Module) -> Iterator[str]:
         if not is_case and not name.startswith("Test"):
             continue
         methods = _all_methods(one, classes)
-        left = sorted(_BY_PYTEST & set(methods))
+        left = sorted(_PYTEST_SETUP & set(methods))
         if left and not is_case:
-            raise NotRun(
-                f"{name}.{left[0]} is not run; derive {name} from unittest.TestCase and write setUp or tearDown"
+            raise UnsupportedTests(
+                f"{name}.{left[0]} is not supported; derive {name} from unittest.TestCase and write setUp or tearDown"
             )
         for method, function in methods.items():
             if method.startswith("test") and not _is_decorated(function, "skip"):
@@ -110,7 +112,7 @@ def _is_test_case(one: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> boo
 
 
 def _all_methods(one: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict[str, _Function]:
-    """Its own and those of the classes here that it derives from."""
+    """Methods of a class, including those of base classes in the same source."""
     found: dict[str, _Function] = {}
     for each in reversed(one.bases):
         parent = classes.get(ast.unparse(each))
@@ -121,14 +123,16 @@ def _all_methods(one: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict
 
 def _check(function: _Function, name: str, own_arguments: int) -> None:
     if isinstance(function, ast.AsyncFunctionDef):
-        raise NotRun(f"{name} is asynchronous, and such tests are not run; test plain functions")
+        raise UnsupportedTests(f"{name} is asynchronous, and such tests are not supported; write a plain function")
     if _is_decorated(function, "parametrize"):
-        raise NotRun(f"{name} has parametrize, which is not run; write a loop, or a test for each")
+        raise UnsupportedTests(f"{name} has parametrize, which is not supported; write a loop, or a test for each")
     arguments = function.args
     needed = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
     given = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][own_arguments:needed]
-    if given and not function.decorator_list:  # a decorator such as unittest.mock.patch may give them
-        raise NotRun(f"{name} takes {', '.join(given)}, and fixtures are not run; make it in the test")
+    if given and not function.decorator_list:  # a decorator such as unittest.mock.patch may pass them
+        raise UnsupportedTests(
+            f"{name} takes {', '.join(given)}, and fixtures are not supported; create it in the test"
+        )
 
 
 def _is_decorated(function: _Function, word: str) -> bool:
@@ -138,26 +142,29 @@ def _is_decorated(function: _Function, word: str) -> bool:
 
 
 def _assertions(module: ast.Module) -> Iterator[FoundTest]:
-    """For each statement that asserts, what stands before it but for others that do; what follows the last is its."""
-    places = [place for place, one in enumerate(module.body) if _asserts(one)]
+    """One test case for each statement with an assert: the statements before it, except those with other asserts.
+
+    The last case also has the statements after it.
+    """
+    places = [place for place, one in enumerate(module.body) if _has_assert(one)]
     if not places:
         if all(
             isinstance(one, _DEFINING) or isinstance(getattr(one, "value", None), ast.Constant) for one in module.body
         ):
-            raise NotRun("there is no test in them; write asserts, functions test_..., or a unittest.TestCase")
-        yield FoundTest(ast.unparse(module))  # what is called there may raise
+            raise UnsupportedTests("they contain no test; write asserts, functions test_..., or a unittest.TestCase")
+        yield FoundTest(ast.unparse(module))  # the test is that its calls do not raise
         return
     for place in places:
-        before = [one for one in module.body[:place] if not _asserts(one)]
+        before = [one for one in module.body[:place] if not _has_assert(one)]
         after = module.body[place + 1 :] if place == places[-1] else []
-        yield FoundTest(_unparsed([*before, module.body[place], *after]))
+        yield FoundTest(_source([*before, module.body[place], *after]))
 
 
-def _asserts(statement: ast.stmt) -> bool:
+def _has_assert(statement: ast.stmt) -> bool:
     return not isinstance(statement, _DEFINING) and any(isinstance(one, ast.Assert) for one in ast.walk(statement))
 
 
-def _unparsed(statements: Sequence[ast.stmt]) -> str:
+def _source(statements: Sequence[ast.stmt]) -> str:
     return ast.unparse(ast.Module(list(statements), type_ignores=[]))
 
 
@@ -167,7 +174,7 @@ PROGRAM = """\
 import os as _os; _os.dup2(_os.open("/dev/null", _os.O_WRONLY), 2); del _os
 exec(compile({code!r}, "solution.py", "exec", dont_inherit=True))
 """
-SPARE_CHARS = 10_000  # beyond the expected output: more is wrong anyway
+SPARE_CHARS = 10_000  # beyond the expected output: a longer output is wrong anyway
 LINK = "exchange = lambda message: apis.other.say(message=message)\n"
 TEST_PROGRAM = """\
 {rpc}
@@ -193,7 +200,7 @@ class UnitTest:
     test: str
     call: str = ""  # `test_zero`, `TestAdd.test_zero`, or `check`, called with the first entry point
     setup: str = ""
-    entry_points: tuple[str, ...] = ()  # names of the code that it may use; empty: all
+    entry_points: tuple[str, ...] = ()  # names of the solution that the test may use; empty: all
 
 
 Case = InputOutput | UnitTest
@@ -207,22 +214,22 @@ class Verdict:
     fault: Fault | None = None
 
 
-async def tried(code: str, case: Case, limits: Limits, allow_weak: bool) -> Verdict:
+async def run_case(code: str, case: Case, limits: Limits, allow_weak: bool) -> Verdict:
     """Run the code on a test case."""
     if isinstance(case, InputOutput):
-        return await _printed_right(code, case, limits, allow_weak)
-    return await _passes(code, case, limits, allow_weak)
+        return await _run_program(code, case, limits, allow_weak)
+    return await _run_unit_test(code, case, limits, allow_weak)
 
 
-async def _printed_right(code: str, case: InputOutput, limits: Limits, allow_weak: bool) -> Verdict:
+async def _run_program(code: str, case: InputOutput, limits: Limits, allow_weak: bool) -> Verdict:
     enough = replace(limits, output_chars=len(case.wanted) + SPARE_CHARS)
     ran = await run_once(PROGRAM.format(code=code), case.given, enough, allows_weak=allow_weak)
     is_over = ran.error in (None, Fault.EXITED)
     return Verdict(is_over and same_output(ran.output, case.wanted, case.tolerance), ran.error)
 
 
-async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -> Verdict:
-    """Run tests and code in two sandboxes and relay their messages. Only the tests decide the verdict."""
+async def _run_unit_test(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -> Verdict:
+    """Run tests and code in two sandboxes and relay their messages. The sandbox of the tests decides the verdict."""
     relay, rpc, run_tests = _Relay(), *(file.read_text(encoding="utf-8") for file in (RPC, RUN_TESTS))
     program = TEST_PROGRAM.format(
         rpc=rpc,
@@ -244,10 +251,10 @@ async def _passes(code: str, case: UnitTest, limits: Limits, allow_weak: bool) -
             first: Execution = trying.result() if trying.done() else serving.result()
             return Verdict(trying.done() and first.error is None, first.error)
         finally:
-            await _ended(serving, trying)
+            await _cancel(serving, trying)
 
 
-async def _ended(*tasks: asyncio.Task[Execution]) -> None:
+async def _cancel(*tasks: asyncio.Task[Execution]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -303,7 +310,7 @@ PYTHON = ("", "python", "python3", "py")
 
 
 class Counting(StrEnum):
-    """Conversion of passed tests to a reward."""
+    """How passed tests become a reward."""
 
     SHARE = "share"  # the fraction that passes
     ALL = "all"  # all or nothing; stops at the first failure
@@ -373,7 +380,7 @@ class CodeTests:
     async def _passes(self, code: str, case: Case) -> bool:
         async with self._places:
             self._cases += 1
-            verdict = await tried(code, case, self._limits, self._allow_weak)
+            verdict = await run_case(code, case, self._limits, self._allow_weak)
         self._timeouts += verdict.fault in (Fault.TIMED_OUT, Fault.CPU)
         return verdict.is_passed
 
@@ -396,14 +403,16 @@ def _cases(written: Any, setup: str, points: tuple[str, ...], tolerance: float |
             return [InputOutput(_text(given), _text(wanted), tolerance)]
         case str():
             try:
-                missing = [name for text in (setup, written) for name in imported_modules(text) if not _is_there(name)]
+                missing = [
+                    name for text in (setup, written) for name in imported_modules(text) if not _is_installed(name)
+                ]
                 found = found_tests(written, bool(points))
-            except NotRun as error:
+            except UnsupportedTests as error:
                 raise RewardFailed(f"the tests of task {task[:60]!r}: {error}") from error
             except (SyntaxError, ValueError) as error:
-                raise RewardFailed(f"a test of task {task[:60]!r} is no Python: {error}") from error
+                raise RewardFailed(f"a test of task {task[:60]!r} is not Python: {error}") from error
             if missing:
-                why = f"there is no {missing[0]} here; install it, or import what the code defines from {SOLUTION}"
+                why = f"it is not installed here; install it, or import names of the tested code from {SOLUTION}"
                 raise RewardFailed(f"the tests of task {task[:60]!r} import {missing[0]}: {why}")
             return [UnitTest(test.source, test.call, setup, points) for test in found]
     raise RewardFailed(
@@ -412,7 +421,7 @@ def _cases(written: Any, setup: str, points: tuple[str, ...], tolerance: float |
 
 
 @cache
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
@@ -462,8 +471,8 @@ class RollCode(CodeTests):
             return 1.0
         if not self._on_error:
             return 0.0
-        failed = [await tried(code, case, self._limits, self._allow_weak) for case in cases]
-        return self._on_error if any(verdict.fault is not None for verdict in failed) else 0.0
+        verdicts = [await run_case(code, case, self._limits, self._allow_weak) for case in cases]
+        return self._on_error if any(verdict.fault is not None for verdict in verdicts) else 0.0
 
     def _cases_of(self, task: Task) -> list[Case]:
         written, kind = task_value(task, "test_cases"), str(task.data.get("case_type") or "")

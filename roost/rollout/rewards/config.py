@@ -17,11 +17,11 @@ from roost.rollout.data.tables import DataError
 from roost.rollout.episode import Task
 from roost.rollout.rewards.reward import TRUTH, Answer, Reads, Reward, RewardFailed, Scored, as_scored
 
-OFFERED = ("answer", "task", "data", "text", "reward", "messages")  # the answer and its parts
+OFFERED = ("answer", "task", "data", "text", "reward", "messages")  # arguments: the answer, and its parts
 
 
 class Function:
-    """Calls a function, asynchronous or not, with those of `OFFERED` that it names.
+    """Calls a function, asynchronous or not, with those arguments of `OFFERED` that it takes.
 
     >>> def short(text, most=10):
     ...     return len(text) <= most
@@ -45,7 +45,7 @@ class Function:
         self._named = named_arguments(self._function, self._keys)
         self._limit_s = limit_s
         self._is_async = inspect.iscoroutinefunction(self._function)
-        self._places = asyncio.Semaphore(threads)  # limit_s counts from when a slot is free
+        self._places = asyncio.Semaphore(threads)  # limit_s counts from when a thread is free
 
     async def score(self, answer: Answer) -> Scored | float:
         parts = answer, answer.task, answer.task.data, answer.text, answer.reward, answer.messages
@@ -65,7 +65,7 @@ class Function:
     async def _called(self, arguments: dict[str, Any]) -> Any:
         if self._is_async:
             return await self._function(**arguments)
-        # One thread per call, so that a hanging call does not block later answers.
+        # A new thread for each call, so that a hanging call does not block later answers.
         result = await asyncio.wrap_future(
             in_daemon_thread(f"reward {self._name}", lambda: self._function(**arguments))
         )
@@ -105,8 +105,8 @@ class Route:
     name: str
     tags: frozenset[str] = frozenset()  # tags of the tasks it scores; empty: all tasks, unless it has a domain
     weight: float = 1.0
-    domain: str = ""  # it alone scores tasks with this `domain` in their data, whatever their tag
-    is_fallback: bool = False  # it scores tasks that no other reward scores
+    domain: str = ""  # tasks with this `domain` in their data are scored by this reward alone, whatever their tag
+    is_fallback: bool = False  # also scores tasks that no other reward scores
     is_cached: bool = False  # equal answers to equal tasks are scored once
 
     def takes(self, tag: str) -> bool:
@@ -186,7 +186,7 @@ class ConfiguredRewards:
 
 
 def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Collection[str] = ()) -> ConfiguredRewards:
-    """Create the rewards of a config; for those in `elsewhere` only check the keys.
+    """Create the rewards of a config; for those in `elsewhere`, which run in workers, only check the keys.
 
     >>> built = make_rewards(
     ...     {"exact": {"_target_": "roost.rollout.rewards.math_answer.ExactAnswer", "tags": "math", "find": "boxed"}},
@@ -230,7 +230,7 @@ def make_reward(name: str, keys: Mapping[str, Any]) -> Reward:
     return built.local[name]
 
 
-# How answers find a reward ------------------------------------------------------------------------------------------
+# Routing ------------------------------------------------------------------------------------------------------------
 
 
 def _route(name: str, keys: Mapping[str, Any], where: Where, findings: Findings) -> Route:
@@ -283,37 +283,37 @@ def _check_scenario(keys: Mapping[str, Any], where: Where, findings: Findings) -
             findings.error("RST-A006", where.under(str(key)), "is not a key here", why, fix)
 
 
-# What a reward reads ------------------------------------------------------------------------------------------------
+# Columns of the data that rewards read ------------------------------------------------------------------------------
 
 
 def check_answers(
     config: Mapping[str, Any], routing: Routing, tasks: Iterable[tuple[str, Task]], where: Where, findings: Findings
 ) -> None:
-    """Report data that rewards cannot read: a value of the wrong kind, and a column that none of the tasks has.
+    """Report data that rewards cannot read: values of the wrong kind, and columns that no task has.
 
     `tasks` are some tasks with their places; `where` is the place of the data.
     """
     readers = {route.name: _columns_read(config[route.name]) for route in routing.routes}
     without: dict[tuple[str, str], list[tuple[str, Task]]] = {}  # tasks without a value, by reward and column
-    seen: set[tuple[str, str]] = set()  # rewards and columns for which a task has a value
-    wrong: set[tuple[str, str]] = set()
+    with_value: set[tuple[str, str]] = set()  # rewards and columns for which a task has a value
+    reported: set[tuple[str, str]] = set()
     for place, task in tasks:
         for route in routing.of(task.tag, domain_of(task)):
             for column, check in readers[route.name].items():
-                one, value = (route.name, column), task.data.get(column)
+                key, value = (route.name, column), task.data.get(column)
                 if value is None:
-                    without.setdefault(one, []).append((place, task))
+                    without.setdefault(key, []).append((place, task))
                     continue
-                seen.add(one)
+                with_value.add(key)
                 why = check(value)
-                if why and one not in wrong:
+                if why and key not in reported:
                     fix = "correct the row, or name another column as answer in the data"
                     what = f"{place}: {column} {why}"
                     DataError("RST-T089", what, f"reward {route.name} reads it", fix, "answer").report(where, findings)
-                    wrong.add(one)
+                    reported.add(key)
     for (name, column), lacking in without.items():
         place, task = lacking[0]
-        if (name, column) in seen:
+        if (name, column) in with_value:
             what = f"{counted(len(lacking), 'row')} without {column}, which reward {name} reads, such as {place}"
             findings.warn("RST-T091", where, what, "their samples fail and are skipped", "correct or remove the rows")
             continue
@@ -335,7 +335,7 @@ def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
     signatures = [inspect.signature(one).parameters for one in callables] if reads else []
     found = {}
     for name, check in reads.items():
-        # A subclass may pass keys on; what is no parameter of any class is a column's own name.
+        # A subclass may pass keys on to its base class; a name that no class takes is that of a column.
         default = next((each[name].default for each in signatures if name in each), name)
         column = keys.get(name, default)
         if isinstance(column, str):
@@ -343,7 +343,7 @@ def _columns_read(keys: Mapping[str, Any]) -> dict[str, Callable[[Any], str]]:
     return found
 
 
-# What a reward is made of -------------------------------------------------------------------------------------------
+# Creating a reward --------------------------------------------------------------------------------------------------
 
 
 def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> Callable[[], Any] | None:

@@ -26,7 +26,7 @@ def _sentences(text: str) -> int:
 
 
 def _counted(count: int, wanted: int, quantifier: str, spread: int = 0) -> bool:
-    """Compare a count with a number by "at least", "at most" or "around", which may be off by `spread`."""
+    """Compare a count with the wanted one: "at least", "at most", or "around", which may differ by `spread`."""
     match quantifier:
         case "at least":
             return count >= wanted

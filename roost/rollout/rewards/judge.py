@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import EngineError, EngineLost, EngineRefused
-from roost.rollout.rewards.judge_server import OwnServer, Served, ServedByOthers, check_served
+from roost.rollout.rewards.judge_server import ExternalServer, ModelServer, OwnServer, check_served
 from roost.rollout.rewards.reward import Answer, Reads, RewardFailed, any_value, task_value
 
 if TYPE_CHECKING:
@@ -99,9 +99,8 @@ class Reading:
     highest: float
     pattern: str = PATTERN
     json_key: str | None = None
-    word: str | None = (
-        None  # a reply with this word, in any case, counts as the highest number, any other as the lowest
-    )
+    # A reply with this word, in upper or lower case, counts as the highest number, any other reply as the lowest.
+    word: str | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
@@ -280,7 +279,7 @@ class Judge:
     async def _patient_reply(self, messages: list[dict[str, str]]) -> tuple[str, bool]:
         """Return the judge's reply. Retry a busy or unreachable server for up to `patience_s`.
 
-        If its own engine died, try one restarted engine, but no third: the answer itself may crash them.
+        If its own engine died, retry on the restarted one, but only once: the answer itself may crash engines.
         """
         last_calls: HttpCalls | None = None
         servers, began, wait_s = 0, 0.0, FIRST_WAIT_S
@@ -292,8 +291,11 @@ class Judge:
                 return await self._reply(calls, messages)
             except EngineLost:
                 pause_s = wait_s * random.uniform(0.5, 1.0)  # jitter, so that not all retry at the same time
-                is_late = time.monotonic() + pause_s - began > self._patience_s
-                if servers > 1 if await self._server.is_lost() else is_late:
+                if await self._server.is_lost():
+                    gives_up = servers > 1
+                else:
+                    gives_up = time.monotonic() + pause_s - began > self._patience_s
+                if gives_up:
                     raise
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -315,10 +317,10 @@ class Judge:
 
 
 class CompletionJudge(Judge):
-    """RLinf's `code_offline`: a judge's number of a completed piece of code, divided by 10, times `scale`.
+    """RLinf's `code_offline`: a judge's number for a completed piece of code, divided by 10, times `scale`.
 
-    The prompt has the code around it between fill-in-the-middle tokens. Address, key and model of the judge are in the
-    environment variables that RLinf reads. An answer that is not judged gets 0.4 * `scale`.
+    The code around it is in the prompt, between fill-in-the-middle tokens. Address, key and model of the judge are in
+    the environment variables that RLinf reads. An answer that is not judged gets `failed` * `scale`.
     """
 
     URL, KEY, MODEL = "LLMASJUDGE_API_URL", "LLMASJUDGE_API_KEY", "LLMASJUDGE_MODEL"
@@ -340,7 +342,7 @@ class CompletionJudge(Judge):
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Nothing: the environment says how the judge is reached."""
+        """Report nothing: environment variables have the address of the judge."""
 
     async def score(self, answer: Answer) -> float:
         return self._factor * await super().score(answer)
@@ -352,10 +354,10 @@ class CompletionJudge(Judge):
         return {**super()._texts(answer), "prefix": before, "suffix": after}
 
 
-def _served(base_url: str | None, api_key_env: str | None, engine: Mapping[str, Any] | None, model: str) -> Served:
+def _served(base_url: str | None, api_key_env: str | None, engine: Mapping[str, Any] | None, model: str) -> ModelServer:
     if engine is not None:
         return OwnServer(engine, model)
-    return ServedByOthers(str(base_url), _api_key(api_key_env))
+    return ExternalServer(str(base_url), _api_key(api_key_env))
 
 
 def _api_key(variable: str | None) -> str | None:

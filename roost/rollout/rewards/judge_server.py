@@ -22,7 +22,7 @@ from roost.procs.files import ScratchFolder
 from roost.rollout.rewards.reward import RewardFailed
 from roost.transport.context import worker_setup
 
-# What the judge's other keys and its place decide, and what only a model that is trained has a use for.
+# Set by other keys of the judge, by its placement, or only for a model that is trained.
 DECIDED = ("model", "name", "served_name", "device", "host", "api_key", "sleeps", "lora_rank", "weight_transfer")
 OPTIONS = tuple(field.name for field in fields(ServerSpec) if field.name not in DECIDED)
 KINDS = [kind.value for kind in EngineKind]
@@ -30,10 +30,10 @@ EXAMPLE = "engine: {kind: vllm}"
 
 
 def check_served(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-    """Report a judge that is not served, or served twice, and invalid options of its own engine."""
+    """Report a judge with no server or with two, and invalid options of its own engine."""
     base_url, engine = config.get("base_url"), config.get("engine")
     if base_url is None and engine is None:
-        why = "its model is served by others, or by itself"
+        why = "a judge asks an external server, or starts its own"
         findings.error(
             "RST-A019",
             where,
@@ -45,7 +45,7 @@ def check_served(config: Mapping[str, Any], where: Where, findings: Findings) ->
         fix = "leave out engine to ask that server, or base_url for an engine of its own"
         findings.error("RST-A019", where, "has both base_url and engine", f"base_url is {shown(base_url)}", fix)
     elif engine is not None and config.get("api_key_env") is not None:
-        why = "it is for a server of others; the judge's own listens on its machine only"
+        why = "only an external server takes a key; the judge's own listens on its machine only"
         findings.error("RST-A020", where.under("api_key_env"), "is of no use beside engine", why, "leave it out")
     if engine is not None:
         _check_engine(engine, where.under("engine"), findings)
@@ -111,8 +111,8 @@ def server_of(engine: Mapping[str, Any], model: str, name: str, devices: int) ->
     )
 
 
-class Served(Protocol):
-    """A served model."""
+class ModelServer(Protocol):
+    """A server of the judge's model."""
 
     @property
     def counts(self) -> dict[str, int]: ...
@@ -128,7 +128,7 @@ class Served(Protocol):
     async def close(self) -> None: ...
 
 
-class ServedByOthers:
+class ExternalServer:
     """A server that Roost does not start or stop."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
@@ -166,7 +166,7 @@ class OwnServer:
         self._owner: LocalOwner | None = None
         self._start: asyncio.Task[HttpCalls] | None = None
         self._calls: HttpCalls | None = None
-        self._recent: deque[float] = deque()  # restarts
+        self._recent: deque[float] = deque()  # times of restarts
         self._restarts = 0
         self._is_closed = False
 

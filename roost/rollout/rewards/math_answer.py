@@ -23,7 +23,7 @@ BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 class Find(StrEnum):
-    """Position of the answer in a text."""
+    """Where the answer is in a text."""
 
     TEXT = "text"  # it is the whole text
     LAST_LINE = "last_line"  # the last non-blank line
@@ -32,7 +32,7 @@ class Find(StrEnum):
 
 
 class ExactAnswer:
-    """Compares the answer in the text with the right one in the task's data, apart from what is ignored."""
+    """`right` if the answer in the text equals one in the task's data, else `wrong`."""
 
     reads = ANSWER
 
@@ -99,7 +99,7 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"\boxed{1}, so \boxed{\frac{1}{2}}"), last_boxed(r"\boxed{1")
     ('\\frac{1}{2}', None)
     """
-    opened: list[int | None] = []  # where the braces that are open began, if they are a box's
+    opened: list[int | None] = []  # for each open brace the start of its content if it belongs to a box, else None
     last, content = -1, None
     for part in BRACES.finditer(text):
         if part[0].endswith("{") and part[0] != r"\{":
@@ -124,7 +124,7 @@ def as_number(text: str) -> Decimal | None:
 
 
 START_LIMIT_S = 120.0  # until a process is ready: imports may come from a slow disk
-USES = 2_000  # questions before a process is replaced, as caches of libraries only grow
+USES = 2_000  # questions before a process is replaced, because caches of libraries only grow
 
 
 class ProcessLost(ConnectionError):
@@ -132,7 +132,7 @@ class ProcessLost(ConnectionError):
 
 
 class NotStarted(RuntimeError):
-    """A process did not become ready; no question is to blame."""
+    """A process did not become ready, whatever the question."""
 
 
 class AnsweringProcess:
@@ -184,7 +184,7 @@ class AnsweringProcess:
         try:
             line = await self._process.stdout.readline()
         except ValueError as error:
-            raise ProcessLost(f"the program says too much: {error}") from error
+            raise ProcessLost(f"the program wrote a line that is too long: {error}") from error
         if not line.endswith(b"\n"):
             raise ProcessLost(f"the program ended with {await self._process.wait()}")
         self._is_ready = True
@@ -231,8 +231,8 @@ GB = 1024**3
 class MathAnswer:
     """Compares expressions, fractions, sets, intervals and equations with math-verify.
 
-    Answers are compared in a pool of processes with limits, as hostile ones can run forever or fill the memory. Such
-    an answer is wrong, and counted.
+    Answers are compared in a pool of processes with limits, as some take forever or fill the memory. Such an answer is
+    wrong, and counted.
     """
 
     reads = ANSWER
@@ -297,7 +297,7 @@ class MathAnswer:
         except NotStarted as error:
             raise RewardFailed(f"answers cannot be compared: {error}") from error
         if is_right is None:
-            raise RewardFailed(f"the right answer of task {task[:60]!r} is no mathematics: {', '.join(right)[:60]!r}")
+            raise RewardFailed(f"the right answer of task {task[:60]!r} is not mathematics: {', '.join(right)[:60]!r}")
         return bool(is_right)
 
 
@@ -361,7 +361,7 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 class RollMath(MathAnswer):
-    """ROLL's MathRuleRewardWorker: 1 if what follows the thinking, or else the last blank line, is right."""
+    """ROLL's MathRuleRewardWorker: 1 if the text after the thinking, or else after the last blank line, is right."""
 
     def __init__(self, answer: str = TRUTH, limit_s: float = 5.0, **more: Any) -> None:
         super().__init__(answer, limit_s=limit_s, **more)
@@ -377,7 +377,7 @@ class RollMath(MathAnswer):
 
 
 def judged_text(text: str, prompt: str = "") -> str:
-    r"""The part of an answer that ROLL's math rule reads; nothing where the thinking is not as it should be.
+    r"""The part of an answer that ROLL's math rule reads; empty if the thinking tags are not well-formed.
 
     >>> judged_text("<think>2+2</think>It is 4"), judged_text("2+2\n\nIt is 4"), judged_text("It is 4")
     ('It is 4', 'It is 4', '')

@@ -39,7 +39,7 @@ def compare(text: str, right: list[str]) -> bool | None:
 
 
 def compare_first(text: str, right: list[str]) -> bool | None:
-    """Compare the first expression found, without a search in plain text: ROLL's math rule."""
+    """ROLL's math rule: compare the first expression found, without searching plain text."""
     from math_verify import parse, verify
 
     wanted = [parse(f"${one}$", parsing_timeout=None)[:1] for one in right]
@@ -50,7 +50,7 @@ def compare_first(text: str, right: list[str]) -> bool | None:
 
 
 def math_text() -> Any:
-    """The module beside this file, which cannot be imported by its name."""
+    """Load the module from the file beside this one, as Roost may not be importable here."""
     path = Path(__file__).resolve().with_name("math_text.py")
     spec = importlib.util.spec_from_file_location("math_text", path)
     if spec is None or spec.loader is None:

@@ -36,7 +36,7 @@ def extracted(text: str) -> str | None:
 
 
 def _boxed(after: str) -> str:
-    """Boxed text: up to the brace that closes it, or up to the next dollar sign without a brace."""
+    """Boxed text: up to the closing brace, or up to the next dollar sign if it has no braces."""
     if not after.startswith("{"):
         return after.partition("$")[0].strip()
     depth = 0
@@ -74,7 +74,7 @@ SLASHED = re.compile(r"^(-?\d+)/(-?\d+)$")
 
 
 def cleaned(text: str) -> str:
-    r"""An answer without what says nothing about its value: units, dollar signs, spaces, "x =" and the like.
+    r"""Remove parts of an answer that do not change its value: units, dollar signs, spaces, "x =" and the like.
 
     >>> [cleaned(text) for text in (r"x = \dfrac12 \text{ cm}", "$1,000.00$ dollars.", "1/2", "ten", "50\\%")]
     ['\\frac{1}{2}', '1,000', '\\frac{1}{2}', '10', '50']

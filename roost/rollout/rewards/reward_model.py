@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.config.findings import Findings, Where
 from roost.engines.protocol import EngineError
-from roost.rollout.rewards.judge_server import OwnServer, ServedByOthers, check_served
+from roost.rollout.rewards.judge_server import ExternalServer, OwnServer, check_served
 from roost.rollout.rewards.reward import Answer, RewardFailed
 from roost.transport.context import worker_setup
 
@@ -39,19 +39,19 @@ class RewardModel:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         self._name, self._dtype, self._batch_size, self._max_length = model, dtype, batch_size, max_length
         self._limit_s = limit_s
-        self._server: OwnServer | ServedByOthers | None = None
+        self._server: OwnServer | ExternalServer | None = None
         if engine is not None:
             arguments = ["--runner", "pooling", *engine.get("args", ())]
             self._server = OwnServer({**engine, "args": arguments}, model, api="")
         elif base_url is not None:
-            self._server = ServedByOthers(base_url.removesuffix("/v1"), None)
+            self._server = ExternalServer(base_url.removesuffix("/v1"), None)
         self._tokenizer: Any = None
         self._model: Any = None
         self._lock = asyncio.Lock()  # one load or forward pass at a time
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Report a model served twice, and an engine that cannot start; without either it is loaded here."""
+        """Report a model with two servers, and an engine that cannot start; without either it is loaded here."""
         if config.get("engine") is not None or config.get("base_url") is not None:
             check_served(config, where, findings)
             kind = config["engine"].get("kind") if isinstance(config.get("engine"), Mapping) else "vllm"

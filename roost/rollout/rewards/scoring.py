@@ -23,7 +23,7 @@ from roost.transport.context import Failure, FailureKind, WaitedTooLong, WorkerF
 
 GATHER_S = 0.005  # batching delay: the episodes of a group often end together
 LARGEST = 64  # answers per call
-AGAIN_S = 0.1  # between calls to a worker that is being restarted
+RETRY_S = 0.1  # between calls to a worker that is restarting
 
 
 class _Waiting(NamedTuple):
@@ -92,7 +92,7 @@ class RemoteReward:
             call.cancel()
         _fail(self._gathered, self._closed())
         if self._loads:
-            with contextlib.suppress(WorkerFailed, WaitedTooLong):  # a dead worker holds nothing
+            with contextlib.suppress(WorkerFailed, WaitedTooLong):  # a dead worker has nothing to close
                 await self._group.execute_on(list(self._loads)).close_reward()
 
     def _closed(self) -> RewardFailed:
@@ -102,10 +102,10 @@ class RemoteReward:
         """Send the gathered answers."""
         wanted = [waiting for waiting in self._gathered if not waiting.score.done()]  # some were cancelled
         self._gathered, self._timer = [], None
-        self._share_out(wanted, self._loads)
+        self._distribute(wanted, self._loads)
 
-    def _share_out(self, batch: Sequence[_Waiting], loads: Mapping[int, int], lost: str | None = None) -> None:
-        """Divide answers among workers; `lost` has the death that each answer was lost with before."""
+    def _distribute(self, batch: Sequence[_Waiting], loads: Mapping[int, int], lost: str | None = None) -> None:
+        """Divide answers among workers; `lost` is the failure that they were lost to before, if any."""
         if not loads:
             _fail(batch, RewardFailed(f"no worker of {self._group.name} is left"))
             return
@@ -125,8 +125,8 @@ class RemoteReward:
     async def _answered(self, rank: int, batch: Sequence[_Waiting], lost: str | None) -> None:
         try:
             try:
-                told = await self._group.execute_on(rank).score([waiting.answer for waiting in batch])
-                _settle(batch, told[0])
+                returned = await self._group.execute_on(rank).score([waiting.answer for waiting in batch])
+                _settle(batch, returned[0])
             except WorkerFailed as error:
                 await self._lost(rank, batch, lost, error)
         except Exception as error:  # any error goes to the callers that wait
@@ -141,30 +141,30 @@ class RemoteReward:
     async def _lost(self, rank: int, batch: Sequence[_Waiting], lost: str | None, error: WorkerFailed) -> None:
         own = [failure for failure in error.failures if failure.address == (self._group.name, rank)]
         if not own:
-            _fail(batch, error)  # another worker of the job failed: the run must handle it
+            _fail(batch, error)  # another worker of the job failed, which ends the run
             return
-        comes_back = _comes_back(own)
-        if comes_back is False:
+        restarts = _will_restart(own)
+        if restarts is False:
             self._loads.pop(rank, None)
         death = own[0].summary
-        if comes_back is None or lost not in (None, death):
+        if restarts is None or lost not in (None, death):
             _fail(batch, RewardFailed(f"its worker {self._group.name}:{rank} was lost: {death}"))
             return
-        if lost == death:  # a call fails with the same death until the worker is there again
-            await asyncio.sleep(AGAIN_S)
+        if lost == death:  # calls fail with the same error until the worker has restarted
+            await asyncio.sleep(RETRY_S)
         others = {other: load for other, load in self._loads.items() if other != rank}
         wanted = [waiting for waiting in batch if not waiting.score.done()]
-        self._share_out(wanted, others or self._loads, death)
+        self._distribute(wanted, others or self._loads, death)
 
 
-def _comes_back(failures: Sequence[Failure]) -> bool | None:
-    """Return True if a dead worker is restarted, False if not; None if it lives and only raised an error."""
+def _will_restart(failures: Sequence[Failure]) -> bool | None:
+    """Return True if a dead worker restarts, False if not; None if it is alive and only raised an error."""
     ends = [failure for failure in failures if failure.kind is not FailureKind.RAISED]
     return any(failure.will_restart for failure in ends) if ends else None
 
 
-def _settle(batch: Sequence[_Waiting], told: Sequence[Any]) -> None:
-    for waiting, score in zip(batch, told, strict=True):
+def _settle(batch: Sequence[_Waiting], returned: Sequence[Any]) -> None:
+    for waiting, score in zip(batch, returned, strict=True):
         if isinstance(score, str):
             _fail([waiting], RewardFailed(score))
         elif not waiting.score.done():
@@ -183,7 +183,7 @@ COUNTS_LIMIT_S = 10.0  # metrics only: not worth a long wait
 
 
 class BatchedReward:
-    """Gives a reward with `score_batch` answers together: those that arrive within `gather_s`."""
+    """Collects answers that arrive within `gather_s` and scores them together, with `score_batch`."""
 
     def __init__(self, reward: Any, gather_s: float = GATHER_S, largest: int = LARGEST) -> None:
         self._reward, self._gather_s, self._largest = reward, gather_s, largest
@@ -275,12 +275,12 @@ class CachedReward:
         try:
             return await call_async(self._reward.score, answer)
         except BaseException:
-            self._found.pop(key, None)  # the next one tries again
+            self._found.pop(key, None)  # the next caller scores it again
             raise
 
 
 def answer_key(answer: Answer) -> bytes:
-    """Digest of everything of an answer that a reward may read.
+    """Digest of everything in an answer that a reward may read.
 
     >>> from roost.rollout.episode import Task
     >>> one, other = (Answer(Task("1+1", {"answer": right}), "2") for right in (2, 3))
@@ -335,20 +335,20 @@ class Rewards:
         inner = {f"{route.name}/{name}": part for route, one in scored.items() for name, part in one.parts.items()}
         by_turn = [(route.weight, one.turn_rewards) for route, one in scored.items() if one.turn_rewards]
         turn_rewards = tuple(
-            sum(weight * rewards[turn] for weight, rewards in by_turn) for turn in range(answer.turns if by_turn else 0)
+            sum(weight * one[turn] for weight, one in by_turn) for turn in range(answer.turns if by_turn else 0)
         )
         return Scored(total, self.routing.parts(tag, answer.reward, rewards, domain) | inner, turn_rewards)
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """Counters of the rewards, such as timeouts; nothing for one that fails to return them."""
-        told = await asyncio.gather(*map(_counts, self._rewards.values()), return_exceptions=True)
-        found = zip(self._rewards, told, strict=True)
+        returned = await asyncio.gather(*map(_counts, self._rewards.values()), return_exceptions=True)
+        found = zip(self._rewards, returned, strict=True)
         return {name: counts for name, counts in found if not isinstance(counts, BaseException) and counts}
 
     async def new_counts(self) -> dict[str, int]:
         """Counters since the last call, by metric name."""
-        told = await self.counts()
-        now = {f"reward/{name}/count/{key}": count for name, counts in told.items() for key, count in counts.items()}
+        every = await self.counts()
+        now = {f"reward/{name}/count/{key}": count for name, counts in every.items() for key, count in counts.items()}
         # A restarted worker counts from 0.
         new = {name: count - min(count, self._counted.get(name, 0)) for name, count in now.items()}
         self._counted |= now
@@ -373,8 +373,8 @@ class Rewards:
 
 async def _counts(reward: Reward) -> dict[str, int]:
     counts = getattr(reward, "counts", {})
-    told = await within(COUNTS_LIMIT_S, counts()) if inspect.iscoroutinefunction(counts) else counts
-    return {str(key): int(count) for key, count in dict(told).items()}
+    returned = await within(COUNTS_LIMIT_S, counts()) if inspect.iscoroutinefunction(counts) else counts
+    return {str(key): int(count) for key, count in dict(returned).items()}
 
 
 async def _prepared(name: str, reward: Reward) -> None:
@@ -385,7 +385,7 @@ async def _prepared(name: str, reward: Reward) -> None:
 
 
 class RewardedEpisodeRunner:
-    """Runs episodes with another runner, then scores them with rewards. `decode` makes the text of messages."""
+    """Runs episodes with another runner, then scores them with rewards; `decode` decodes the tokens of messages."""
 
     def __init__(
         self, runner: EpisodeRunner, rewards: Rewards, decode: Decode = token_numbers, split: Split = Split.TRAIN

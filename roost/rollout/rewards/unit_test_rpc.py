@@ -85,11 +85,11 @@ class RpcPeer:
         return readers[kind](content)
 
     def request(
-        self, what: str, number: int, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
+        self, operation: str, number: int, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
     ) -> Any:
         """Send a request for a kept object; arguments that the other peer changed are changed here as well."""
         packed = [self.pack(one) for one in arguments]
-        answer = self._exchange({"do": what, "of": number, "with": packed, "named": self.pack(named or {})})
+        answer = self._exchange({"do": operation, "of": number, "with": packed, "named": self.pack(named or {})})
         while "do" in answer:  # it first calls a function that was an argument
             answer = self._exchange(self.execute(answer))
         if "raised" in answer:
@@ -111,20 +111,20 @@ class RpcPeer:
             return {"raised": names, "text": str(error)}
         return {"value": value, "changed": changed}
 
-    def _do(self, what: str, kept: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        if what == "call":
+    def _do(self, operation: str, kept: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        if operation == "call":
             return kept(*arguments, **named)
         if not self._serves_all:
-            raise PermissionError(what)
-        if what == "get":
+            raise PermissionError(operation)
+        if operation == "get":
             return getattr(kept, arguments[0])
-        if what == "set":
+        if operation == "set":
             return setattr(kept, *arguments)
-        if what == "equal":
+        if operation == "equal":
             return kept == arguments[0]
-        if what == "less":
+        if operation == "less":
             return kept < arguments[0]
-        return SPECIAL[what](kept, *arguments)
+        return SPECIAL[operation](kept, *arguments)
 
     def _changed(self, before: list[Any], arguments: list[Any]) -> list[Any]:
         places = [place for place, one in enumerate(arguments) if isinstance(one, list | dict | set | bytearray)]
@@ -167,10 +167,10 @@ class RemoteObject:
 
 
 def _request(
-    remote: RemoteObject, what: str, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
+    remote: RemoteObject, operation: str, arguments: Sequence[Any] = (), named: dict[str, Any] | None = None
 ) -> Any:
     peer: RpcPeer = object.__getattribute__(remote, "_peer")
-    return peer.request(what, object.__getattribute__(remote, "_number"), arguments, named)
+    return peer.request(operation, object.__getattribute__(remote, "_number"), arguments, named)
 
 
 def _forwarding(name: str) -> Callable[..., Any]:

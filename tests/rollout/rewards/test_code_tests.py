@@ -307,12 +307,14 @@ def test_all_or_nothing_stops_at_the_first_failure():
         pytest.param(5, "a list of tests is needed", id="a number"),
         pytest.param([5], "is 5; write Python", id="a number among them"),
         pytest.param([{"input": 1}], "a mapping with input and output", id="no output"),
-        pytest.param(["assert ("], "is no Python", id="no Python"),
+        pytest.param(["assert ("], "is not Python", id="no Python"),
         pytest.param(
-            "from main import add\nassert add(1, 1) == 2", "import what the code defines from solution", id="main"
+            "from main import add\nassert add(1, 1) == 2", "import names of the tested code from solution", id="main"
         ),
         pytest.param("def check(candidate): assert candidate(1)", "write entry_point", id="a check of nothing"),
-        pytest.param("def test_a(tmp_path): assert 1", "takes tmp_path, and fixtures are not run", id="a fixture"),
+        pytest.param(
+            "def test_a(tmp_path): assert 1", "takes tmp_path, and fixtures are not supported", id="a fixture"
+        ),
     ],
 )
 def test_tasks_without_tests_cannot_be_scored(tests, message):

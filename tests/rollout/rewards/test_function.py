@@ -68,7 +68,7 @@ def test_scores(function, keys, expected):
     ids=lambda value: str(value)[:12],
 )
 def test_what_is_no_finite_number(value):
-    with pytest.raises(RewardFailed, match="a score is a finite number"):
+    with pytest.raises(RewardFailed, match="it must be a finite number"):
         asyncio.run(outcome(Function(lambda: value)))
 
 

@@ -74,7 +74,7 @@ def test_what_takes_too_long_is_wrong_and_counted_and_others_go_on():
 def test_a_right_answer_that_is_none_is_a_failure():
     (error,) = asyncio.run(score_all(MathAnswer(processes=1, limit_s=HANG_S), [answer_to("4", "")]))
     assert isinstance(error, RewardFailed)
-    assert "is no mathematics" in str(error)
+    assert "is not mathematics" in str(error)
 
 
 @pytest.mark.parametrize("keys", [{"processes": 0}, {"limit_s": 0}, {"memory_gb": -1}, {"longest": 0}], ids=str)

@@ -78,10 +78,10 @@ def test_an_answer_that_nobody_takes_is_the_scenarios_alone():
     [
         pytest.param(RewardFailed("no tests"), 1.0, "reward bad: no tests", id="failed"),
         pytest.param(KeyError("x"), 1.0, "reward bad: KeyError: 'x'", id="raised"),
-        pytest.param(float("nan"), 1.0, "a score is a finite number", id="nan"),
-        pytest.param("much", 1.0, "a score is a finite number", id="text"),
+        pytest.param(float("nan"), 1.0, "it must be a finite number", id="nan"),
+        pytest.param("much", 1.0, "it must be a finite number", id="text"),
         pytest.param("hang", 1.0, r"reward bad: TimeoutError: timed out after 0\.2 s", id="hangs"),
-        pytest.param(1e300, 1e300, "the sum of all rewards gives inf", id="a sum without end"),
+        pytest.param(1e300, 1e300, "the sum of all rewards: the reward is inf", id="a sum without end"),
     ],
 )
 def test_what_cannot_be_scored(value, weight, message):
@@ -92,12 +92,12 @@ def test_what_cannot_be_scored(value, weight, message):
 
 
 NOT_SCORED = {
-    "a list without turns": ([], "gives 0 rewards of turns, but the policy had 3"),
-    "a mapping without parts": ({}, "a mapping without parts"),
+    "a list without turns": ([], "returned 0 rewards for 3 turns"),
+    "a mapping without parts": ({}, "an empty mapping"),
     "turns that add up to more than a float": ([1e308, 1e308, 0], "beyond the range of floats"),
     "parts that add up to more than a float": ({"a": 1e308, "b": 1e308}, "beyond the range of floats"),
-    "a tensor of two elements": (torch.ones(2), "a score is a finite number"),
-    "an array of two elements": (np.ones(2), "a score is a finite number"),
+    "a tensor of two elements": (torch.ones(2), "it must be a finite number"),
+    "an array of two elements": (np.ones(2), "it must be a finite number"),
 }
 
 
@@ -247,5 +247,5 @@ def test_turn_rewards_are_weighted_and_counted():
         return await rewards.score(Answer(Task("t"), "a", turns=turns))
 
     assert asyncio.run(run(2)) == Scored(4.0, {"steps": 1.5, "end": 1.0}, (1.0, 2.0))
-    with pytest.raises(RewardFailed, match="gives 2 rewards of turns, but the policy had 3"):
+    with pytest.raises(RewardFailed, match="returned 2 rewards for 3 turns"):
         asyncio.run(run(3))

@@ -1,6 +1,6 @@
 import pytest
 
-from roost.rollout.rewards.code_tests import NotRun, found_tests, imported_modules
+from roost.rollout.rewards.code_tests import UnsupportedTests, found_tests, imported_modules
 
 CASE = "import unittest\nclass Adding(unittest.TestCase):\n"
 
@@ -82,12 +82,12 @@ def test_a_check_is_one_case():
         pytest.param(
             "class TestA:\n  def setup_method(self): pass\n  def test_a(self): pass", "setUp", id="setup_method"
         ),
-        pytest.param("import math\n'''About.'''\ndef helper(): assert 1", "no test in them", id="no test"),
-        pytest.param("", "no test in them", id="nothing"),
+        pytest.param("import math\n'''About.'''\ndef helper(): assert 1", "they contain no test", id="no test"),
+        pytest.param("", "they contain no test", id="nothing"),
     ],
 )
 def test_what_is_not_run(source, message):
-    with pytest.raises(NotRun, match=message):
+    with pytest.raises(UnsupportedTests, match=message):
         found_tests(source)
 
 
