@@ -35,7 +35,7 @@ def located(target: str) -> Any:
     """
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise NotLocated(target, "it is no dotted path")
+        raise NotLocated(target, "it is not a dotted path")
     found: Any = _imported(target, parts[0], parts[0], _here())
     for count, part in enumerate(parts[1:], start=2):
         name = ".".join(parts[:count])
@@ -64,7 +64,7 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = name.rpartition(".")[0]
-        if error.name == name or error.name is None or f"{error.name}".startswith(f"{name}."):
+        if error.name == name or error.name is None or error.name.startswith(f"{name}."):
             why = f"{package} has no {part}" if package else f"there is no module {name}"
             raise NotLocated(target, why, part, known) from error
         raise NotLocated(target, f"{name} imports {error.name}, which is not installed") from error
@@ -73,7 +73,7 @@ def _imported(target: str, name: str, part: str, known: Iterable[str]) -> Module
 
 
 def _here() -> list[str]:
-    """Modules that users may mean: their own. Suggesting any installed module would be a guess."""
+    """Modules to suggest: Roost, and those of the working directory. Any installed module would be a guess."""
     return ["roost", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]
 
 
@@ -89,26 +89,26 @@ TARGET, ARGUMENTS = "_target_", "_args_"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requirements for a class: its methods, and the keys that Roost passes to it."""
+    """Requirements for a class: its methods, and the arguments that Roost passes to it."""
 
     methods: tuple[str, ...]
     given: tuple[str, ...] = ()
-    offered: tuple[str, ...] = ()  # passed to a class that takes them
-    perhaps: tuple[str, ...] = ()  # passed if there is a value; users may set them, too
+    offered: tuple[str, ...] = ()  # passed only to a class that takes them
+    optional: tuple[str, ...] = ()  # passed only if Roost has a value; the config may set them, too
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Requirements for a section of the config; `example` is a class of Roost that can be used there."""
+    """A section of the config that names a class; `example` is one of Roost's classes for it."""
 
     name: str
     kinds: tuple[Kind, ...]
     example: str
-    protocol: str  # documentation of the interface
+    protocol: str  # the class that documents the interface
 
 
 def check_target(config: Any, where: Where, part: Part, findings: Findings) -> bool:
-    """Return True if a section can be instantiated, as far as this can be checked without doing it.
+    """Return True if a section can be instantiated, as far as can be checked without doing so.
 
     A class may add checks: `config_parts` lists nested sections that name classes, and
     `check_config(config, where, findings)` checks anything else.
@@ -229,7 +229,7 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
         return
     named = {each.name: each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    why = f"every {call.what} is made with it"
+    why = f"Roost passes it to every {call.what}"
     for name in kind.given:
         if name not in named and not takes_any:
             findings.error(
@@ -238,7 +238,7 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
     given = {*kind.given, *(name for name in kind.offered if name in named)}
     own = {name: each for name, each in named.items() if name not in given}
     for name, parameter in own.items():
-        if parameter.default is parameter.empty and name not in keys and name not in kind.perhaps:
+        if parameter.default is parameter.empty and name not in keys and name not in kind.optional:
             findings.error(
                 "RST-A007", where, f"{name} is missing", f"{call.written} has no default for it", f"add {name}: ..."
             )
@@ -265,7 +265,7 @@ TASKS = Part(
 )
 ENVIRONMENT = Part(
     "class of environments",
-    (Kind(("open", "close"), perhaps=("hardware",)),),
+    (Kind(("open", "close"), optional=("hardware",)),),
     "roost.app_world.serving.client.AppWorldEnvironments",
     "roost.rollout.environments.environment.Environments",
 )

@@ -50,7 +50,7 @@ CONTRACT = "see roost.rollout.agents.agent.Agent, and roost.rollout.agents.appwo
         pytest.param({"_target_": 3}, ((), "the agent has no class", "_target_ is 3", MISSING), id="a number"),
         pytest.param(
             {"_target_": "no such"},
-            (("_target_",), "no such is not found", "it is no dotted path", PLACE),
+            (("_target_",), "no such is not found", "it is not a dotted path", PLACE),
             id="no path",
         ),
         pytest.param(
@@ -100,7 +100,7 @@ CONTRACT = "see roost.rollout.agents.agent.Agent, and roost.rollout.agents.appwo
         ),
         pytest.param(
             {"_target_": f"{HERE}.Coder", "style": "x", "llm": "gpt"},
-            (("llm",), "llm cannot be set", "every agent is made with it", "leave it out"),
+            (("llm",), "llm cannot be set", "Roost passes it to every agent", "leave it out"),
             id="what is given anyway",
         ),
         pytest.param(
@@ -108,7 +108,7 @@ CONTRACT = "see roost.rollout.agents.agent.Agent, and roost.rollout.agents.appwo
             (
                 ("_target_",),
                 f"{HERE}.NoTask does not take task",
-                "every agent is made with it",
+                "Roost passes it to every agent",
                 "add task to its parameters",
             ),
             id="does not take a task",
@@ -142,7 +142,7 @@ def test_several_mistakes_are_told_at_once():
 
 
 PROGRAM = "roost.rollout.agents.openai_agent.OpenAIAgent"
-GIVEN = "every program is made with it"
+GIVEN = "Roost passes it to every program"
 
 
 @pytest.mark.parametrize(

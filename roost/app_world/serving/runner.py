@@ -18,8 +18,8 @@ from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Call, Kind, Pa
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Task
 
-NO_WORK = ("api_docs", "supervisor")
-QUOTED = re.compile(r'"([^"]+)"|(/[\w/.-]*\w)')  # what an instruction speaks of: texts and paths
+NO_WORK = ("api_docs", "supervisor")  # apps whose calls change nothing
+QUOTED = re.compile(r'"([^"]+)"|(/[\w/.-]*\w)')  # quoted texts and paths in an instruction
 
 
 class OracleAgent:
@@ -75,7 +75,7 @@ class RandomAgent:
 
 
 def blocks_of(code: str, most: int) -> Sequence[str]:
-    """The statements of code, one in each block; what is beyond the last block is in it.
+    """The statements of code, one per block; the last block has all that remain.
 
     >>> blocks_of("a = 1\\nfor b in range(a):\\n    print(b)\\nprint(a)", most=2)
     ['a = 1', 'for b in range(a):\\n    print(b)\\nprint(a)']
@@ -119,7 +119,7 @@ class AppWorldScenarioRunner(AgentScenario):
         if not isinstance(keys, Mapping):
             return
         if keys.get("agent") is None:
-            findings.error("RST-A014", place, "has no agent", "an episode is run by one", MOUNT)
+            findings.error("RST-A014", place, "has no agent", "an agent runs the episodes", MOUNT)
         check_call(Call("runner", CONFIG, place), _keys, Kind(()), {"agent": None, **keys}, place, findings)
 
 
