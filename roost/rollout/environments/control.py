@@ -37,7 +37,7 @@ class ObservationBins:
         ):
             raise ValueError(f"low is {self.low} and high is {self.high}; give each number a low below its high")
         if self.bins < 2:
-            raise ValueError(f"bins is {self.bins}; two are needed to tell anything apart")
+            raise ValueError(f"bins is {self.bins}; write 2 or more")
 
     @classmethod
     def from_statistics(cls, mean: Sequence[float], deviation: Sequence[float], bins: int) -> ObservationBins:
@@ -54,9 +54,9 @@ class ObservationBins:
         """Bin of each number; numbers beyond the bounds fall into the outermost bins."""
         found = np.asarray(numbers, np.float64)
         if found.shape != (len(self.low),):
-            raise ValueError(f"{found.size} numbers are observed, but bounds are given for {len(self.low)}")
+            raise ValueError(f"the observation has {found.size} numbers, but bounds are given for {len(self.low)}")
         if np.isnan(found).any():
-            raise ValueError(f"not all that is observed are numbers: {found.tolist()}")
+            raise ValueError(f"the observation has NaN: {found.tolist()}")
         share = (found - np.array(self.low)) / (np.array(self.high) - np.array(self.low))
         binned: list[int] = np.clip(np.floor(share * self.bins), 0, self.bins - 1).astype(int).tolist()
         return binned
@@ -76,9 +76,9 @@ class Actions:
 
     def __post_init__(self) -> None:
         if self.choices < 2:
-            raise ValueError(f"{self.choices} actions leave nothing to choose; give 2 or more")
+            raise ValueError(f"there are {self.choices} actions; give 2 or more")
         if len(self.low) != len(self.high):
-            raise ValueError(f"action_low has {len(self.low)} numbers and action_high {len(self.high)}; give as many")
+            raise ValueError(f"action_low has {len(self.low)} numbers, but action_high {len(self.high)}; give as many")
 
     @property
     def numbers(self) -> int:
@@ -106,12 +106,12 @@ def vocabulary(numbers: int, bins: int, choices: int) -> list[str]:
 class ControlTokens:
     """Converts observations to token IDs and token IDs to actions, with the tokenizer's IDs.
 
-    `places` are those of the observed numbers that are shown; all of them if there are none.
+    `places` are the indices of the observed numbers to show; empty: all.
     """
 
     def __init__(self, tokenizer: Any, bins: ObservationBins, actions: Actions, places: Sequence[int] = ()) -> None:
         if places and len(places) != len(bins.low):
-            raise ValueError(f"{len(places)} numbers are to be shown, but bounds are given for {len(bins.low)}")
+            raise ValueError(f"shown has {len(places)} indices, but bounds are given for {len(bins.low)} numbers")
         names = vocabulary(len(bins.low), bins.bins, actions.choices)
         ids = dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
         if len(set(ids.values())) != len(names) or None in ids.values():
@@ -120,26 +120,26 @@ class ControlTokens:
                 f"{actions.choices} actions; write the model with the same numbers (write_control_model)"
             )
         self._bins, self.actions, self._places = bins, actions, list(places)
-        self._shown = [[ids[f"o{number}.{bin}"] for bin in range(bins.bins)] for number in range(len(bins.low))]
-        self._choice = {ids[f"a{choice}"]: choice for choice in range(actions.choices)}
+        self._bin_ids = [[ids[f"o{number}.{bin}"] for bin in range(bins.bins)] for number in range(len(bins.low))]
+        self._choices = {ids[f"a{choice}"]: choice for choice in range(actions.choices)}
 
     def observation(self, content: Any) -> list[int]:
         """Token IDs of an observation."""
         numbers = numbers_of(content)
         if any(not 0 <= place < len(numbers) for place in self._places):
-            raise ValueError(f"{len(numbers)} numbers are observed; those to be shown are {self._places}, from 0")
+            raise ValueError(f"shown is {self._places}, but the observation has {len(numbers)} numbers (from 0)")
         binned = self._bins.of(numbers[self._places] if self._places else numbers)
-        return [ids[bin] for ids, bin in zip(self._shown, binned, strict=True)]
+        return [ids[bin] for ids, bin in zip(self._bin_ids, binned, strict=True)]
 
     def action(self, completion: Sequence[int]) -> tuple[Any, int]:
         """Return the action, and the number of its tokens that were not valid actions.
 
-        A token that is none counts as the choice that its id falls to, so that a policy that knows nothing acts at
-        random; one that is missing, as the choice in the middle.
+        Any other token counts as the choice `token % choices`, so that an untrained policy acts at random. A missing
+        token counts as the choice in the middle.
         """
         choices = self.actions.choices
-        chosen = [self._choice.get(token, token % choices) for token in completion[: self.actions.numbers]]
-        wrong = sum(token not in self._choice for token in completion[: self.actions.numbers])
+        chosen = [self._choices.get(token, token % choices) for token in completion[: self.actions.numbers]]
+        wrong = sum(token not in self._choices for token in completion[: self.actions.numbers])
         missing = self.actions.numbers - len(chosen)
         return self.actions.action(chosen + [choices // 2] * missing), wrong + missing
 
@@ -162,8 +162,8 @@ def numbers_of(content: Any) -> npt.NDArray[np.float64]:
     return np.asarray(content, np.float64).reshape(-1)
 
 
-EVALUATION_SEEDS = 1_000_000  # where the seeds of evaluation begin, far from those of training
-PREFERENCE = 40.0  # weight for action tokens: large enough to survive the first updates
+EVALUATION_SEEDS = 1_000_000  # first seed of evaluation, beyond those of training
+PREFERENCE = 40.0  # weight of action tokens, large enough to survive the first updates
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -187,10 +187,10 @@ class Context(StrEnum):
 class ControlScenario:
     """Control episodes: in each step the policy is shown numbers as tokens, and replies with action tokens.
 
-    `environment` is a mapping with `_target_`, made at the first episode of this process, unless `use_environments`
-    gave others before. `shown` says which of the observed numbers the policy sees; the bounds of those are `low` and
-    `high`, or `mean` and `deviation`. Actions are a number of choices, or with `action_low` and `action_high`, so many
-    values between those.
+    `environment` is a mapping with `_target_`, instantiated at the first episode of this process unless
+    `use_environments` was called before. `shown` has the indices of the observed numbers that the policy sees; their
+    bounds are `low` and `high`, or `mean` and `deviation`. An action is one of `actions` choices; with `action_low` and
+    `action_high` it has one of `actions` values between these for each number.
     """
 
     config_parts: ClassVar[Mapping[tuple[str, ...], Part]] = {("environment",): ENVIRONMENT}
@@ -216,7 +216,7 @@ class ControlScenario:
         invalid_penalty: float = 0.0,
     ) -> None:
         if bool(low) == bool(mean):
-            raise ValueError("give bounds of what is observed: either low and high, or mean and deviation")
+            raise ValueError("give bounds of the observed numbers: either low and high, or mean and deviation")
         bounds = ObservationBins.from_statistics(mean, deviation, bins) if mean else None
         self._tokens = ControlTokens(
             tokenizer,
@@ -243,7 +243,7 @@ class ControlScenario:
         return Task(f"from seed {seed}", {"seed": seed})
 
     async def run_episode(self, task: Task, transcript: Transcript) -> EpisodeReward:
-        environment = await self._made_environments().open()
+        environment = await self._get_environments().open()
         try:
             rewards, is_truncated = await self._act(environment, task, transcript)
             score = await environment.score()
@@ -264,24 +264,24 @@ class ControlScenario:
         rewards: list[float] = []
         sequence = transcript
         while not seen.is_over and len(rewards) < self._max_steps:
-            sequence = self._shown(seen, sequence)
+            sequence = self._show(seen, sequence)
             completion = await sequence.take(max_tokens=self._tokens.actions.numbers)
             action, wrong = self._tokens.action(completion)
             seen = await environment.step(action)
             rewards.append(seen.reward * self._scale - wrong * self._penalty)
         is_truncated = seen.is_truncated or not seen.is_over
         if is_truncated:
-            self._shown(seen, sequence)
+            self._show(seen, sequence)
         return rewards, is_truncated
 
-    def _shown(self, seen: Observation, sequence: Transcript) -> Transcript:
+    def _show(self, seen: Observation, sequence: Transcript) -> Transcript:
         """Give the observation to the policy and return its sequence: a new one per step with Context.STEP."""
         if sequence.token_ids and self._context is Context.STEP:
             sequence = sequence.branch()
         sequence.give(self._tokens.observation(seen.content))
         return sequence
 
-    def _made_environments(self) -> Environments:
+    def _get_environments(self) -> Environments:
         if self._environments is None:
             self._environments = _built(self._environment)
         return self._environments
@@ -298,8 +298,8 @@ def write_control_model(
 ) -> Path:
     """Write an untrained model that only generates actions, and its tokenizer; return the folder.
 
-    `numbers` is how many observed numbers it is shown. `positions` is the longest sequence: all tokens of an episode
-    where the context is the episode.
+    `numbers` is how many observed numbers the policy sees. `positions` is the longest sequence: a whole episode if that
+    is the context.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

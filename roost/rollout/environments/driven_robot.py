@@ -15,7 +15,7 @@ from roost.rollout.environments.environment import Observation
 from roost.rollout.environments.robot import Limits, Numbers, Reading, RobotDriver, action_within
 from roost.rollout.episode import Task
 
-LATE_SHARE = 0.1  # of a period: so late a step still counts as in time, as no clock of a process is exact
+LATE_SHARE = 0.1  # of a period: a step this late still counts as in time, as timers are not exact
 
 
 class Pace:
@@ -58,7 +58,7 @@ class RobotThread:
         self.config = config
         self._driver, self._limit_s = driver, limit_s
         self._calls = DaemonThread("robot")
-        self._stops = DaemonThread("robot's stop")  # separate: a hanging call must be stoppable
+        self._stops = DaemonThread("robot's stop")  # separate, to stop the robot while a call hangs
         self._is_connected = False
         self._last: Future[Any] | None = None  # the last call, possibly still running
 
@@ -73,7 +73,7 @@ class RobotThread:
         blind = [serial for serial in self.config.get("camera_serials") or () if serial not in reading.images]
         if blind:
             raise ValueError(
-                f"no image comes from {', '.join(blind)} of camera_serials; from {[*reading.images]} it does"
+                f"no image comes from {', '.join(blind)} of camera_serials; there are images from {[*reading.images]}"
             )
 
     async def begin(self, task: Task, seed: int | None) -> Reading:
@@ -114,7 +114,7 @@ class RobotThread:
     async def _call(self, work: Callable[[], T]) -> T:
         """Call the driver in its thread. A call that fails or times out ends the connection."""
         if not await self._is_free():
-            raise RuntimeError(f"the robot {dict(self.config)} still hangs in a call; look after it, then start again")
+            raise RuntimeError(f"the robot {dict(self.config)} still hangs in a call; check it, then start again")
         call: Future[T] = self._calls.submit(self._made, work)
         self._last = call
         try:
@@ -122,7 +122,7 @@ class RobotThread:
         except TimeoutError:
             if call.done():  # the driver raised it, or it returned just in time
                 return call.result()
-        self._last = self._calls.submit(self._abandon)  # once it comes back
+        self._last = self._calls.submit(self._abandon)  # runs once the hanging call returns
         with contextlib.suppress(Exception):  # report the first error
             await self._stop_at_once()
         raise TimeoutError(f"the robot {dict(self.config)} did not answer for {self._limit_s:g} s")
@@ -218,7 +218,7 @@ class DrivenRobots:
             self._free.put_nowait(robot)
 
     async def prepare(self) -> None:
-        """Check all robots before anything starts, except those whose config disables it."""
+        """Check all robots before the first episode, except those whose config disables it."""
         checked = [robot for robot in self._robots if not robot.config.get(UNCHECKED)]
         found = await asyncio.gather(*(robot.validate() for robot in checked), return_exceptions=True)
         wrong = [(robot, error) for robot, error in zip(checked, found, strict=True) if error is not None]
@@ -226,15 +226,14 @@ class DrivenRobots:
             robot, error = wrong[0]
             raise RuntimeError(
                 f"{len(wrong)} of {len(self._robots)} robots are not as declared: {dict(robot.config)}: "
-                f"{type(error).__name__}: {error}; look after it, or write {UNCHECKED}: true in its config to begin "
-                "without looking"
+                f"{type(error).__name__}: {error}; correct it, or skip this check by {UNCHECKED}: true in its config"
             ) from error
 
     async def open(self) -> DrivenRobot:
         return DrivenRobot(self, await self._free.get(), self._free.put_nowait)
 
     async def close(self) -> None:
-        """Stop all robots; a failure of one does not keep the others from stopping."""
+        """Stop all robots, even if one fails to stop."""
         ended = await asyncio.gather(*(robot.end() for robot in self._robots), return_exceptions=True)
         failed = [error for error in ended if isinstance(error, Exception)]
         if failed:
@@ -260,7 +259,7 @@ class DrivenRobot:
         if before is None:
             raise RuntimeError("the episode is over, or has not begun; reset it before the next step")
         clipped = robots.limits.clipped(action)
-        self._last = None  # unless all goes well
+        self._last = None  # until the step has succeeded
         await self._keep_pace()
         after = await self._robot.act(clipped, robots.period_s, robots.limits)
         self._steps += 1
@@ -268,7 +267,7 @@ class DrivenRobot:
         is_out = robots.limits.holds(before.tip) and not robots.limits.holds(after.tip)
         if is_out:
             await self._robot.stop()
-            info["stopped"] = f"the tip is at {after.tip}, out of its workspace {robots.limits.workspace}"
+            info["stopped"] = f"the tip is at {after.tip}, outside its workspace {robots.limits.workspace}"
         reward = 0.0 if is_out else float(after.reward)
         self._return += reward
         is_over = after.is_over or is_out

@@ -16,7 +16,7 @@ from roost.rollout.episode import Task
 class Observation:
     """Observation after a reset or a step."""
 
-    content: Any  # text, an array, or a mapping of them, as the agent expects it
+    content: Any  # text, an array, or a mapping of these, as the agent expects it
     reward: float = 0.0  # of the step alone
     is_over: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)  # `metrics` are reported
@@ -63,8 +63,8 @@ class Environment(Protocol):
 class Environments(Protocol):
     """Source of environments for many concurrent episodes: `_target_` names the class.
 
-    One is created in each process that hosts environments, with the config's other keys; if the process holds declared
-    devices, such as robots, also with `hardware`, their configs.
+    One is created in each process that hosts environments, with the config's other keys. If the process has declared
+    devices, such as robots, it also gets their configs, as `hardware`.
     """
 
     async def open(self) -> Environment:
@@ -77,7 +77,7 @@ class Environments(Protocol):
 
 
 class Questions:
-    """Environments of tasks that are questions: the first observation is the question, and a step gives the answer.
+    """Environments for tasks that are questions: the first observation is the question, the one step is the answer.
 
     The answer is scored by `train.rewards`. An agent that takes no step is scored by the policy's last turn.
     """
@@ -106,7 +106,7 @@ class Question:
 
 
 def question_of(task: Task) -> str:
-    """The last user's message of a task from data; the name of another task.
+    """The last message of the user in a task from data; the name of any other task.
 
     >>> messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     >>> question_of(Task("sum", {"messages": messages})), question_of(Task("sum"))

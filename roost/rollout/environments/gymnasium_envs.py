@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Text, Tuple
 
 from roost.config.findings import bug
 from roost.procs.user_code import DaemonThread
@@ -15,11 +20,6 @@ from roost.rollout.episode import Task
 
 if TYPE_CHECKING:
     from roost.rollout.environments.gymnasium_slots import VectorSlots
-import json
-
-import gymnasium
-import numpy as np
-from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Text, Tuple
 
 T = TypeVar("T")
 RESET, STEP = "reset", "step"
@@ -29,8 +29,8 @@ NO_SLOT = -1  # sent to callers that wait for a slot at shutdown
 class GymnasiumEnvironments:
     """Environments of one ID in a gymnasium vector environment (1.1 or newer).
 
-    The vector steps when every running episode has an action. An episode that does not act for `stall_s` while others
-    wait is not waited for until it acts again; its environment is paused.
+    The vector steps once every running episode has an action. While others wait, an episode that has not acted for
+    `stall_s` is paused until it acts again.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GymnasiumEnvironments:
     async def open(self) -> GymnasiumEnvironment:
         slot = NO_SLOT if self._is_closed else await self._free.get()
         if slot == NO_SLOT:
-            self._free.put_nowait(NO_SLOT)  # for the next who waits
+            self._free.put_nowait(NO_SLOT)  # for the next caller that waits
             raise RuntimeError("the environments were closed; open episodes before that")
         if self._work is None:
             self._work = asyncio.create_task(self._serve())
@@ -80,7 +80,7 @@ class GymnasiumEnvironments:
             self._work.cancel()
             await asyncio.wait([self._work])
         for environment in list(self._open):
-            environment.lose(RuntimeError("the environments were closed while the episode was under way"))
+            environment.lose(RuntimeError("the environments were closed during the episode"))
         try:
             await self._drop_vector()
         finally:
@@ -104,7 +104,7 @@ class GymnasiumEnvironments:
                 await self._change()
 
     def _due(self) -> list[GymnasiumEnvironment]:
-        """Environments with an action, if no other one must be waited for."""
+        """Environments with an action; empty while another running episode may still act."""
         acting = [each for each in self._open if each.wants_step]
         awaited = any(each.is_under_way and not each.wants_step and not each.is_stalled for each in self._open)
         return [] if awaited else acting
@@ -129,14 +129,14 @@ class GymnasiumEnvironments:
         try:
             vector = await self._in_thread(self._made_vector) if self._vector is None else self._vector
             self._vector = vector
-            shown = await self._in_thread(lambda: make(vector, {slot: ask.what for slot, ask in requests.items()}))
+            shown = await self._in_thread(lambda: make(vector, {slot: ask.argument for slot, ask in requests.items()}))
         except Exception as error:  # the vector's state is unknown after an error: create a new one
             failure = RuntimeError(
                 f"{self._id} failed, and with it all of its episodes: {type(error).__name__}: {error}"
             )
             failure.__cause__ = error
             for each in self._open:
-                if not each.wants_reset:  # one that begins does so in the next vector
+                if not each.wants_reset:  # a pending reset is served by the next vector
                     each.lose(failure)
             await self._drop_vector()
             return
@@ -163,7 +163,7 @@ class GymnasiumEnvironments:
         vector, self._vector = self._vector, None
         if vector is None:
             return
-        with contextlib.suppress(Exception):  # a simulator that failed may fail again as it ends; it is gone either way
+        with contextlib.suppress(Exception):  # a simulator that failed may fail again when closed
             await self._in_thread(vector.close)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -175,7 +175,7 @@ class Ask:
     """A request of an episode to its slot."""
 
     kind: str
-    what: Any  # the action, or the seed and the options
+    argument: Any  # the action, or the seed and the options
     at: float
     answer: asyncio.Future[Observation]
 
@@ -187,14 +187,14 @@ class GymnasiumEnvironment:
         self,
         slot: int,
         fitted: Callable[[Any], Any],
-        failure: Callable[[Observation], Observation],
+        described: Callable[[Observation], Observation],
         changed: asyncio.Event,
         release: Callable[[GymnasiumEnvironment], None],
     ) -> None:
         self.slot = slot
         self.is_under_way = False  # reset and not over, so that its next action is waited for
         self.is_stalled = False
-        self._fitted, self._described, self._changed, self._release = fitted, failure, changed, release
+        self._fitted, self._described, self._changed, self._release = fitted, described, changed, release
         self._ask: Ask | None = None
         self._is_accepted = False  # the request is being processed
         self._lost: Exception | None = None
@@ -221,7 +221,7 @@ class GymnasiumEnvironment:
         return self._return
 
     async def close(self) -> None:
-        self.lose(RuntimeError("the episode was closed while it was waited for"))
+        self.lose(RuntimeError("the episode was closed during a call"))
         self._release(self)
 
     @property
@@ -257,11 +257,12 @@ class GymnasiumEnvironment:
     def _wants(self, kind: str) -> bool:
         return self._ask is not None and self._ask.kind == kind and not self._is_accepted
 
-    async def _request(self, kind: str, what: Any) -> Observation:
+    async def _request(self, kind: str, argument: Any) -> Observation:
         if self._ask is not None:
-            raise RuntimeError(f"the environment is still at its last {self._ask.kind}; wait for one before the next")
+            raise RuntimeError(f"a {self._ask.kind} is still in progress; wait for one call before the next")
         loop = asyncio.get_running_loop()
-        self._ask, self._is_accepted, self.is_stalled = Ask(kind, what, loop.time(), loop.create_future()), False, False
+        self._ask = Ask(kind, argument, loop.time(), loop.create_future())
+        self._is_accepted = self.is_stalled = False
         self._changed.set()
         try:
             return await self._ask.answer
@@ -287,7 +288,7 @@ def _step(vector: VectorSlots, requests: Mapping[int, Any]) -> dict[int, Observa
 
 
 def text_of(content: Any) -> str:
-    """Format an observation as text: numbers of an array in a row, parts of a mapping or tuple in lines.
+    """Format an observation as text: numbers of an array in a row, parts of a mapping or tuple on lines.
 
     >>> text_of({"at": np.array([0.5, -2.0]), "has key": np.int64(1)})
     'at: 0.5 -2\\nhas key: 1'
@@ -300,7 +301,7 @@ def text_of(content: Any) -> str:
         return "\n".join(map(text_of, content))
     numbers = np.asarray(content)
     if numbers.ndim > 2:
-        raise ValueError(f"what is observed has the shape {numbers.shape}, and has no text form; leave out as_text")
+        raise ValueError(f"an observation of shape {numbers.shape} cannot be shown as text; leave out as_text")
     return "\n".join(" ".join(f"{number:.4g}" for number in row) for row in np.atleast_2d(numbers).tolist())
 
 
@@ -317,7 +318,7 @@ def fitted(space: gymnasium.Space[Any], action: Any) -> Any:
     except (TypeError, ValueError, KeyError):
         found = None
     if found is None or not space.contains(found):
-        raise ValueError(f"{action!r} is no action of {space}")
+        raise ValueError(f"{action!r} is not an action of {space}")
     return found
 
 

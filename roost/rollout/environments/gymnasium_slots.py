@@ -12,7 +12,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from roost.rollout.environments.environment import Observation
 
-HOLD = "roost_hold"  # an option of reset: say what was seen last, and do nothing
+HOLD = "roost_hold"  # option of reset: return the last observation and do nothing
 GO, WAIT = 1, 0
 
 
@@ -44,16 +44,16 @@ class VectorSlots:
         vector_kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}
         if vectorization == "async":
             vector_kwargs["context"] = "forkserver"  # this process has threads, and a fork would copy their locks
-            # In shared memory gymnasium loses what has no fixed size: a text is for ever what it was at first.
+            # In shared memory gymnasium keeps the first value of observations without a fixed size, such as text.
             vector_kwargs["shared_memory"] = False
         self._vector: VectorEnv[Any, Any, Any] = gymnasium.make_vec(
             id, slots, vectorization, vector_kwargs=vector_kwargs, wrappers=[Holding], **make_kwargs
         )
         self._slots = slots
-        self._vector.reset()  # a vector puts the observations of all together, so all must have one
+        self._vector.reset()  # a vector batches the observations of all slots, so all must have one
         space = self._vector.single_action_space
         if not isinstance(space, gymnasium.spaces.Tuple):
-            raise TypeError(f"{id} with wrappers of its own has actions of {space}, not those that Roost wrapped")
+            raise TypeError(f"the wrappers of {id} change its actions to {space}; register it without them")
         self.action_space: gymnasium.Space[Any] = space.spaces[1]
         self._idle = (WAIT, self.action_space.sample())
 
@@ -76,7 +76,7 @@ class VectorSlots:
         batch = concatenate(space, each, empty)
         contents, rewards, terminated, truncated, infos = self._vector.step(batch)
         over = terminated | truncated
-        if over.any():  # the vector refuses to step where it has seen an end; the next episode resets in earnest
+        if over.any():  # else the vector refuses to step; the next episode resets the slot
             self._vector.reset(options={"reset_mask": over, HOLD: True})
         shown = list(iterate(self._vector.observation_space, contents))
         return {

@@ -14,9 +14,9 @@ from roost.rollout.environments.environment import Observation
 from roost.rollout.episode import Task
 
 LARGEST_MESSAGE = 100 * 2**20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between asking a full server again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # backoff for a full server
 FULL = "CAPACITY_REACHED"
-NO_SESSION = (FULL, "FACTORY_ERROR", "SESSION_ERROR")  # after these the server hangs up
+NO_SESSION = (FULL, "FACTORY_ERROR", "SESSION_ERROR")  # after these the server closes the connection
 
 
 class OpenEnvRefused(RuntimeError):
@@ -25,14 +25,14 @@ class OpenEnvRefused(RuntimeError):
     def __init__(self, url: str, data: Mapping[str, Any]) -> None:
         self.code = str(data.get("code", "UNKNOWN"))
         details = f" {data['errors']}" if data.get("errors") else ""
-        super().__init__(f"the server at {url} says {self.code}: {data.get('message', data)}{details}")
+        super().__init__(f"the server at {url} answered {self.code}: {data.get('message', data)}{details}")
 
 
 class OpenEnvEnvironments:
     """Sessions of a server with OpenEnv's protocol (openenv 0.10, openenv-core 0.3): `/ws` under its address.
 
-    Its HTTP routes are stateless, so episodes use `/ws` only. Actions are mappings with the environment's own fields; a
-    text is put into `action_field`. The content is the whole observation, a mapping, or its `observation_field`.
+    Its HTTP routes are stateless, so episodes use `/ws` only. An action is a mapping with the environment's fields, or
+    the value of `action_field`. The content is the whole observation, a mapping, or its `observation_field`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OpenEnvEnvironment:
         if isinstance(action, Mapping):
             return dict(action)
         if self._environments.action_field is None:
-            raise ValueError(f"the action is {action!r}, no mapping; name the field that it goes into: action_field")
+            raise ValueError(f"the action {action!r} is not a mapping; name the field for it in action_field")
         return {self._environments.action_field: action}
 
     def _observation(self, data: Mapping[str, Any]) -> Observation:
@@ -184,7 +184,7 @@ class _Session:
                 f"the server at {self._url} did not answer {kind} in {self._answer_limit_s:g} s"
             ) from None
         except ConnectionClosed as error:
-            raise ConnectionError(f"the server at {self._url} hung up at {kind}: {error}") from error
+            raise ConnectionError(f"the server at {self._url} closed the connection at {kind}: {error}") from error
         if answer.get("type") == "error":
             raise OpenEnvRefused(self._url, answer.get("data", {}))
         found: dict[str, Any] = answer.get("data", {})
@@ -198,7 +198,7 @@ class _Session:
     async def _answered(self, message: Mapping[str, Any]) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
 
-        with contextlib.suppress(ConnectionClosed):  # the reason may be in a message sent before
+        with contextlib.suppress(ConnectionClosed):  # a message received earlier may have the reason
             await self._connection.send(json.dumps(message))
         received: str | bytes = await self._connection.recv()
         return received

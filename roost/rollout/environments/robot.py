@@ -22,7 +22,7 @@ class Reading:
     state: Numbers | npt.NDArray[np.float32]  # flat, in an order that the driver defines
     images: Mapping[str, Image] = field(default_factory=dict)  # by camera serial
     reward: float = 0.0  # since the last reading
-    is_over: bool = False  # the task is done, or has become impossible
+    is_over: bool = False  # the task is done, or can no longer be done
     tip: Numbers | None = None  # x, y, z of the tool in m, if there is a workspace limit
 
 
@@ -40,7 +40,7 @@ class RobotDriver(Protocol):
     """
 
     def connect(self, config: Mapping[str, Any]) -> None:
-        """Open the connection, also again after `close`. `config` is the declared config of this robot."""
+        """Open the connection, also once more after `close`. `config` is the declared config of this robot."""
         ...
 
     def reset(self, task: Task, seed: int | None) -> None:
@@ -80,27 +80,29 @@ class Limits:
         if not self.low or len(self.low) != len(self.high) or not all(map(float.__lt__, self.low, self.high)):
             raise ValueError(
                 f"action_low is {list(self.low)} and action_high is {list(self.high)}; "
-                "declare for each number of an action the least, and a greatest above it"
+                "give for each number of an action a low and a high above it"
             )
         if self.workspace and (len(self.workspace) != 3 or any(low >= high for low, high in self.workspace)):
-            raise ValueError(f"workspace is {self.workspace}; write three pairs, the least and the greatest of x, y, z")
+            raise ValueError(f"workspace is {self.workspace}; write three pairs, the lowest and highest x, y and z")
 
     def clipped(self, action: Any) -> Numbers:
         """Clip an action to the limits. Raise ValueError if it has the wrong shape or is not finite."""
         numbers = np.asarray(action, np.float64)
         if numbers.shape != (len(self.low),) or not np.isfinite(numbers).all():
-            raise ValueError(f"the action is {action!r}; give {len(self.low)} finite numbers, as limits are declared")
+            raise ValueError(
+                f"the action is {action!r}; give {len(self.low)} finite numbers, one for each of action_low"
+            )
         return np.clip(numbers, self.low, self.high)
 
     def holds(self, tip: Numbers | None) -> bool:
-        """Return True if the tip is within the workspace, or not known."""
+        """Return True if the tip is within the workspace, or unknown."""
         if tip is None or not self.workspace:
             return True
         return all(low <= at <= high for at, (low, high) in zip(tip, self.workspace, strict=True))
 
 
 @runtime_checkable
-class Foresees(Protocol):
+class PredictsTip(Protocol):
     """A driver that can predict where an action would move its tip."""
 
     def kept_within(self, action: Numbers, seconds: float, limits: Limits) -> Numbers:
@@ -110,6 +112,6 @@ class Foresees(Protocol):
 
 def action_within(action: Numbers, driver: RobotDriver, seconds: float, limits: Limits) -> Numbers:
     """Return the action to send to the driver, always clipped to the limits."""
-    if limits.workspace and isinstance(driver, Foresees):
+    if limits.workspace and isinstance(driver, PredictsTip):
         action = driver.kept_within(limits.clipped(action), seconds, limits)
     return limits.clipped(action)

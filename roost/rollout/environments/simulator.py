@@ -12,14 +12,14 @@ from roost.rollout.environments.robot import Image, Limits, Numbers, Reading
 from roost.rollout.episode import Task
 
 UPPER_M, LOWER_M, SHOULDER_M = 0.4, 0.4, 0.2  # the links, and the height of the shoulder
-JOINT_LOW = np.array([-2.6, -0.3, 0.1])  # yaw, shoulder from the horizontal, elbow's bend
+JOINT_LOW = np.array([-2.6, -0.3, 0.1])  # rad: yaw, shoulder above the horizontal, bend of the elbow
 JOINT_HIGH = np.array([2.6, 1.6, 2.6])
 HOME = np.array([0.0, 0.8, 1.4])
 LAG_S = 0.05  # time constant of a joint's speed
 GRIPPER_PER_S = 4.0
 SUBSTEPS = 10
 PIXELS = 16
-VIEW_M = 1.0  # what a camera sees to either side
+VIEW_M = 1.0  # field of view of a camera to either side
 
 
 class SimulatedArm:
@@ -42,7 +42,7 @@ class SimulatedArm:
         self._serials: tuple[str, ...] = ()
         self._joints, self._speeds, self._gripper = HOME.copy(), np.zeros(3), 1.0
         self._target = tip_of(HOME)
-        self._left = 0.0  # to the target, when it was last read
+        self._left = 0.0  # m to the target at the last reading
 
     def connect(self, config: Mapping[str, Any]) -> None:
         """Store the camera serials; there is nothing else to connect to."""
@@ -52,8 +52,8 @@ class SimulatedArm:
         """Go home; the target is `target` of the task's data, or a random reachable point."""
         random = np.random.default_rng(seed)
         target = task.data.get("target")
-        drawn = random.uniform(JOINT_LOW * 0.5 + HOME * 0.5, JOINT_HIGH * 0.5 + HOME * 0.5)
-        self._target = tip_of(drawn) if target is None else np.asarray(target, np.float64)
+        joints = random.uniform(JOINT_LOW * 0.5 + HOME * 0.5, JOINT_HIGH * 0.5 + HOME * 0.5)
+        self._target = tip_of(joints) if target is None else np.asarray(target, np.float64)
         self._joints, self._speeds, self._gripper = HOME.copy(), np.zeros(3), 1.0
         self._left = self._distance()
 
@@ -75,12 +75,12 @@ class SimulatedArm:
             self._speeds = wanted + (self._speeds - wanted) * kept
             moved = self._joints + self._speeds * passed
             self._joints = np.clip(moved, JOINT_LOW, JOINT_HIGH)
-            self._speeds = np.where(moved == self._joints, self._speeds, 0.0)  # a joint at its end stands still
+            self._speeds = np.where(moved == self._joints, self._speeds, 0.0)  # a joint at its limit stops
         most = GRIPPER_PER_S * seconds
         self._gripper += float(np.clip(action[3] - self._gripper, -most, most))
 
     def kept_within(self, action: Numbers, seconds: float, limits: Limits) -> Numbers:
-        """Zero joint speeds that would take the tip out of the workspace; from outside it may come back."""
+        """Zero joint speeds that would move the tip out of the workspace; from outside it may move back."""
         ahead = tip_of(np.clip(self._joints + action[:3] * seconds, JOINT_LOW, JOINT_HIGH))
         if limits.holds(tip_of(self._joints)) and not limits.holds(ahead):
             return np.array([0.0, 0.0, 0.0, action[3]])
@@ -96,7 +96,7 @@ class SimulatedArm:
         return float(np.linalg.norm(tip_of(self._joints) - self._target))
 
     def _image(self, serial: str) -> Image:
-        """Target, elbow and tip in red, green and blue, seen from a side that follows from the serial."""
+        """Target, elbow and tip in red, green and blue, from a direction derived from the serial."""
         angle = zlib.crc32(serial.encode()) / 2**32 * 2 * np.pi
         sideways = np.array([-np.sin(angle), np.cos(angle), 0.0])
         image = np.zeros((PIXELS, PIXELS, 3), np.uint8)

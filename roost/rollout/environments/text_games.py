@@ -18,7 +18,7 @@ from roost.rollout.order import sample_seed
 
 Cell = tuple[int, int]
 SIDES: tuple[Cell, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
-# What a step of the walk makes floor, around its position.
+# Cells that a step of the random walk turns into floor, relative to its position.
 SHAPES: tuple[tuple[Cell, ...], ...] = (
     ((0, -1), (0, 0), (0, 1)),
     ((-1, 0), (0, 0), (1, 0)),
@@ -26,11 +26,12 @@ SHAPES: tuple[tuple[Cell, ...], ...] = (
     ((0, -1), (0, 0), (1, -1), (1, 0)),
     ((0, 0), (0, 1), (1, 0)),
 )
-NEW_DIRECTION = 0.35
+NEW_DIRECTION = 0.35  # probability that a step of the walk turns
 WALK = 1.7  # steps per row and column
-MOST_STATES = 4000  # looked at when a room is played backwards
-MOST_ROOMS = 1000  # tried before a size is given up
-WANDER, WANDER_CLOSE, WANDER_ON, MOST_WANDERED = 0.5, 0.8, 0.5, 3
+MAX_STATES = 4000  # searched when a room is played backwards
+MAX_ROOMS = 1000  # attempts to make a room
+# Probability of the player's first step; the same if the box is beside its target; probability of each further step.
+WANDER, WANDER_CLOSE, WANDER_ON, MAX_WANDER = 0.5, 0.8, 0.5, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Room:
 def make_room(size: Cell, num_boxes: int, search_depth: int, seed: int | None) -> Room:
     """Return the room of a seed: carved by a random walk, then played backwards from its solution.
 
-    No box starts on a target. The boxes are as far from their targets as `search_depth` backward moves bring them, and
-    at times the player wanders off.
+    No box starts on a target. The boxes are as far from their targets as `search_depth` backward moves bring them; then
+    the player may walk a few steps.
 
     >>> make_room((6, 6), 1, 30, seed=7) == make_room((6, 6), 1, 30, seed=7) != make_room((6, 6), 1, 30, seed=8)
     True
@@ -56,14 +57,14 @@ def make_room(size: Cell, num_boxes: int, search_depth: int, seed: int | None) -
     if min(size) < 4 or num_boxes < 1:
         raise ValueError(f"a room is at least 4 by 4 with 1 box, not {size[0]} by {size[1]} with {num_boxes}")
     random = np.random.default_rng(seed)
-    for _ in range(MOST_ROOMS):
-        floor = _carved(size, random)
+    for _ in range(MAX_ROOMS):
+        floor = _carve(size, random)
         if len(floor) <= num_boxes + 1:
             continue
         player, *targets = random.permutation(sorted(floor))[: num_boxes + 1].tolist()
-        found = _played_back(floor, tuple(map(_cell, targets)), _cell(player), search_depth)
+        found = _play_backwards(floor, tuple(map(_cell, targets)), _cell(player), search_depth)
         if found is not None:
-            return _wandered(found, random)
+            return _wander(found, random)
     raise ValueError(f"no room of {size[0]} by {size[1]} holds {num_boxes} boxes; make it larger, or write fewer boxes")
 
 
@@ -71,7 +72,7 @@ def _cell(pair: list[int]) -> Cell:
     return pair[0], pair[1]
 
 
-def _carved(size: Cell, random: np.random.Generator) -> frozenset[Cell]:
+def _carve(size: Cell, random: np.random.Generator) -> frozenset[Cell]:
     """Floor inside the outer walls."""
     height, width = size
     at = [int(random.integers(1, height - 1)), int(random.integers(1, width - 1))]
@@ -85,8 +86,8 @@ def _carved(size: Cell, random: np.random.Generator) -> frozenset[Cell]:
     return frozenset(cell for cell in floor if 0 < cell[0] < height - 1 and 0 < cell[1] < width - 1)
 
 
-def _played_back(floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell, depth: int) -> Room | None:
-    """Pull the boxes off their targets, breadth first; the room whose boxes are farthest away, None if none moved."""
+def _play_backwards(floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell, depth: int) -> Room | None:
+    """Pull the boxes off their targets, breadth first; return the room with the farthest boxes, None if none moved."""
     queue = deque([(player, targets, 0)])
     seen = {(player, frozenset(targets))}
     best, farthest = None, 0
@@ -95,7 +96,7 @@ def _played_back(floor: frozenset[Cell], targets: tuple[Cell, ...], player: Cell
         distance = 0 if set(boxes) & set(targets) else _displacement(boxes, targets)
         if distance > farthest:
             best, farthest = Room(floor, targets, boxes, player), distance
-        if moves == depth or len(seen) >= MOST_STATES:
+        if moves == depth or len(seen) >= MAX_STATES:
             continue
         for row, column in SIDES:
             to, behind = (player[0] + row, player[1] + column), (player[0] - row, player[1] - column)
@@ -115,11 +116,11 @@ def _displacement(boxes: tuple[Cell, ...], targets: tuple[Cell, ...]) -> int:
     return sum(abs(box[0] - target[0]) + abs(box[1] - target[1]) for box, target in pairs)
 
 
-def _wandered(room: Room, random: np.random.Generator) -> Room:
+def _wander(room: Room, random: np.random.Generator) -> Room:
     """Move the player by up to three cells, so that it does not always start beside a box."""
     chance = WANDER_CLOSE if _displacement(room.boxes, room.targets) == 1 else WANDER
     player, visited = room.player, {room.player}
-    for _ in range(MOST_WANDERED):
+    for _ in range(MAX_WANDER):
         if random.random() >= chance:
             break
         near = [(player[0] + row, player[1] + column) for row, column in SIDES]
@@ -180,7 +181,7 @@ class TextGame(ABC):
 
     async def step(self, action: Any) -> Observation:
         self._steps += 1
-        written = self._written(str(action))
+        written = self._parsed(str(action))
         number = next((key for key, name in self._names.items() if name.lower() == written.lower()), None)
         before = self._player
         reward, is_over = self._act(number)
@@ -190,20 +191,20 @@ class TextGame(ABC):
         self._valid += number is not None
         self._effective += number is not None and self._player != before
         info = {"action": written or str(action), "is_valid": number is not None, "metrics": self._metrics()}
-        return Observation(self._map(), reward, is_over, info, is_truncated=is_over and not self._may_end())
+        return Observation(self._map(), reward, is_over, info, is_truncated=is_over and not self._is_decided())
 
     async def score(self) -> float:
         """Sum of the rewards."""
         return self._total
 
-    def _written(self, text: str) -> str:
+    def _parsed(self, text: str) -> str:
         for token in self._special:
             text = text.replace(token, "")
         found = self._pattern.search(text.strip())
         return (found[min(2, self._pattern.groups)] or "").strip() if found else ""
 
     def _metrics(self) -> dict[str, float]:
-        """Figures of the episode so far."""
+        """Metrics of the episode so far."""
         return {
             "success": float(self._is_won()),
             "valid_actions": self._valid / self._steps,
@@ -217,21 +218,21 @@ class TextGame(ABC):
 
     @abstractmethod
     def _start(self, seed: int | None) -> None:
-        """Make the map; equal seeds make equal ones."""
+        """Make the map; equal seeds give equal maps."""
 
     @abstractmethod
     def _act(self, action: int | None) -> tuple[float, bool]:
-        """Take an action, or none, and return the reward and whether the game is over."""
+        """Take an action, None for an invalid one; return the reward and whether the game is over."""
 
     @abstractmethod
     def _cells(self) -> list[list[int]]:
-        """The map as numbers of symbols."""
+        """The map as keys of `symbols`."""
 
     @abstractmethod
     def _is_won(self) -> bool: ...
 
-    def _may_end(self) -> bool:
-        """Return False if a game that is over was ended by a limit."""
+    def _is_decided(self) -> bool:
+        """Return False if only a limit ended a game that is over."""
         return True
 
 
@@ -242,7 +243,7 @@ FROZEN, HOLE = True, False
 class FrozenLake(TextGame):
     """Walk over ice to the goal without falling into a hole.
 
-    Reaching the goal is worth 1, everything else 0. Each of `size` x `size` cells is frozen with probability `p`; start
+    Reaching the goal gives 1, everything else 0. Each of `size` x `size` cells is frozen with probability `p`; start
     and goal are random, and there is a path between them. On slippery ice the player moves in the direction asked for
     or at right angles to it, each with probability 1/3.
     """
@@ -330,9 +331,9 @@ STEP, ON_TARGET, SOLVED = -0.1, 1.0, 10.0  # rewards
 class Sokoban(TextGame):
     """Push all boxes onto targets.
 
-    Every step costs 0.1; a box pushed onto a target is worth 1, one pushed off it -1, and the last one 10 more. Rooms
-    of `dim_room` are solvable: they are played backwards for at most `search_depth` moves. After `max_steps` steps the
-    next valid action ends the game.
+    Every step costs 0.1; a box pushed onto a target gives 1, one pushed off it -1, and the last one 10 more. Rooms of
+    `dim_room` are solvable: they are made by at most `search_depth` moves backwards from a solution. After `max_steps`
+    steps the next valid action ends the game.
     """
 
     rules = (
@@ -399,7 +400,7 @@ class Sokoban(TextGame):
     def _is_won(self) -> bool:
         return self._boxes == self._targets
 
-    def _may_end(self) -> bool:
+    def _is_decided(self) -> bool:
         return self._is_won()
 
 
@@ -452,14 +453,14 @@ class TaggedGame:
         pass
 
 
-ENDLESS = 2**20  # training tasks of a run, about; each has a map of its own
+ENDLESS = 2**20  # at least this many training tasks, each with its own map
 
 
 class GameTasks:
     """Tasks that are seeds of games.
 
-    `train` and `evaluation` map each tag to its number of groups; tags alternate in these proportions. Training goes on
-    with new maps; the maps of evaluations are always the same, and others than those of training.
+    `train` and `evaluation` map each tag to its number of groups; tags alternate in these proportions. Every training
+    task has a new map; evaluations always have the same maps, from other seeds.
 
     >>> tasks = GameTasks({"FrozenLake": 2, "SimpleSokoban": 1}, {"FrozenLake": 4})
     >>> [tasks.task(Split.TRAIN, index).tag for index in range(4)]

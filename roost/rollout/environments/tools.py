@@ -1,4 +1,4 @@
-"""Tools as an environment: a step calls some of them, on servers of the user's or in a sandbox."""
+"""Tools as an environment: a step calls some of them, on the user's servers or in a sandbox."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tool(Protocol):
     parameters: Mapping[str, Any]  # a JSON schema, as in OpenAI's API
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the text that the policy is shown. Raise ToolFailed where there is none."""
+        """Return the text to show to the policy. Raise ToolFailed if the call fails."""
         ...
 
     async def close(self) -> None:
@@ -165,7 +165,7 @@ def printing_last(code: str) -> str:
     try:
         last = ast.parse(code).body[-1]
     except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError):
-        return code  # running it tells what is wrong
+        return code  # running it will show the error
     written = ast.get_source_segment(code, last) if isinstance(last, ast.Expr) else None
     if written is None or last.col_offset:
         return code
@@ -194,7 +194,7 @@ class ToolEnvironments:
 
     @staticmethod
     def check_config(config: Mapping[str, Any], where: Where, findings: Findings) -> None:
-        """Report tools that cannot be made."""
+        """Report tools that cannot be created."""
         tools = config.get("tools")
         if not isinstance(tools, Mapping) or not tools:
             fix = "write tools: {search: {_target_: roost.rollout.environments.tools.Search, url: http://HOST:8000}}"
@@ -205,7 +205,7 @@ class ToolEnvironments:
 
     @staticmethod
     def offered(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The tools of a config as a chat template shows them, as far as their classes tell."""
+        """The tools of a config as a chat template shows them, as far as class attributes describe them."""
         return shown_tools({name: located(tool["_target_"]) for name, tool in config["tools"].items()})
 
     async def open(self) -> ToolEnvironment:
@@ -270,7 +270,7 @@ def shown_tools(tools: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def wrong_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str:
-    """Faults of the arguments of a call, one line each; empty if there are none.
+    """Errors in the arguments of a call, one per line; empty if there are none.
 
     >>> wrong_arguments({"code": 1}, _texts(code="", input=""))
     "parameters format error, 'code' should be a string\\nparameters format error, 'input' is missing"
@@ -279,5 +279,5 @@ def wrong_arguments(arguments: Any, parameters: Mapping[str, Any]) -> str:
         return "parameters format error, arguments should be a JSON object"
     missing = {name: "is missing" for name in parameters.get("required", ()) if name not in arguments}
     texts = (name for name, about in parameters.get("properties", {}).items() if about.get("type") == "string")
-    unlike = {name: "should be a string" for name in texts if not isinstance(arguments.get(name, ""), str)}
-    return "\n".join(f"parameters format error, {name!r} {what}" for name, what in {**unlike, **missing}.items())
+    no_text = {name: "should be a string" for name in texts if not isinstance(arguments.get(name, ""), str)}
+    return "\n".join(f"parameters format error, {name!r} {what}" for name, what in {**no_text, **missing}.items())

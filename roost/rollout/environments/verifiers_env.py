@@ -1,7 +1,7 @@
 """Environments of the verifiers library, which runs its own rollouts against an endpoint and scores them.
 
-Three parts make a scenario of agents (`AgentScenario`): its tasks, its environments, and the agent, which does nothing
-but let verifiers talk to the endpoint that records the policy.
+Three parts of an `AgentScenario`: the tasks, the environments, and an agent that only points verifiers to the endpoint
+that records the policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roost.rollout.agents.recording import Recorder
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Split, Task
 
-MOST_TASKS = 100_000  # of a taskset without end
+MAX_TASKS = 100_000  # of an endless taskset
 NO_KEY = "ROOST_RECORDING_KEY"  # never set: the endpoint's URL is its only secret
 INSTALL = "install it where episodes run, in an environment of its own: pip install 'verifiers>=0.4,<0.5'"
 
@@ -117,7 +117,7 @@ class VerifiersEnvironments:
         return await self._environment.run_episode(self._rows[index], context)
 
     async def _ready(self) -> None:
-        """Load the tasks, which may take long, and start what rollouts share."""
+        """Load the tasks, which may take long, and start the environment that rollouts share."""
         async with self._starting:
             if self._environment is None:
                 environment, self._rows = await asyncio.wrap_future(in_daemon_thread("environments", self._loaded))
@@ -152,7 +152,7 @@ class VerifiersEnvironment:
         model, sampling = action.get("model", "policy"), action.get("sampling", {})
         episode = await self._environments.rollout(index, action["base_url"], model, sampling)
         self._reward = reward_of(episode)
-        # The reward is of the whole rollout, not of the turn before this step, so that it is left to the score.
+        # The reward is that of the whole rollout, not of the last turn, so the score returns it.
         return Observation(last_reply(episode), is_over=True, info={"metrics": metrics_of(episode)})
 
     async def score(self) -> float:
@@ -169,7 +169,7 @@ def reward_of(episode: Any) -> float:
     """
     if not episode.ok:
         errors = [*episode.errors, *(trace.last_error for trace in episode.traces if trace.last_error)]
-        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it does not say why"
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it reports no error"
         raise RuntimeError(f"verifiers' rollout failed: {why}")
     own = [trace for trace in episode.traces if trace.agent.trainable]
     scored = [float(trace.reward) for trace in own if any(reward is not None for reward in trace.rewards.values())]
@@ -195,7 +195,7 @@ def _config(taskset: str | Mapping[str, Any], env: str, config: Mapping[str, Any
 
 
 def _rows_of(taskset: Any) -> list[Any]:
-    return list(itertools.islice(taskset, MOST_TASKS))
+    return list(itertools.islice(taskset, MAX_TASKS))
 
 
 def _resolved(config: Mapping[str, Any]) -> Any:

@@ -108,9 +108,9 @@ def test_what_is_said_is_an_action(actions, reported, action, wrong):
 @pytest.mark.parametrize(
     ("numbers", "places", "described"),
     [
-        pytest.param([0.0], [], "1 numbers are observed, but bounds are given for 2", id="too few"),
-        pytest.param([0.0, float("nan")], [], "not all", id="not a number"),
-        pytest.param([0.0, 0.0], [1, 2], r"2 numbers are observed; those to be shown are \[1, 2\]", id="too far"),
+        pytest.param([0.0], [], "has 1 numbers, but bounds are given for 2", id="too few"),
+        pytest.param([0.0, float("nan")], [], "has NaN", id="not a number"),
+        pytest.param([0.0, 0.0], [1, 2], r"shown is \[1, 2\], but the observation has 2", id="too far"),
     ],
 )
 def test_what_cannot_be_binned_is_told(numbers, places, described):
@@ -185,7 +185,7 @@ def test_seeds_of_evaluation_are_not_those_of_training():
         pytest.param({}, "either low and high", id="no bounds"),
         pytest.param({"low": [0], "high": [1], "mean": [0], "deviation": [1]}, "either", id="both bounds"),
         pytest.param({"low": [0], "high": [0]}, "low below its high", id="nothing between them"),
-        pytest.param({"low": [0], "high": [1], "shown": [0, 1]}, "2 numbers are to be shown", id="too few bounds"),
+        pytest.param({"low": [0], "high": [1], "shown": [0, 1]}, "shown has 2 indices", id="too few bounds"),
         pytest.param({"low": [0], "high": [1], "bins": 5}, "write the model with the same numbers", id="another model"),
         pytest.param({"low": [0], "high": [1], "context": "day"}, "day", id="an unknown context"),
     ],

@@ -215,7 +215,7 @@ def test_a_robot_that_leaves_its_workspace_is_stopped():
         return seen, stopped
 
     seen, calls = ran(run())
-    assert seen.is_over and not seen.is_truncated and "out of its workspace" in seen.info["stopped"]
+    assert seen.is_over and not seen.is_truncated and "outside its workspace" in seen.info["stopped"]
     assert calls == ["connect", "reset", "act", "stop"] and seen.reward == 0
 
 
@@ -387,8 +387,8 @@ def test_in_real_time_a_period_that_is_missed_is_told():
         pytest.param({"rate_hz": 0}, "above 0", id="no rate"),
         pytest.param({"call_limit_s": 0}, "above 0", id="no limit"),
         pytest.param({"action_low": [], "action_high": []}, "action_low is", id="no limits"),
-        pytest.param({"action_high": [1, 1, 1]}, "a greatest above it", id="fewer of one"),
-        pytest.param({"action_low": [1, 1, 1, 1]}, "a greatest above it", id="nothing between them"),
+        pytest.param({"action_high": [1, 1, 1]}, "a high above it", id="fewer of one"),
+        pytest.param({"action_low": [1, 1, 1, 1]}, "a high above it", id="nothing between them"),
         pytest.param({"workspace": [[1, 0]]}, "three pairs", id="a workspace that is none"),
     ],
 )

@@ -228,9 +228,9 @@ def test_a_world_that_breaks_takes_its_vector_down_but_not_what_comes_after(vect
 @pytest.mark.parametrize(
     ("action", "described"),
     [
-        pytest.param(2, "2 is no action of Discrete", id="out of range"),
-        pytest.param("left", "'left' is no action", id="text"),
-        pytest.param([0], "is no action", id="a list"),
+        pytest.param(2, "2 is not an action of Discrete", id="out of range"),
+        pytest.param("left", "'left' is not an action", id="text"),
+        pytest.param([0], "is not an action", id="a list"),
     ],
 )
 def test_an_action_that_is_none_fails_its_episode_alone(action, described):
@@ -338,7 +338,7 @@ def test_observations_are_told_as_text_where_that_is_asked_for():
 )
 def test_actions_are_made_to_fit_or_refused(space, action, done):
     if done is None:
-        with pytest.raises(ValueError, match="is no action of"):
+        with pytest.raises(ValueError, match="is not an action of"):
             fitted(space, action)
     else:
         found = fitted(space, action)

@@ -148,7 +148,7 @@ def test_a_server_that_stays_full_is_told():
     [
         pytest.param({"number": 3}, OpenEnvRefused, "VALIDATION_ERROR: Invalid message", id="a field that it has not"),
         pytest.param("three", OpenEnvRefused, "EXECUTION_ERROR: invalid literal", id="an action that fails"),
-        pytest.param("hang up", ConnectionError, "hung up at step", id="a server that hangs up"),
+        pytest.param("hang up", ConnectionError, "closed the connection at step", id="a server that hangs up"),
         pytest.param("be silent", TimeoutError, "did not answer step in 2 s", id="a server that does not answer"),
     ],
 )

@@ -101,7 +101,7 @@ def test_the_reward_is_that_of_scored_traces(found, reward):
             "HarnessError: exit 1",
             id="a trace that failed",
         ),
-        pytest.param(episode(ok=False), "does not say why", id="no reason"),
+        pytest.param(episode(ok=False), "reports no error", id="no reason"),
     ],
 )
 def test_a_rollout_that_failed_has_no_score(found, described):
