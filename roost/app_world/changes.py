@@ -46,9 +46,8 @@ class Change:
         return self._compared() == other._compared()
 
     def _compared(self) -> Record | None:
-        has_generated_id = self.before is None and isinstance(
-            self.key, int
-        )  # other keys have a meaning, such as a path
+        # Only integers are generated; other keys have a meaning, such as a path.
+        has_generated_id = self.before is None and isinstance(self.key, int)
         ignored = KEYS[self.table] if has_generated_id else None
         return self.after and {name: _stripped(value) for name, value in self.after.items() if name != ignored}
 

@@ -11,7 +11,7 @@ from roost.app_world.state import Json, Snapshot
 from roost.app_world.tasks.task import AppTask
 from roost.app_world.world import World
 
-MOST_SHOWN = 3
+MOST_SHOWN = 3  # changes
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Check:
 
     name: str
     failure: str = ""  # why it failed; empty if it passed
-    is_guard: bool = False  # an agent that does nothing would pass it
+    is_guard: bool = False  # passed even by an agent that does nothing
 
     @property
     def is_passed(self) -> bool:
@@ -99,7 +99,7 @@ def task_goal_completion(reports: Sequence[Report]) -> float:
 
 
 def scenario_goal_completion(reports: Sequence[Report]) -> float:
-    """Share of scenarios of which every attempted task was solved every time (SGC)."""
+    """Share of scenarios whose attempted tasks were all solved, every time (SGC)."""
     solved: dict[str, bool] = defaultdict(lambda: True)
     for report in reports:
         solved[report.task_id.partition("_")[0]] &= report.success
@@ -126,21 +126,21 @@ def _completed(snapshot: Snapshot) -> Check:
     completion = snapshot["completion"]
     failure = "complete_task was not called" if completion is None else ""
     if completion and completion["status"] != "success":
-        failure = f"it was completed with the status {completion['status']}"
+        failure = f"its status is {completion['status']}"
     return Check("the task is completed", failure, is_guard=True)
 
 
 def _answered(task: AppTask, snapshot: Snapshot) -> Check:
     answer = (snapshot["completion"] or {}).get("answer")
     if task.answer is None:
-        failure = "" if answer in (None, "") else f"{str(answer)[:80]!r} was answered, where nothing was asked"
+        failure = "" if answer in (None, "") else f"the task asks for none, but {str(answer)[:80]!r} was given"
         return Check("there is no answer", failure, is_guard=True)
-    failure = "" if is_same_answer(answer, task.answer) else f"it is {task.answer!r}, not {str(answer)[:80]!r}"
+    failure = "" if is_same_answer(answer, task.answer) else f"expected {task.answer!r}, got {str(answer)[:80]!r}"
     return Check("the answer is right", failure)
 
 
 def _instead(wanted: Change, others: Sequence[Change]) -> str:
-    """Describe what happened instead of a wanted change."""
+    """Describe the change that was made in place of a wanted one."""
     near = [change for change in others if (change.table, change.key) == (wanted.table, wanted.key)]
     if wanted.before is not None and near:
         return f"instead {near[0].describe()}"

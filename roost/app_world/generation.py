@@ -10,11 +10,11 @@ from roost.app_world.state import Record, State
 
 FIRST_DAY = date(2026, 1, 5)
 PEOPLE = 14
-NUMBERED = ("notes", "tasks", "contacts", "events", "transactions", "requests")  # tables whose ids are counted
+NUMBERED = ("notes", "tasks", "contacts", "events", "transactions", "requests")  # tables with generated IDs
 
 
 def generated_state(seed: int | str) -> State:
-    """The same seed gives the same state, in every process. Names and titles in it are unique.
+    """Generate a state from a seed, the same in every process. Names and titles in it are unique.
 
     >>> generated_state(1) == generated_state(1) != generated_state(2)
     True

@@ -1,4 +1,4 @@
-"""The fields of records, in one place: apps make them for agents, and tasks say with them what is wanted."""
+"""The fields of records, for apps that create them and for tasks that expect them."""
 
 from __future__ import annotations
 

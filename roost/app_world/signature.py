@@ -13,9 +13,9 @@ from typing import Any
 from roost.app_world.state import ApiError, Json, Record, unknown
 
 MOST_TEXT = 20_000  # characters of one argument
-LARGEST = 10**12
+LARGEST = 10**12  # of an integer
 MOST_ITEMS = 100  # of a list
-DEEPEST = 10  # lists and mappings inside one another
+DEEPEST = 10  # levels of nested lists and mappings
 TYPE_NAMES: dict[Any, str] = {
     str: "string",
     int: "integer",

@@ -15,7 +15,7 @@ class ApiError(Exception):
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ApiError:
-    """The error for a name that does not exist, with the nearest one that does.
+    """The error for an unknown name, with the closest known one.
 
     >>> str(unknown("API of notes", "creat", ["create", "delete"]))
     "there is no API of notes called 'creat'; did you mean 'create'?"
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 Key = int | str
 Snapshot = dict[str, Any]  # a whole state as a JSON value
 
-KEYS = {  # of every table, the field by which its records are known
+KEYS = {  # the key field of each table
     "notes": "note_id",
     "tasks": "task_id",
     "contacts": "contact_id",
@@ -48,7 +48,7 @@ MOST_RECORDS = 1_000  # per table: an agent's endless loop must not fill the hos
 
 
 def copied(value: Json) -> Json:
-    """A JSON value that shares nothing with the first; many times faster than `copy.deepcopy`."""
+    """Return a deep copy of a JSON value, many times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
         return {name: copied(item) for name, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
@@ -64,7 +64,7 @@ class Completion:
 
 @dataclass
 class State:
-    """State of all apps. Only apps and task generators change it.
+    """State of all apps; only apps and task generators modify it.
 
     >>> state = State(today="2026-03-02")
     >>> state.add("notes", {"title": "milk"})

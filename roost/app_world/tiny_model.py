@@ -15,7 +15,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ '<' + message.role + '>' + message.content + '" + END + "' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
-# How each kind of task is asked for and done, around its word.
+# For each kind of task the instruction and the code, before and after its word.
 KINDS = {
     "jot_note": (('Add a note titled "', '".'), ('apis.notes.create(title="', '")\n')),
     "jot_task": (('Add a task titled "', '".'), ('apis.todo.create(title="', '")\n')),
@@ -47,10 +47,10 @@ PIECES = (
 
 
 def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300, correct_share: float = 0.25) -> Path:
-    """Write a model and its tokenizer; returns the folder.
+    """Write a model and its tokenizer; return the folder.
 
-    Pretrained on `batches` batches of 32 demonstrations. A share `correct_share` solves its task; the others solve a
-    random one. It knows the format but rarely the answer.
+    The model is pretrained on `batches` batches of 32 demonstrations. A share `correct_share` of them solves its task,
+    the others a random one, so that the model knows the format but rarely the answer.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -62,11 +62,11 @@ def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300,
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, **own), dtype=torch.float32)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-        draws = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(batches):
-            batch = torch.tensor([_demonstration(tokenizer, draws, correct_share) for _ in range(32)])
+            batch = torch.tensor([_demonstration(tokenizer, rng, correct_share) for _ in range(32)])
             prompt = batch == tokenizer.convert_tokens_to_ids("<assistant>")
-            labels = batch.masked_fill(prompt.cumsum(1) == 0, -100)  # only what comes after the task is learnt
+            labels = batch.masked_fill(prompt.cumsum(1) == 0, -100)  # learn only from the tokens after the task
             optimizer.zero_grad()
             model(batch, labels=labels).loss.backward()
             optimizer.step()
@@ -75,12 +75,12 @@ def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300,
     return folder
 
 
-def _demonstration(tokenizer: Any, draws: random.Random, correct_share: float) -> Sequence[int]:
+def _demonstration(tokenizer: Any, rng: random.Random, correct_share: float) -> Sequence[int]:
     """Token IDs of a task and code for it, or for a random task; all have the same length."""
-    kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
+    kind, word = rng.choice(list(KINDS)), rng.choice(TINY_WORDS)
     request = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
-    if draws.random() >= correct_share:
-        kind, word = draws.choice(list(KINDS)), draws.choice(TINY_WORDS)
+    if rng.random() >= correct_share:
+        kind, word = rng.choice(list(KINDS)), rng.choice(TINY_WORDS)
     done = f"{BEGIN}{KINDS[kind][1][0]}{word}{KINDS[kind][1][1]}{DONE}{CLOSE}"
     ids: Sequence[int] = tokenizer(f"<user>{request}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
     return ids

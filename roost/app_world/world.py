@@ -46,7 +46,7 @@ class World:
         return cls(State.restored(snapshot))
 
     def call(self, app: str, api: str, kwargs: Mapping[str, Json]) -> Json:
-        """Call an API. Raise ApiError if it is refused, without any change."""
+        """Call an API. Raise ApiError, and change nothing, if it is refused."""
         if not isinstance(app, str) or app not in APPS:
             raise unknown("app", app, APPS)
         apis = APPS[app].apis

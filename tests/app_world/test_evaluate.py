@@ -99,7 +99,7 @@ def test_a_report_says_why():
     world = task.open_world()
     run_code(world, f"apis.todo.update(task_id=1, priority=3);{MILK};apis.supervisor.complete_task(status='fail')")
     assert evaluate(task, world).describe().splitlines() == [
-        "FAIL  the task is completed  it was completed with the status fail",
+        "FAIL  the task is completed  its status is fail",
         "FAIL  tasks 1: is_done set to True  instead tasks 1: priority set to 3",
         "FAIL  nothing else changed  notes: title 'milk', created_on '2026-03-02' added",
         "pass  there is no answer",

@@ -199,9 +199,9 @@ def test_ids_that_name_nothing(task_id, message):
     [
         pytest.param({"split": "test"}, "there is no split called 'test'", id="split"),
         pytest.param({"split": "trian"}, "did you mean 'train'?", id="split, nearly"),
-        pytest.param({"difficulty": 4}, "difficulty is 4; it must be 1, 2 or 3", id="difficulty"),
+        pytest.param({"difficulty": 4}, "difficulty is 4; write 1, 2 or 3", id="difficulty"),
         pytest.param({"count": 0}, "count is 0; a set needs at least 1 task", id="count"),
-        pytest.param({"count": 10**8}, "100000000 tasks are more than the", id="more than there are"),
+        pytest.param({"count": 10**8}, "count is 100000000, but there are only", id="more than there are"),
         pytest.param({"kinds": ["jot_nota"]}, "did you mean 'jot_note'?", id="kind"),
         pytest.param({"kinds": ["tag_note"]}, "in train at difficulty 1 called 'tag_note'", id="held-out kind"),
         pytest.param({"kinds": []}, "kinds is empty", id="no kinds"),

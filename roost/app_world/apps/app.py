@@ -16,7 +16,7 @@ MAX_PAGE_LIMIT = 20
 
 
 class App:
-    """An app of a world. Every public method is an API that takes keywords only, and checks before it changes."""
+    """An app of a world. Every public method is an API: it takes keywords only, and checks them before any change."""
 
     name: ClassVar[str]
     apis: ClassVar[Mapping[str, Api]]  # by name
@@ -27,11 +27,11 @@ class App:
 
     def __init__(self, state: State, apps: Mapping[str, type[App]]) -> None:
         self._state = state
-        self._apps = apps  # all of the world, by name
+        self._apps = apps  # all apps of the world, by name
 
 
 def page_of(rows: Sequence[Record], page_index: int, page_limit: int) -> list[Record]:
-    """One page of the records; an empty one after the last.
+    """Return one page of the records; an empty list after the last page.
 
     >>> page_of([{"a": 1}, {"a": 2}, {"a": 3}], page_index=1, page_limit=2)
     [{'a': 3}]

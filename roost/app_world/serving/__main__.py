@@ -11,7 +11,7 @@ from roost.app_world.serving.command_line import arguments, limits_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    # The web server repeats the signals it took when it has ended, and they are no failure.
+    # The web server raises the signals that it caught once more when it ends; exit with 0 then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)

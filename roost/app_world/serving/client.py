@@ -29,8 +29,8 @@ from roost.rollout.episode import Split, Task
 from roost.sandbox.limits import Limits, remove
 
 GRACE_S = 3.0
-MARGIN_S = 5.0  # that a keeper may take longer than its own limits
-LOOK_EVERY_S = 0.05
+MARGIN_S = 5.0  # by which a keeper may exceed its own limits
+POLL_S = 0.05
 LINES_SHOWN = 15
 
 
@@ -58,33 +58,33 @@ class SupervisedProcess:
 
     @property
     def is_alive(self) -> bool:
-        self._look()
+        self._read_messages()
         return self._exit_code is None and not self._is_over and not self._link.is_closed
 
     def describe_end(self) -> str:
         """Describe how the process ended, with its last output."""
-        self._look()
+        self._read_messages()
         how = "ended" if self._exit_code is None else f"ended with exit code {self._exit_code}"
         printed = last_lines(self._log, LINES_SHOWN).strip()
-        return f"{self._name} {how}" + (f"; the last it said:\n{printed}" if printed else "")
+        return f"{self._name} {how}" + (f"; its last output:\n{printed}" if printed else "")
 
     async def stop(self) -> None:
-        """End the process with everything it started. May be called again."""
+        """End the process and everything it started. May be called more than once."""
         self._link.tell(stop=GRACE_S)
         deadline = time.monotonic() + GRACE_S + TERMINATE_LIMIT + KILL_LIMIT + MARGIN_S
         while not self._is_over and not self._link.is_closed and time.monotonic() < deadline:
-            self._look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            self._read_messages()
+            await asyncio.sleep(POLL_S)
         self._link.close()
 
-    def _look(self) -> None:
+    def _read_messages(self) -> None:
         """Read messages of the keeper."""
         for message in self._link.receive(wait=0.0):
             self._exit_code = message["ended"]
             self._is_over = self._is_over or "ending" in message
 
 
-FIRST_START_PAUSE_S, LONGEST_START_PAUSE_S = 0.05, 0.5  # between questions to a server that starts
+FIRST_START_PAUSE_S, LONGEST_START_PAUSE_S = 0.05, 0.5  # backoff while a server starts
 PACKAGES_FROM = str(Path(__file__).parents[3])
 
 Command = Callable[[int], Sequence[str]]  # from the port
@@ -176,17 +176,17 @@ class SpawnedServer:
 
     async def _started(self) -> str:
         self._folder = Path(tempfile.mkdtemp(prefix="roost-app-world-"))
-        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # if not closed
+        self._at_exit = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # if not stopped
         port = self._ports.lease()
         env = child_env(os.environ, {**self._env, "TMPDIR": str(self._folder)})
         process = await SupervisedProcess.start(self._name, self._command(port), env, self._folder / "log")
         self._process = process
         url = f"http://127.0.0.1:{port}"
-        await _answering(url, process, self._limit_s)
+        await _wait_until_ready(url, process, self._limit_s)
         return url
 
 
-def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> SpawnedServer:
+def roost_server(number: int, limits: ServingLimits, start_limit_s: float) -> SpawnedServer:
     """Roost's server in its own process."""
     command = [sys.executable, "-m", "roost.app_world.serving", *options_of(limits), "--port"]
     path = os.pathsep.join(filter(None, (PACKAGES_FROM, os.environ.get("PYTHONPATH"))))
@@ -194,13 +194,13 @@ def own_server(number: int, limits: ServingLimits, start_limit_s: float) -> Spaw
 
 
 def appworld_server(number: int, python: str, root: Path, start_limit_s: float) -> SpawnedServer:
-    """AppWorld's server, run by an interpreter that has it, as its packages conflict with Roost's."""
+    """AppWorld's server, run by an interpreter of its own, as its packages conflict with Roost's."""
     command = [python, "-m", "appworld.cli", "serve", "environment", "--root", str(root), "--port"]
     env = {"APPWORLD_ROOT": str(root), "PYTHONPATH": ""}
     return SpawnedServer(f"AppWorld {number}", lambda port: [*command, str(port)], env, start_limit_s)
 
 
-async def _answering(url: str, process: SupervisedProcess, limit_s: float) -> None:
+async def _wait_until_ready(url: str, process: SupervisedProcess, limit_s: float) -> None:
     """Wait until the server of this process answers."""
     connection, deadline, pause = Connection(url, limit_s), time.monotonic() + limit_s, FIRST_START_PAUSE_S
     try:
@@ -269,21 +269,21 @@ class AppWorldDataTasks:
 
 
 def _difficulty(folder: Path) -> int | None:
-    """Difficulty from the data; None if it is not included, as in secret splits."""
+    """Difficulty of a task; None if the data lack it, as for secret splits."""
     path = folder / "ground_truth" / "metadata.json"
     return json.loads(path.read_text(encoding="utf-8")).get("difficulty") if path.is_file() else None
 
 
 class PooledServer:
-    """One server as its clients see it."""
+    """A server of the pool, started when needed."""
 
-    def __init__(self, backend: WorldServer, answer_limit_s: float, most_worlds: int | None = None) -> None:
+    def __init__(self, backend: WorldServer, answer_limit_s: float) -> None:
         self.backend = backend
-        self.name = f"roost_{secrets.token_hex(4)}"  # name for anything the server writes
+        self.name = f"roost_{secrets.token_hex(4)}"  # experiment name, for files that the server writes
         self.in_use = 0
-        self.capacity = 1
-        self.takes_episodes = False
-        self._answer_limit_s, self._most_worlds = answer_limit_s, most_worlds
+        self.capacity = 1  # worlds
+        self.takes_episodes = False  # tells worlds apart by episode, as Roost's server does
+        self._answer_limit_s = answer_limit_s
         self._connection: Connection | None = None
         self._is_suspect = False
         self._is_closed = False
@@ -331,7 +331,7 @@ class PooledServer:
             raise
         self.takes_episodes = about.get("episodes") is True
         if self.takes_episodes:
-            self.capacity = self._most_worlds or int(about.get("worlds", 1))
+            self.capacity = int(about.get("worlds", 1))
         self._connection, self._is_suspect = connection, False
         return connection
 
@@ -378,7 +378,7 @@ class ServerPool:
             return self._free
 
     async def _acquire(self) -> tuple[PooledServer, Connection]:
-        """Take a slot on the emptiest server; try the next if it is lost, as a lost one is always the emptiest."""
+        """Take a slot on the emptiest server, or on the next if that is lost: a lost server is always the emptiest."""
         lost: ServerLost | None = None
         for server in sorted(self._servers, key=lambda server: server.in_use / server.capacity):
             if server.in_use >= server.capacity:
@@ -429,9 +429,9 @@ class AppWorldEnvironments:
         self.partial, self.shows_supervisor, self.options = partial, shows_supervisor, dict(options or {})
         self.answer_limit_s = answer_limit_s
         if servers < 0:
-            raise ValueError(f"servers is {servers}; it is 0 for one in this process, or a number of processes")
+            raise ValueError(f"servers is {servers}; write 0 to run one in this process, or a number of processes")
         if urls is not None and appworld_python is not None:
-            raise ValueError("urls and appworld_python are both given; servers run already, or are to be started")
+            raise ValueError("urls and appworld_python are both given; leave out one of them")
         backends: list[WorldServer]
         if urls is not None:
             backends = [RemoteServer(url) for url in urls]
@@ -440,9 +440,9 @@ class AppWorldEnvironments:
             backends = [appworld_server(number, appworld_python, root, start_limit_s) for number in range(servers)]
         else:
             own = ServingLimits(worlds, idle_s, sandbox=Limits(**(limits or {})), allows_weak=allows_weak)
-            backends = [own_server(number, own, start_limit_s) for number in range(servers)] or [LocalServer(own)]
+            backends = [roost_server(number, own, start_limit_s) for number in range(servers)] or [LocalServer(own)]
         if not backends:
-            raise ValueError("there is no server to run episodes on; give urls, or servers of at least 1")
+            raise ValueError("there is no server; give urls, or set servers to 1 or more")
         self._pool = ServerPool([PooledServer(backend, answer_limit_s) for backend in backends])
 
     async def open(self) -> AppWorldEnvironment:
@@ -461,7 +461,7 @@ class AppWorldEnvironment:
 
     def __init__(self, environments: AppWorldEnvironments, server: PooledServer, connection: Connection) -> None:
         self._environments, self._server, self._connection = environments, server, connection
-        self._world: dict[str, str] = {}  # what says which world is meant
+        self._world: dict[str, str] = {}  # fields that identify the world in requests
         self._is_closed = False
 
     async def reset(self, task: Task, seed: int | None = None) -> Observation:
@@ -474,7 +474,7 @@ class AppWorldEnvironment:
 
     async def step(self, action: Any) -> Observation:
         """Run code."""
-        code = str(action).encode(errors="replace").decode()  # halves of characters are no text
+        code = str(action).encode(errors="replace").decode()  # lone surrogates cannot be encoded
         output = str(await self._ask("/execute", code=code))
         return Observation(output, is_over=bool(await self._ask("/task_completed")))
 
@@ -535,7 +535,7 @@ def first_shown(begun: Mapping[str, Any], shows_supervisor: bool = True) -> str:
 
 
 def share_passed(report: Mapping[str, Any]) -> float:
-    """Share of passed tests; 0 if only those passed that also pass when nothing is done.
+    """Share of passed tests; 0 if only tests passed that also pass when nothing is done.
 
     >>> passed = [{"label": "no_op_pass"}, {"label": "no_op_fail"}]
     >>> share_passed({"num_tests": 4, "passes": passed}), share_passed({"num_tests": 4, "passes": passed[:1]})

@@ -21,7 +21,7 @@ class ServingLimits:
     ValueError: worlds is 0; a server needs more than 0
     """
 
-    worlds: int = 64  # at a time, each with a process for its code
+    worlds: int = 64  # at the same time, each with a process for its code
     idle_s: float = 1800.0  # a world without requests for this long is closed
     code_chars: int = 100_000  # per execution
     states: int = 8  # saved states per world
@@ -34,8 +34,8 @@ class ServingLimits:
                 raise ValueError(f"{name} is {getattr(self, name)}; a server needs more than 0")
 
 
-OF_SERVING = ("worlds", "idle_s", "code_chars")
-OF_SANDBOX = tuple(field.name for field in fields(Limits))
+SERVER_OPTIONS = ("worlds", "idle_s", "code_chars")
+SANDBOX_OPTIONS = tuple(field.name for field in fields(Limits))
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,15 +44,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description="Worlds of small apps for agents that write code, behind the routes of AppWorld's server.",
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="there is no key: keep it on this machine, or on a network of your own")
-    add("--port", type=int, default=8000, help="0: any that is free; the line printed when it is ready has it")
-    add("--worlds", type=int, help=f"at a time; {ServingLimits().worlds} if not given")
-    add("--idle-s", type=float, help="a world that was not used for so long is closed")
-    add("--code-chars", type=int, help="of one execution")
-    for name in OF_SANDBOX:
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; requests need no key, so use one that only you can reach",
+    )
+    add("--port", type=int, default=8000, help="0: a free one, printed once the server is ready")
+    add("--worlds", type=int, help=f"worlds at the same time (default {ServingLimits().worlds})")
+    add("--idle-s", type=float, help="close a world after this many seconds without requests")
+    add("--code-chars", type=int, help="characters of code per execution")
+    for name in SANDBOX_OPTIONS:
         kind = float if name == "wall_s" else int
-        add(option(name), type=kind, help=f"of the sandbox of each world; {getattr(Limits(), name)} if not given")
-    add("--allows-weak", action="store_true", help="also where sandboxes do not hold; for code that is trusted")
+        add(option(name), type=kind, help=f"limit of each world's sandbox (default {getattr(Limits(), name)})")
+    add("--allows-weak", action="store_true", help="run even if this machine cannot isolate untrusted code")
     return parser.parse_args(argv)
 
 
@@ -65,14 +69,14 @@ def option(name: str) -> str:
 
 
 def options_of(limits: ServingLimits) -> list[str]:
-    """The command line that gives these limits.
+    """Command-line options for these limits.
 
     >>> limits = ServingLimits(worlds=8, sandbox=Limits(wall_s=2.5), allows_weak=True)
     >>> limits_of(arguments(options_of(limits))) == limits
     True
     """
-    serving = {name: getattr(limits, name) for name in OF_SERVING}
-    sandbox = {name: getattr(limits.sandbox, name) for name in OF_SANDBOX}
+    serving = {name: getattr(limits, name) for name in SERVER_OPTIONS}
+    sandbox = {name: getattr(limits.sandbox, name) for name in SANDBOX_OPTIONS}
     given = [word for name, value in (serving | sandbox).items() for word in (option(name), str(value))]
     return [*given, *(["--allows-weak"] if limits.allows_weak else [])]
 
@@ -83,8 +87,8 @@ def limits_of(options: argparse.Namespace) -> ServingLimits:
     >>> limits_of(arguments(["--worlds", "8", "--wall-s", "2"])).sandbox.wall_s
     2.0
     """
-    sandbox = Limits(**_given(options, OF_SANDBOX))
-    return ServingLimits(sandbox=sandbox, allows_weak=options.allows_weak, **_given(options, OF_SERVING))
+    sandbox = Limits(**_given(options, SANDBOX_OPTIONS))
+    return ServingLimits(sandbox=sandbox, allows_weak=options.allows_weak, **_given(options, SERVER_OPTIONS))
 
 
 def _given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Connection:
 
     def __init__(self, url: str, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._client = HttpClient(url, trust_env=True)  # a user's own server may be anywhere
+        self._client = HttpClient(url, trust_env=True)  # a server of the user's may be behind a proxy
 
     @property
     def url(self) -> str:
@@ -58,7 +58,7 @@ class Connection:
         try:
             return answer.json()
         except ValueError:
-            return None  # some other server
+            return None  # not a server of app worlds
 
     async def _request(self, method: str, route: str, body: Mapping[str, Any] | None, limit_s: float) -> Answer:
         try:

@@ -29,7 +29,7 @@ from roost.sandbox.sandbox import Sandbox
 
 
 class Refused(Exception):
-    """A request that cannot be served; the status tells whose fault it is, the message what to change."""
+    """A request that cannot be served; the message says what to change."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 NOTHING_PRINTED = "[Nothing was printed.]"
 STATE_IS_KEPT = "[What was done in the apps is kept.]"
-GUARD, EARNED = "no_op_pass", "no_op_fail"  # result of the test if the agent does nothing
+GUARD, EARNED = "no_op_pass", "no_op_fail"  # AppWorld's labels: the test's result if the agent does nothing
 
 
 def task_reply(task: AppTask) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ServedWorld:
         self._used_at = self._clock()
 
     def is_idle(self) -> bool:
-        """Return True if there was no request for too long and nothing is running."""
+        """Return True if there was no request for `idle_s` and nothing is running."""
         return not self._turn.locked() and self._clock() - self._used_at > self._limits.idle_s
 
     async def execute(self, code: str) -> str:
@@ -183,13 +183,13 @@ class Worlds:
         await self.close(episode)
         if len(self._open) + self._starting >= self.limits.worlds:
             raise Refused(503, f"all {self.limits.worlds} worlds are in use; close some, or allow more with --worlds")
-        me = self._start_tokens[episode] = object()
+        token = self._start_tokens[episode] = object()
         self._starting += 1
         try:
             world = await ServedWorld.start(task, self.limits, self._clock)
         finally:
             self._starting -= 1
-            is_wanted = self._start_tokens.get(episode) is me
+            is_wanted = self._start_tokens.get(episode) is token
             if is_wanted:
                 del self._start_tokens[episode]
         if not is_wanted:  # e.g. the client was cancelled meanwhile
@@ -225,7 +225,7 @@ class Worlds:
         await self._close_these([episode for episode, world in self._open.items() if world.is_idle()])
 
     async def _close_these(self, episodes: list[str]) -> None:
-        """Close worlds; an error in one does not keep the others from closing."""
+        """Close worlds, even if one fails to close."""
         closed = await asyncio.gather(*map(self.close, episodes), return_exceptions=True)
         for episode, outcome in zip(episodes, closed, strict=True):
             if isinstance(outcome, Exception):
@@ -241,7 +241,7 @@ def known_task(task_id: str) -> AppTask:
 
 
 NAME = "roost app world"
-BYTES_OF_A_CHARACTER = 12  # upper bound in JSON
+BYTES_PER_CHARACTER = 12  # upper bound in JSON
 ROOM_FOR_FIELDS = 1 << 20
 LONGEST_SWEEP_S = 30.0
 
@@ -280,7 +280,7 @@ def app_world_app(worlds: Worlds) -> FastAPI:
             await worlds.close_all()
 
     app = FastAPI(title="Roost's app world", lifespan=lifespan)
-    limit = worlds.limits.code_chars * BYTES_OF_A_CHARACTER + ROOM_FOR_FIELDS
+    limit = worlds.limits.code_chars * BYTES_PER_CHARACTER + ROOM_FOR_FIELDS
     app.add_middleware(SizeLimited, most_bytes=limit)
     _add_error_handlers(app)
     _add_lifecycle_routes(app, worlds)

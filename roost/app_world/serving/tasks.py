@@ -10,10 +10,10 @@ from roost.rollout.episode import Split, Task
 
 
 class AppWorldTasks:
-    """Tasks of one difficulty, or of all three where it is None; `kinds` are those that there are to be.
+    """Tasks of one difficulty, or of all three if it is None; `kinds` restricts them to these kinds.
 
-    Those to be tried on come from another split, so that none was learnt from. With `test_challenge` their kinds are
-    others, too, and `kinds` says nothing about them.
+    Evaluation tasks come from another split. Those of `test_challenge` are of other kinds, so `kinds` does not apply to
+    them.
 
     >>> tasks = AppWorldTasks(difficulty=1, count=30, kinds=["jot_note"], evaluation_count=6)
     >>> task = tasks.task(Split.TRAIN, 0)
@@ -32,7 +32,7 @@ class AppWorldTasks:
     ) -> None:
         if evaluation_split == "train":
             raise ValueError(
-                "evaluation_split is train, which is learnt from; choose dev, test_normal or test_challenge"
+                "evaluation_split is train, which is used for training; choose dev, test_normal or test_challenge"
             )
         evaluation_kinds = None if evaluation_split == "test_challenge" else kinds
         self._tasks = {

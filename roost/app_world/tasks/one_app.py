@@ -1,4 +1,4 @@
-"""Tasks of difficulty 1: one app, and one or two calls."""
+"""Tasks of difficulty 1 and 2 in one app: one or two calls, or a loop over records."""
 
 from __future__ import annotations
 

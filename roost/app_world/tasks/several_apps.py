@@ -1,4 +1,4 @@
-"""Tasks of difficulty 2 that take something from one app to another."""
+"""Tasks of difficulty 2 and 3 that carry something from one app to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task as an agent gets it, and helpers for generators of tasks."""
+"""Tasks, and helpers for their generators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AppTask:
     difficulty: int
     instruction: str
     initial: Snapshot  # the world at the start
-    wanted: tuple[Change, ...]  # changes that the agent has to make, and no others
+    wanted: tuple[Change, ...]  # exactly the changes that the agent has to make
     answer: Json  # None if the task needs no answer
     solution: str  # code against `apis` that solves it
 
@@ -47,15 +47,15 @@ LOGIN = (
 
 
 class Draft:
-    """A task under construction: `state` is its world, which the generator prepares."""
+    """A task under construction; the generator prepares the world in `state`."""
 
     def __init__(self, scenario_id: str, variant: int) -> None:
-        self._phrasing = Random(f"phrasing {scenario_id}")  # the variants of a scenario are worded alike
+        self._phrasing = Random(f"phrasing {scenario_id}")  # the same wording for all variants of a scenario
         self.random = Random(f"values {scenario_id} {variant}")
         self.state: State = generated_state(f"{scenario_id} {variant}")
 
     def phrase(self, *templates: str, **values: Json) -> str:
-        """One of the wordings, filled in."""
+        """Fill in one of the templates."""
         return self._phrasing.choice(templates).format(**values)
 
     def pick(self, choices: Sequence[T]) -> T:
@@ -82,7 +82,7 @@ class Plan:
 
     instruction: str
     solution: str
-    after: State | None = None  # the wanted state; None if nothing should change
+    after: State | None = None  # the expected final state; None if nothing should change
     answer: Json = None
 
 

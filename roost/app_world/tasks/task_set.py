@@ -20,14 +20,14 @@ DIFFICULTIES = (1, 2, 3)
 SLOTS = 32  # per difficulty: a new kind takes the next slot, so that existing IDs stay the same
 SPACE = 16**7
 NUMBERS = SPACE // (SLOTS * len(DIFFICULTIES) * len(SPLITS))  # scenarios of a kind in a split
-SCATTER = 0x9E3779B  # odd, so that it has an inverse modulo SPACE; spreads consecutive numbers over the IDs
+SCATTER = 0x9E3779B  # spreads consecutive numbers over the IDs; odd, to have an inverse modulo SPACE
 GATHER = pow(SCATTER, -1, SPACE)
 TASK_ID = re.compile(r"([0-9a-f]{7})_([123])", re.ASCII)
 
 
 @dataclass(frozen=True)
 class ScenarioName:
-    """Decoded scenario ID. Splits have no ID in common.
+    """Decoded scenario ID. No two splits have an ID in common.
 
     >>> name = ScenarioName("dev", difficulty=2, slot=5, number=1000)
     >>> name.id, ScenarioName.parse(name.id) == name
@@ -115,7 +115,7 @@ class Kind:
     """A generator of tasks."""
 
     write: Writer
-    is_held_out: bool = False  # used in the split test_challenge, and only there
+    is_held_out: bool = False  # used only in the split test_challenge
 
     @property
     def name(self) -> str:
@@ -232,9 +232,9 @@ class TaskSet(Sequence[AppTask]):
     ) -> None:
         check_split(split)
         if difficulty not in (None, *DIFFICULTIES):
-            raise ValueError(f"difficulty is {difficulty}; it must be 1, 2 or 3, or None for all of them")
+            raise ValueError(f"difficulty is {difficulty}; write 1, 2 or 3, or None for all")
         if kinds is not None and not kinds:
-            raise ValueError("kinds is empty; name some, or give None for all of them")
+            raise ValueError("kinds is empty; name some, or None for all")
         if count < 1:
             raise ValueError(f"count is {count}; a set needs at least 1 task")
         levels = DIFFICULTIES if difficulty is None else (difficulty,)
@@ -262,7 +262,7 @@ def _task_ids(
     scenarios = -(-count // VARIANTS)
     rounds = -(-scenarios // len(chosen))
     if rounds > NUMBERS:
-        raise ValueError(f"{count} tasks are more than the {NUMBERS * len(chosen) * VARIANTS} that there are")
+        raise ValueError(f"count is {count}, but there are only {NUMBERS * len(chosen) * VARIANTS} tasks")
     names: list[ScenarioName] = []
     numbers = {place: random.sample(range(NUMBERS), rounds) for place in chosen}
     for turn in range(rounds):

@@ -124,7 +124,7 @@ def test_an_interpreter_without_appworld_says_so(installed):
 
     async def run():
         async with opened(**keys) as environments:
-            with pytest.raises(ServerLost, match=r"AppWorld 0 ended with exit code 1; the last it said:\n.*appworld"):
+            with pytest.raises(ServerLost, match=r"AppWorld 0 ended with exit code 1; its last output:\n.*appworld"):
                 await environments.open()
 
     ran(run())

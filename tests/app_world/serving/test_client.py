@@ -184,8 +184,8 @@ def test_a_task_that_is_not_there_is_told(task, raised, reported):
     ("keys", "reported"),
     [
         pytest.param({"servers": -1}, "servers is -1", id="fewer than none"),
-        pytest.param({"urls": []}, "no server to run episodes on", id="no address"),
-        pytest.param({"urls": ["http://a"], "appworld_python": "python"}, "both given", id="two kinds"),
+        pytest.param({"urls": []}, "there is no server; give urls", id="no address"),
+        pytest.param({"urls": ["http://a"], "appworld_python": "python"}, "both given; leave out one", id="two kinds"),
         pytest.param(
             {"appworld_python": "python", "appworld_root": "/nowhere"}, "data is not in /nowhere", id="no data"
         ),
