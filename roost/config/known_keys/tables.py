@@ -142,9 +142,7 @@ REWARD = Known(
 SAMPLING = Known(Effect.TRAINING, "Roost's engines have no such setting", "remove it")
 NOT_FOLLOWED = Known(Effect.TRAINING, "Roost has nothing for it", "remove it, if the run is to be without it")
 LOSS = Known(Effect.TRAINING, "Roost's loss has no such term", "remove it")
-START = Known(
-    Effect.TRAINING, "a run of Roost starts from the model; roost train --resume continues it", "remove it"
-)
+START = Known(Effect.TRAINING, "a run of Roost starts from the model; roost train --resume continues it", "remove it")
 FROZEN = Known(
     Effect.TRAINING,
     "Roost trains what this would freeze: all weights, or an adapter on all linear layers",
