@@ -316,8 +316,11 @@ class Builtins(ABC):
 
     def _do_cd(self, arguments: list[Value], position: Position, state: State) -> Status:
         paths = [argument.tested for argument in arguments if argument.known not in ("--", "-P", "-L")]
-        path = paths[0] if paths else self.environ.get("HOME")
-        return self._go(None if path is None or path == "-" else _normal(resolved_path(state, path)), position, state)
+        path = paths[0] if paths else None
+        if not paths or path == "-":
+            named = state.scalar("OLDPWD" if paths else "HOME")
+            path = None if named is None else named.known
+        return self._go(None if path is None else _normal(resolved_path(state, path)), position, state)
 
     def _go(self, folder: Path | None, position: Position, state: State) -> Status:
         state.put("OLDPWD", None if state.folder is None else text_value(str(state.folder), position))
