@@ -169,7 +169,7 @@ def _node_strategy(
                 "RST-P013",
                 where,
                 f"{len(processes)} processes do not divide evenly over {len(resources)} nodes",
-                f"{counted(rest, 'node')} of them get {share + 1}, the others {share}",
+                f"{rest} of them {'gets' if rest == 1 else 'get'} {share + 1}, the others {share}",
                 f"for an even split give {share * len(resources)} or {(share + 1) * len(resources)} processes",
             )
         counts = np.full(len(resources), share)
