@@ -21,9 +21,9 @@ REPORTS = {"error", "warn", "note"}
 CARRIERS = {"RankSyntaxError", "ExpressionError", "MemoryRefused", "Problem", "_refusal", "refuse"}
 # Files without any of this are not parsed.
 MAY_REPORT = re.compile(rf"\.({'|'.join(REPORTS)})\b|\b({'|'.join(CARRIERS)})\(")
-# What has methods of these names and is no collector of findings.
+# Objects and files with methods of these names that do not collect findings.
 OTHERS = {"logger", "log", "warnings", "records", "self._watching", "self._live", "typer"}
-OTHER_FILES = {"trainer/watching.py"}
+OTHER_FILES = {"trainer/watching.py", "trainer/report/live_view.py"}
 APP = build_app(["explain-finding"])
 UNREACHABLE = {"RST-P004"}  # said only where Roost itself is wrong
 
