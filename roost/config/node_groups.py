@@ -134,7 +134,7 @@ def _read_env_vars(section: Section) -> tuple[tuple[str, str], ...]:
             if isinstance(value, Mapping | list):
                 pair.error("RST-H026", str(key), f"is {shown(value)}; an environment variable holds text", fix=fix)
             elif not str(key) or "=" in str(key):
-                pair.error("RST-H027", str(key), f"{shown(key)} is no name for an environment variable", fix=fix)
+                pair.error("RST-H027", str(key), f"{shown(key)} is not a name for an environment variable", fix=fix)
             elif str(key) in PROTECTED_VARIABLES:
                 pair.error("RST-H028", str(key), PROTECTED_WHAT, fix=PROTECTED_FIX)
             elif str(key) in variables:

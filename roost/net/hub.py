@@ -36,7 +36,7 @@ def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
     """
     is_cached = _is_cached(model)
     if is_offline(os.environ):
-        return None if is_cached else f"is no folder here and not in the hub's cache, and {OFFLINE[0]} is set"
+        return None if is_cached else f"is not a folder here and not in the hub's cache, and {OFFLINE[0]} is set"
     answer, reason = ask_hub(model, os.environ.get("HF_ENDPOINT") or ENDPOINT)
     problem = {Answer.UNREACHABLE: "cannot be reached", Answer.REFUSED: "refuses the token"}.get(answer)
     if problem is not None and is_cached:
@@ -44,7 +44,7 @@ def check_on_hub(model: str, say: Callable[[str], None]) -> str | None:
         _go_offline()
         return None
     if problem is not None:
-        return f"is no folder here, and the Hugging Face hub {problem}: {reason}"
+        return f"is not a folder here, and the Hugging Face hub {problem}: {reason}"
     if answer is Answer.ABSENT and not is_cached:
         return "is neither a folder here nor a model on the Hugging Face hub"
     return None

@@ -93,7 +93,7 @@ class Change:
 def diff_plans(before: Plan, after: Plan) -> tuple[Change, ...]:
     """Differences between two plans, in the order of the second; empty if they are equal.
 
-    Different words of two notations are no difference: names of backends, kinds of staleness, and a reference that is
+    Different words of two notations are not differences: names of backends, kinds of staleness, and a reference that is
     inside the learner of one and beside it in the other.
     """
     changes = list(_job_changes(before, after))

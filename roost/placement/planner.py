@@ -218,7 +218,7 @@ def _chosen(kind: type[Choice], value: Choice | str | None, findings: Findings) 
     names = [choice.value for choice in kind]
     if value is None or value in names:
         return None if value is None else kind(value)
-    what = f"{shown(value)} is no {kind.__name__.lower()}"
+    what = f"{shown(value)} is not a {kind.__name__.lower()}"
     findings.error(
         "RST-C036", Where(path=(kind.__name__.lower(),)), what, did_you_mean(value, names), f"use {', '.join(names)}"
     )

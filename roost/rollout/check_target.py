@@ -106,6 +106,10 @@ class Part:
     example: str
     protocol: str  # the class that documents the interface
 
+    @property
+    def with_article(self) -> str:
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
 
 def check_target(config: Any, where: Where, part: Part, findings: Findings) -> bool:
     """Return True if a section can be instantiated, as far as can be checked without doing so.
@@ -130,7 +134,7 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
     if kind is None:
         why = " and ".join(f"it has no {', '.join(_lacks(target, each))}" for each in part.kinds)
         findings.error(
-            "RST-A003", where.under(TARGET), f"{config[TARGET]} is no {part.name}", why, f"see {part.protocol}"
+            "RST-A003", where.under(TARGET), f"{config[TARGET]} is not {part.with_article}", why, f"see {part.protocol}"
         )
         return False
     if ARGUMENTS not in config:
@@ -174,7 +178,7 @@ def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
         if any(_lacks(type(config), each) == () for each in part.kinds):
             return None  # an instance passed from Python
         fix = f"write _target_: {part.example} under it, or a class of your own"
-        findings.error("RST-A004", where, f"is no {part.name}", f"it is {shown(config)}", fix)
+        findings.error("RST-A004", where, f"is not {part.with_article}", f"it is {shown(config)}", fix)
         return None
     written = config.get(TARGET)
     if not isinstance(written, str) or not written:

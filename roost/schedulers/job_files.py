@@ -427,7 +427,7 @@ def _with_options(text: str, options: Sequence[str]) -> str:
         for key in parents:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise CannotRender(f"--option {option!r}: {key} is no mapping in the file")
+                raise CannotRender(f"--option {option!r}: {key} is not a mapping in the file")
         inner[last] = yaml.safe_load(value)
     first = text.partition("\n")[0]
     return f"{first}\n{yaml.safe_dump(data, sort_keys=False, width=10**6)}"

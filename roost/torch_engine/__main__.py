@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    # uvicorn raises the signals that it handled again when it has ended; they are no failure.
+    # uvicorn raises the signals that it handled again when it has ended; they are not failures.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)

@@ -159,7 +159,7 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt[-CONTEXT:])
         before = self._decoded(self._window)
-        if REPLACEMENT in before:  # the prompt's broken characters are no part of the completion
+        if REPLACEMENT in before:  # the prompt's broken characters are not part of the completion
             self._window, before = [], ""
         self._sent = len(before)
 

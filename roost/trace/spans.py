@@ -122,7 +122,7 @@ class SpanRecorder:
         Timers of one tag that overlap, nested or side by side, each add their whole duration.
         """
         if category not in ("call", "work"):
-            raise ValueError(f"a timer is one of call, work, not {category!r}: waits are no execution time")
+            raise ValueError(f"a timer is one of call, work, not {category!r}: waits are not execution time")
         return OpenSpan(self, tag, category, args or None, tag, trace)
 
     @property

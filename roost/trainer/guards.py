@@ -18,7 +18,7 @@ from roost.transport.context import FailureKind, WorkerFailed
 
 SKIPPED = ("skipped", "critic/skipped")  # statistic of an optimizer step of the policy, and of the critic
 OUTLIERS = ("steps/outlier", "critic/steps/outlier")
-MAX_OUTLIERS = 30  # in a row; such gradients are no outliers, and skipping them means to learn nothing
+MAX_OUTLIERS = 30  # in a row; such gradients are not outliers, and skipping them means to learn nothing
 
 
 class Diverged(RuntimeError):

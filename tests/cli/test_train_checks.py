@@ -100,7 +100,7 @@ def test_the_first_command_without_its_model(tmp_path, has_runs):
     result = trained(tmp_path, ARITHMETIC / "rlinf.yaml")
     error, fix = result.stderr.splitlines()
     assert result.exit_code == 1 and LOADING not in result.stdout
-    assert "'runs/arithmetic-model' is no folder here, and the Hugging Face hub cannot be reached" in error
+    assert "'runs/arithmetic-model' is not a folder here, and the Hugging Face hub cannot be reached" in error
     assert fix.strip() == f"fix  make it first: python {ARITHMETIC / 'make_model.py'}"
 
 

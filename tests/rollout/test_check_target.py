@@ -77,7 +77,7 @@ CONTRACT = "see roost.rollout.agents.agent.Agent, and roost.rollout.agents.appwo
             {"_target_": f"{HERE}.NoAgent"},
             (
                 ("_target_",),
-                f"{HERE}.NoAgent is no agent",
+                f"{HERE}.NoAgent is not an agent",
                 "it has no run_episode and it has no next_code_block",
                 CONTRACT,
             ),
@@ -165,7 +165,7 @@ GIVEN = "Roost passes it to every program"
         ),
         pytest.param(
             {"run": f"{HERE}.run_episode", "arguments": ["x"]},
-            (("arguments",), "is no mapping of arguments", "it is ['x']", "write them as name: value"),
+            (("arguments",), "is not a mapping of arguments", "it is ['x']", "write them as name: value"),
             id="arguments are a list",
         ),
         pytest.param(
@@ -249,7 +249,7 @@ TASKS_EXAMPLE = "roost.app_world.serving.tasks.AppWorldTasks"
             {"tasks": "math"},
             (
                 ("tasks",),
-                "is no source of tasks",
+                "is not a source of tasks",
                 "it is 'math'",
                 f"write _target_: {TASKS_EXAMPLE} under it, or a class of your own",
             ),
@@ -259,7 +259,7 @@ TASKS_EXAMPLE = "roost.app_world.serving.tasks.AppWorldTasks"
             {"tasks": {"_target_": f"{WORLD}.Worlds"}},
             (
                 ("tasks", "_target_"),
-                f"{WORLD}.Worlds is no source of tasks",
+                f"{WORLD}.Worlds is not a source of tasks",
                 "it has no size, task",
                 "see roost.rollout.agents.scenario.TaskSource",
             ),
@@ -279,7 +279,7 @@ TASKS_EXAMPLE = "roost.app_world.serving.tasks.AppWorldTasks"
             {"environment": {"_target_": f"{WORLD}.Noting"}},
             (
                 ("environment", "_target_"),
-                f"{WORLD}.Noting is no class of environments",
+                f"{WORLD}.Noting is not a class of environments",
                 "it has no open",
                 "see roost.rollout.environments.environment.Environments",
             ),

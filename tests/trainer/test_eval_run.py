@@ -77,7 +77,7 @@ def test_a_job_without_rewards_is_refused_before_an_engine_starts(tmp_path, caps
         pytest.param("made", None, {}, "MODEL", "made is not the folder of a run with a policy", id="no run"),
         pytest.param("begun", None, {}, "MODEL", "begun is a run without a policy", id="run without a policy"),
         pytest.param("empty", "rows.jsonl", {}, "MODEL", "empty has no config.json", id="no model"),
-        pytest.param("team/no", "rows.jsonl", {"answer": "sum"}, "MODEL", "is no folder here", id="not on the hub"),
+        pytest.param("team/no", "rows.jsonl", {"answer": "sum"}, "MODEL", "is not a folder here", id="not on the hub"),
         pytest.param("made", "row.jsonl", {}, "--data", "there is no row.jsonl", id="missing data"),
         pytest.param("made", "rows.jsonl", {}, "--answer", "no column answer; .* prompt, sum", id="no answer"),
         pytest.param("made", "rows.jsonl", {"prompt": "question"}, "--prompt", "no column question", id="no prompt"),

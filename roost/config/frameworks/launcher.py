@@ -89,7 +89,7 @@ def _report_overrides(job: Found, placing: Sequence[str], findings: Findings) ->
         findings.error(
             "RST-C051",
             Where(*word.position, path=() if word.position[1] else (word.shown,)),
-            f"{shown(word.shown)} is no override",
+            f"{shown(word.shown)} is not an override",
             f"{program} reads {form}, and not this word",
             f"write {form}" if job.entry.has_flags else "write key=value, without spaces, a colon or --",
         )
@@ -316,5 +316,5 @@ def _report_rest(reading: Reading, job: Found, findings: Findings) -> None:
         why = f"a blank stands after the \\ in line {last.position[1]}, which ends the command there"
         fix = "remove the blank"
     report = findings.error if is_lost else findings.warn
-    what = f"{shown(following.words[0].shown)} is no argument of the job, but a command of its own"
+    what = f"{shown(following.words[0].shown)} is not an argument of the job, but a separate command"
     report("RST-C045", Where(*following.position), what, why, fix)

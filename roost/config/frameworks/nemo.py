@@ -363,7 +363,7 @@ class _Nemo(Reader):
             self.root.findings.error(
                 "RST-N056",
                 section.where("expert_parallel_size"),
-                f"is {expert}, which is no multiple of the tensor size {tensor}",
+                f"is {expert}, which is not a multiple of the tensor size {tensor}",
                 "experts are split over whole engines",
                 f"write {section.spell('expert_parallel_size', expert // tensor * tensor + tensor)}",
             )
@@ -523,7 +523,7 @@ class _Nemo(Reader):
             self.root.findings.note(
                 "RST-N059",
                 self.root.where("cluster", "num_nodes"),
-                "the order of the nodes is left to chance: Ray chooses one for each placement group",
+                "the order of the nodes is not fixed: Ray chooses one for each placement group",
                 "planned are the learner's nodes first, then those of engines, reward model and teachers",
                 "compare with the nodes that NeMo-RL prints, where the order matters",
             )

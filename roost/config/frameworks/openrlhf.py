@@ -465,7 +465,7 @@ class _OpenRLHF(Reader):
         self.root.findings.note(
             "RST-N059",
             self._where("--actor.num_nodes"),
-            "the order of the nodes is left to chance: Ray packs the GPUs of each group, and promises no order",
+            "the order of the nodes is not fixed: Ray packs the GPUs of each group, and promises no order",
             "planned in this order: actor, engines, reference, critic, reward model",
             "compare with the nodes that OpenRLHF uses, where the order matters",
         )

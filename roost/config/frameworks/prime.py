@@ -160,7 +160,7 @@ def load_toml(file: Path, overrides: Sequence[str], findings: Findings) -> Sourc
     read = _layered(source, read_arguments(words), findings)
     for word in read.unknown:
         where = Where(COMMAND_LINE, path=(word.shown,))
-        findings.error("RST-C051", where, "is no override", fix="write key=value, --key value or @ file.toml")
+        findings.error("RST-C051", where, "is not an override", fix="write key=value, --key value or @ file.toml")
     return Source(read.values, source.file, read.positions)
 
 
@@ -410,7 +410,7 @@ class _Prime(Reader):
             "RST-N067",
             where,
             f"gives engines {count}, but there is no section [inference], so that none is started",
-            "prime-rl then expects a server that somebody else starts",
+            "prime-rl then expects a server that is started separately",
             "add [inference], or leave the key out",
         )
 

@@ -512,7 +512,7 @@ class _SkyRL(Reader):
         self.root.findings.note(
             "RST-N059",
             place,
-            "the order of the nodes is left to chance: SkyRL sorts them by the id that Ray draws for each",
+            "the order of the nodes is not fixed: SkyRL sorts them by the random ID that Ray gives each",
             "ranks may be on other nodes after a restart; planned are the policy's nodes first, in order",
             "compare with the nodes that SkyRL prints, where the order matters",
         )

@@ -191,7 +191,7 @@ class _Verl(Reader):
             self.root.findings.note(
                 "RST-N059",
                 self.place("trainer.nnodes"),
-                "the order of the nodes is left to chance: verl sorts them by IP address as text, and Ray places pools",
+                "the order of the nodes is not fixed: verl sorts them by IP address as text, and Ray places pools",
                 '"10.0.0.10" comes before "10.0.0.2"; planned are the trainer\'s nodes first, in order',
                 "compare with the nodes that verl prints, where the order matters",
             )

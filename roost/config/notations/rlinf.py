@@ -158,7 +158,7 @@ def _check_profiler(cluster: Section) -> None:
         return
     backend = profiling.text("backend")
     if backend is not None and backend not in PROFILERS:
-        what, hint = f"{backend} is no profiler of RLinf", did_you_mean(backend, PROFILERS)
+        what, hint = f"{backend} is not a profiler of RLinf", did_you_mean(backend, PROFILERS)
         profiling.error("RST-C036", "backend", what, hint, f"use {' or '.join(PROFILERS)}")
 
 

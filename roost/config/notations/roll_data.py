@@ -277,7 +277,7 @@ def _game(section: Section) -> dict[str, Any]:
     keys = {key: config.get(key) for key in GAMES[env_type] if config.values.get(key) is not None}
     pattern = keys.get("action_pattern")
     if pattern is not None and not _has_group(pattern):
-        what = f"is {shown(pattern)}, which is no regular expression with a group"
+        what = f"is {shown(pattern)}, which is not a regular expression with a group"
         config.error("RST-T046", "action_pattern", what, fix="write one such as <answer>(.*?)</answer>")
     return {"env_type": env_type, **{key: _plain(value) for key, value in keys.items()}}
 
@@ -347,7 +347,8 @@ def _check_fields(section: Section, key: str, template: str, history: str) -> No
     try:
         found = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
     except ValueError as error:
-        section.error("RST-T046", key, f"is no format string: {error}", fix="write braces that are text as {{ and }}")
+        fix = "write braces that are text as {{ and }}"
+        section.error("RST-T046", key, f"is not a format string: {error}", fix=fix)
         return
     known = FIELDS[history]
     for field in dict.fromkeys(found):

@@ -44,7 +44,7 @@ def printed(arguments: Sequence[str]) -> str | None:
 
 
 def output_of(words: Sequence[str], state: State) -> str | None:
-    """Output of a command; None if only a run tells it."""
+    """Output of a command; None if it is known only at run time."""
     name, *arguments = words or ("",)
     if name == "echo":
         return echoed(arguments)

@@ -59,7 +59,7 @@ class TooMuch(ValueError):
 
 
 class Expander:
-    """Expands words in a state; `outputs` gives the output of a substitution, or None if only a run tells it."""
+    """Expands words in a state; `outputs` gives the output of a substitution, None if known only at run time."""
 
     def __init__(self, outputs: Outputs) -> None:
         self.outputs = outputs

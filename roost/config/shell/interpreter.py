@@ -495,7 +495,7 @@ class Interpreter(Branches):
         script = (resolved_path(inner, child.path), inner.arguments, inner.environment)
         if child.text is not None:
             self._text(child.text, position, inner)
-        elif child.path and script not in self.scripts:  # a job that submits itself again tells no more
+        elif child.path and script not in self.scripts:  # not a job that submits itself again
             self.scripts.append(script)
             self._child_file(child, position, inner)
             self.scripts.pop()

@@ -317,7 +317,7 @@ class Doubt:
     def of_rounds(cls, position: Position) -> Doubt:
         """A loop with an unknown number of rounds."""
         line = f"line {position[1]}" if position[1] else "another line"
-        return cls(position, f"it depends on the rounds of the loop in {line}, which only a run tells")
+        return cls(position, f"it depends on the rounds of the loop in {line}, which are known only at run time")
 
     def about(self, name: str) -> Unknown:
         return Unknown(f"${name}", self.reason, self.position, self.variable)  # giving `name` itself decides nothing

@@ -287,7 +287,7 @@ def _check_sampling(settings: TrainSettings, notation: Notation, at: At, finding
         findings.warn(
             "RST-T031",
             at(cuts[0]),
-            "draws from a part of the distribution, which the learner's own log-probabilities do not know",
+            "samples from a part of the distribution, but the learner computes log-probs over all of it",
             f"top_p {sampling.top_p:g}, top_k {sampling.top_k}, min_p {sampling.min_p:g}; old_logprobs "
             f"{settings.learner.loss.old_logprobs.value}",
             fix,

@@ -58,7 +58,7 @@ class OpenAIAgent:
         if not isinstance(arguments, Mapping):
             fix = "write them as name: value"
             findings.error(
-                "RST-A013", where.under("arguments"), "is no mapping of arguments", f"it is {shown(arguments)}", fix
+                "RST-A013", where.under("arguments"), "is not a mapping of arguments", f"it is {shown(arguments)}", fix
             )
             return
         check_call(Call("program", written, place), run, PROGRAM, arguments, where.under("arguments"), findings)

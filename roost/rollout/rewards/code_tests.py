@@ -479,7 +479,7 @@ class RollCode(CodeTests):
         try:
             cases = json.loads(written) if isinstance(written, str) else written
         except ValueError as error:
-            raise RewardFailed(f"test_cases of task {task.name[:60]!r} are no JSON: {error}") from error
+            raise RewardFailed(f"test_cases of task {task.name[:60]!r} are not JSON: {error}") from error
         if not isinstance(cases, list) or not cases or not all(isinstance(case, Mapping) for case in cases):
             raise RewardFailed(f"test_cases of task {task.name[:60]!r} are {shown(written)}; a list of cases is needed")
         name = str(task.data.get("test_case_function") or "")

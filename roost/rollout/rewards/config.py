@@ -205,7 +205,7 @@ def make_rewards(config: Any, where: Where, findings: Findings, elsewhere: Colle
     for name, keys in config.items():
         here = where.under(str(name))
         if not isinstance(keys, Mapping):
-            findings.error("RST-A004", here, "is no reward", f"it is {shown(keys)}", EXAMPLE)
+            findings.error("RST-A004", here, "is not a reward", f"it is {shown(keys)}", EXAMPLE)
             continue
         route = _route(str(name), keys, here, findings)
         if name == SCENARIO and "_target_" not in keys:
@@ -258,7 +258,7 @@ def _tags(written: Any, has_domain: bool, where: Where, findings: Findings) -> f
     tags = [written] if isinstance(written, str) else [] if written is None else written
     if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) and tag for tag in tags):
         fix = "write a tag, or a list of tags; leave tags out for all tasks"
-        findings.error("RST-A015", where.under("tags"), "are no tags", f"they are {shown(written)}", fix)
+        findings.error("RST-A015", where.under("tags"), "are not tags", f"they are {shown(written)}", fix)
         return frozenset()
     if written is not None and not tags and not has_domain:
         fix = "leave tags out for all tasks, or the reward"
@@ -269,7 +269,7 @@ def _tags(written: Any, has_domain: bool, where: Where, findings: Findings) -> f
 def _weight(written: Any, where: Where, findings: Findings) -> float:
     if isinstance(written, bool) or not isinstance(written, int | float) or not math.isfinite(written):
         fix = "write a number; one below 0 is a penalty"
-        findings.error("RST-A016", where.under("weight"), "is no weight", f"it is {shown(written)}", fix)
+        findings.error("RST-A016", where.under("weight"), "is not a weight", f"it is {shown(written)}", fix)
         return 1.0
     return float(written)
 
@@ -363,7 +363,7 @@ def _checked_call(keys: Mapping[str, Any], where: Where, findings: Findings) -> 
         return None
     if not callable(target):
         fix = "name a class, or a function"
-        findings.error("RST-A002", where.under("_target_"), f"{written} is no reward", f"it is {shown(target)}", fix)
+        findings.error("RST-A002", where.under("_target_"), f"{written} is not a reward", f"it is {shown(target)}", fix)
         return None
     if not _keys_fit(written, target, own, where, findings):
         return None
@@ -417,7 +417,7 @@ def _built(written: str, make: Callable[[], Any], where: Where, findings: Findin
     missing = ([] if there - {"close"} else ["score"]) + ([] if "close" in there else ["close"])
     if missing:
         why = f"it has no asynchronous {', '.join(missing)}"
-        findings.error("RST-A003", where, f"{written} is no reward", why, "see roost.rollout.rewards.reward.Reward")
+        findings.error("RST-A003", where, f"{written} is not a reward", why, "see roost.rollout.rewards.reward.Reward")
         return None
     reward: Reward = built
     return reward

@@ -164,7 +164,7 @@ def _instruction(written: Any, answer: Answer) -> dict[str, Any]:
     try:
         found = json.loads(written) if isinstance(written, str) else written
     except ValueError as error:
-        raise RewardFailed(f"the instruction of task {answer.task.name[:60]!r} is no JSON: {error}") from error
+        raise RewardFailed(f"the instruction of task {answer.task.name[:60]!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise RewardFailed(f"the instruction of task {answer.task.name[:60]!r} is {found!r}; a mapping is needed")
     return found

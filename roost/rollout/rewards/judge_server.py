@@ -61,7 +61,7 @@ def _check_model(model: Any, where: Where, findings: Findings) -> None:
 def _check_engine(engine: Any, where: Where, findings: Findings) -> None:
     if not isinstance(engine, Mapping):
         findings.error(
-            "RST-A022", where, "is no mapping of an engine's keys", f"it is {shown(engine)}", f"write {EXAMPLE}"
+            "RST-A022", where, "is not a mapping of an engine's keys", f"it is {shown(engine)}", f"write {EXAMPLE}"
         )
         return
     for key in engine:

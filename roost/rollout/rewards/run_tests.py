@@ -21,13 +21,13 @@ def run_test(module: types.ModuleType, call: str, entry_points: Sequence[str]) -
         return
     function = module.__dict__[call]
     if not isinstance(function, types.FunctionType):
-        raise AssertionError(f"{call} is no function of the tests")  # the code may define one of the same name
+        raise AssertionError(f"{call} is not a function of the tests")  # the code may define one of the same name
     function(*(module.__dict__[point] for point in entry_points[:1] if call == "check"))
 
 
 def _run_method(kind: Any, name: str) -> None:
     if not isinstance(kind, type):
-        raise AssertionError(f"{kind} is no class of the tests")
+        raise AssertionError(f"{kind} is not a class of the tests")
     if not issubclass(kind, unittest.TestCase):
         getattr(kind(), name)()
         return

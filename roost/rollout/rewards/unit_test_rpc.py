@@ -132,7 +132,7 @@ class RpcPeer:
         return [[place, packed] for place, packed in after if packed != before[place]]
 
     def _error(self, names: list[str], text: str) -> Exception:
-        """Exception of the nearest class known here; never SystemExit or another that is no Exception."""
+        """Exception of the nearest class known here; never SystemExit or another that is not an Exception."""
         for name in names:
             kind = self.raised.get(name) or getattr(builtins, name, None)
             if isinstance(kind, type) and issubclass(kind, Exception):

@@ -922,7 +922,7 @@ STRAY = ("trainer.nnodes= 2", "trainer.nnodes = 2", "trainer.nnodes: 2", "--trai
 def test_words_that_are_no_overrides(words, tmp_path):
     found = codes(tmp_path, f"{VERL} \\\n  {words}")["RST-C051"]
     assert (found.where.line, found.severity.value) == (3, "error")
-    assert found.what.removesuffix(" is no override").strip("'\"") in words
+    assert found.what.removesuffix(" is not an override").strip("'\"") in words
 
 
 @pytest.mark.parametrize("command", [VERL, f"{SLIME} --colocate", f"{SLIME} --colocate --lr 1"])

@@ -69,19 +69,21 @@ def test_rewards_elsewhere_are_not_made_here():
     ("config", "message"),
     [
         pytest.param([], "train.rewards: is not a mapping of rewards\n  why: it is []", id="a list"),
-        pytest.param({"a": EXACT}, "train.rewards.a: is no reward\n  why: it is 'roost", id="a word"),
+        pytest.param({"a": EXACT}, "train.rewards.a: is not a reward\n  why: it is 'roost", id="a word"),
         pytest.param({"a": {}}, "train.rewards.a._target_: names no class or function", id="no target"),
         pytest.param({"a": {"_target_": 5}}, "a._target_: names no class or function\n  why: it is 5", id="a number"),
         pytest.param({"a": {"_target_": "no_such.Thing"}}, "a._target_: no_such.Thing cannot be found", id="no module"),
         pytest.param({"a": {"_target_": f"{OWN}.Nope"}}, f"{OWN}.Nope cannot be found", id="no class"),
-        pytest.param({"a": {"_target_": f"{OWN}.NOTHING"}}, "NOTHING is no reward\n  why: it is 7", id="no callable"),
+        pytest.param(
+            {"a": {"_target_": f"{OWN}.NOTHING"}}, "NOTHING is not a reward\n  why: it is 7", id="no callable"
+        ),
         pytest.param({"a": {"_target_": "..."}}, "a._target_: ... cannot be found", id="dots"),
         pytest.param(
             {"a": {"_target_": f"{OWN}.NotAsync"}},
-            "NotAsync is no reward\n  why: it has no asynchronous score",
+            "NotAsync is not a reward\n  why: it has no asynchronous score",
             id="not asynchronous",
         ),
-        pytest.param({"a": {"_target_": "collections.Counter"}}, "Counter is no reward", id="another class"),
+        pytest.param({"a": {"_target_": "collections.Counter"}}, "Counter is not a reward", id="another class"),
         pytest.param(
             {"a": {"_target_": EXACT, "finds": "text"}},
             f"a.finds: is not a key of {EXACT}\n  why: it has answer, find, marker",
@@ -111,15 +113,17 @@ def test_rewards_elsewhere_are_not_made_here():
             id="a constructor raises",
         ),
         pytest.param({"a": {"_target_": EXACT, "find": "box"}}, "why: ValueError: find is 'box'", id="a wrong value"),
-        pytest.param({"a": {"_target_": EXACT, "tags": 5}}, "a.tags: are no tags\n  why: they are 5", id="tags"),
-        pytest.param({"a": {"_target_": EXACT, "tags": ["x", None]}}, "a.tags: are no tags", id="null among tags"),
-        pytest.param({"a": {"_target_": EXACT, "tags": ""}}, "a.tags: are no tags", id="an empty tag"),
+        pytest.param({"a": {"_target_": EXACT, "tags": 5}}, "a.tags: are not tags\n  why: they are 5", id="tags"),
+        pytest.param({"a": {"_target_": EXACT, "tags": ["x", None]}}, "a.tags: are not tags", id="null among tags"),
+        pytest.param({"a": {"_target_": EXACT, "tags": ""}}, "a.tags: are not tags", id="an empty tag"),
         pytest.param({"a": {"_target_": EXACT, "tags": []}}, "a.tags: is an empty list", id="no tags"),
         pytest.param(
-            {"a": {"_target_": EXACT, "weight": "1"}}, "a.weight: is no weight\n  why: it is '1'", id="weight"
+            {"a": {"_target_": EXACT, "weight": "1"}}, "a.weight: is not a weight\n  why: it is '1'", id="weight"
         ),
-        pytest.param({"a": {"_target_": EXACT, "weight": True}}, "a.weight: is no weight", id="true as weight"),
-        pytest.param({"a": {"_target_": EXACT, "weight": float("nan")}}, "a.weight: is no weight", id="nan as weight"),
+        pytest.param({"a": {"_target_": EXACT, "weight": True}}, "a.weight: is not a weight", id="true as weight"),
+        pytest.param(
+            {"a": {"_target_": EXACT, "weight": float("nan")}}, "a.weight: is not a weight", id="nan as weight"
+        ),
         pytest.param({"scenario": {"wieght": 1}}, "scenario.wieght: is not a key here", id="the scenario's"),
     ],
 )
