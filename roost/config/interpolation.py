@@ -164,7 +164,7 @@ def _listed(name: str, values: list[int | Sequence[int]]) -> Sequence[int]:
 
 def _number(value: int | Sequence[int]) -> int:
     if not isinstance(value, int):
-        raise ExpressionError("RST-N024", "a list stands where a number is needed")
+        raise ExpressionError("RST-N024", "a list is given where a number is needed")
     return value
 
 

@@ -146,7 +146,7 @@ def is_within_limits(values: Mapping[Any, Any], findings: Findings) -> bool:
         inner = [part for value in level for part in (value.values() if isinstance(value, Mapping) else value)]
         if any(isinstance(part, int) and part.bit_length() > MAX_BITS for part in inner):
             findings.error(
-                "RST-C010", Where(), "the config holds a number that is beyond all reason", fix="write a smaller number"
+                "RST-C010", Where(), "the config has a number that is too large", fix="write a smaller number"
             )
             return False
         level = [part for part in inner if isinstance(part, Mapping | list | tuple)]

@@ -211,7 +211,7 @@ def test_variables_of_all_components_are_those_of_a_node_group():
     process = roost.plan(written)["actor"].process(0)
     assert process.start_env["A"] == "1"
     assert "does not set these variables: A=1" in lost
-    assert "does not deal workers out over the nodes in turn" in lost
+    assert "does not place workers round-robin over the nodes" in lost
 
 
 def test_facts_of_models_are_kept_or_named():

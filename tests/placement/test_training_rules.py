@@ -664,7 +664,9 @@ def judged(placement=JUDGED, target="roost.rollout.rewards.judge.Judge", **keys)
 @pytest.mark.parametrize(
     ("config", "key", "severity", "what"),
     [
-        pytest.param(judged(base_url="http://h/v1"), "base_url", Severity.WARNING, "asks a server of", id="of-others"),
+        pytest.param(
+            judged(base_url="http://h/v1"), "base_url", Severity.WARNING, "uses an external server", id="external"
+        ),
         pytest.param(judged(engine={"kind": "torch"}), "engine", Severity.ERROR, "does not fit", id="built-in-on-two"),
         pytest.param(
             judged(target="roost.rollout.rewards.reward_model.RewardModel", engine={"kind": "vllm", "tensor": 4}),
@@ -687,7 +689,7 @@ def judged(placement=JUDGED, target="roost.rollout.rewards.judge.Judge", **keys)
             judged({"actor": "0-1", "rollout": "2-3", "reward": "4"}, base_url="http://h/v1"),
             "base_url",
             Severity.WARNING,
-            "asks a server of others, so reward does not use",
+            "uses an external server, so reward does not use",
             id="the-only-reward",
         ),
     ],

@@ -201,7 +201,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         findings.warn(
             "RST-C041",
             Where(*position),
-            "the script would stop here; the plan is made as if it went on",
+            "the script would stop here; the plan is made as if it continued",
             f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set" if names else "",
             ", and ".join(fixes) or "give the script what it asks for",
         )

@@ -326,7 +326,7 @@ class _OpenRLHF(Reader):
             self.root.findings.warn(
                 "RST-N068",
                 self._where(flag),
-                f"gives the critic and the reward model GPUs of their own, in spite of {share_all}",
+                f"gives the critic and the reward model GPUs of their own, despite {share_all}",
                 "OpenRLHF makes a second group for the two, after that of the actor",
                 f"remove it for all to share, or remove {share_all}",
             )

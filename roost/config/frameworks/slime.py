@@ -259,7 +259,7 @@ class _Slime(Reader):
         check_divides(sizes, count, where, self.root)
         model = self._model(sizes.context)
         if self.notation is Notation.SLIME and model.strategy != ONLY_BACKEND:
-            key, what = "--train-backend", f"is {model.strategy}, which slime has no more"
+            key, what = "--train-backend", f"is {model.strategy}, which slime no longer has"
             why, fix = (
                 "since March 2026 it takes megatron only",
                 "write megatron, or train with miles or an older slime",

@@ -200,7 +200,7 @@ def _roll_code(root: Section, section: Section) -> Keys:
     is_remote = section.values.get("use_local") is False
     if is_remote:
         why = "as in ROLL, a case that raises gives -1 then"
-        what = "names a sandbox of others, but code runs in Roost's own"
+        what = "names an external sandbox, but code runs in Roost's own"
         key = "code_url" if section.values.get("code_url") is not None else "use_local"
         root.findings.warn("RST-A028", section.where(key), what, why, "write use_local: true")
     errors = {"on_error": -1.0} if is_remote else {}

@@ -302,7 +302,7 @@ def _history(section: Section) -> str:
         section.error("RST-T047", "env_manager_cls", what, why, "name one of these, or write train.task")
         return TRAJECTORY
     if name == PROXY:
-        what, why = "plays episodes as one conversation here", "ROLL lets the program of agent_runner_cls play them"
+        what, why = "runs episodes as one conversation in Roost", "ROLL lets the program of agent_runner_cls play them"
         fix = "write env_manager_cls: TrajEnvManager, or train.task with your program (docs/agents.md)"
         section.findings.warn("RST-T047", section.where("env_manager_cls"), what, why, fix)
     mode = section.below("env_config").values.get(RENDER)

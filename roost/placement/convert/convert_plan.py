@@ -458,7 +458,7 @@ def _loss_of_place(change: Change, plan: Plan, result: Plan, order: str | None) 
         loss = f"{program} has a component reference for KL, which the job's learner computes"
         return (loss, CHECK_MEMORY) if is_beside else None
     if change.subject == "process" and is_dealt(part):
-        loss = f"{program} does not deal workers out over the nodes in turn: {part.name} fills them in order"
+        loss = f"{program} does not place workers round-robin over the nodes: {part.name} fills them in order"
         return loss, "check that the first nodes have CPUs enough"
     if change.subject == "environment" and (not has_devices(part) or result.notation not in _OWN):
         return f"{program} does not set these variables: {change.before}", "export them where the job is started"

@@ -81,7 +81,7 @@ class Parts:
         if PREFILL in by_name and DECODE in by_name:
             needs = [name for name in needs if name != "rollout"]
             if not splits:
-                what = f"{program} has engines of one kind, and the job has others for prefill and for decode"
+                what = f"{program} has engines of one kind, and the job has different ones for prefill and for decode"
                 findings.error("RST-N048", Where(path=(PREFILL,)), what, fix=KEEP)
         is_whole = refuse_without(by_name, needs, program, findings)
         return cls(plan, program, findings, by_name) if is_whole and not findings.has_errors else None

@@ -90,7 +90,7 @@ def _check_judge(keys: Mapping[str, Any], held: list[int], component: str, where
         findings.warn(
             "RST-A017",
             where.under("base_url"),
-            f"asks a server of others, so {component} does not use its accelerators",
+            f"uses an external server, so {component} does not use its accelerators",
             f"each of its processes has {held[-1]}",
             f"write engine: {{kind: vllm}} instead of base_url, or place {component} on a node group of CPUs",
         )

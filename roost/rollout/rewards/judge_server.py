@@ -46,7 +46,7 @@ def check_served(config: Mapping[str, Any], where: Where, findings: Findings) ->
         findings.error("RST-A019", where, "has both base_url and engine", f"base_url is {shown(base_url)}", fix)
     elif engine is not None and config.get("api_key_env") is not None:
         why = "only an external server takes a key; the judge's own listens on its machine only"
-        findings.error("RST-A020", where.under("api_key_env"), "is of no use beside engine", why, "leave it out")
+        findings.error("RST-A020", where.under("api_key_env"), "has no effect beside engine", why, "leave it out")
     if engine is not None:
         _check_engine(engine, where.under("engine"), findings)
         _check_model(config.get("model"), where.under("model"), findings)

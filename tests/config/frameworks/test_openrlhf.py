@@ -68,7 +68,7 @@ def test_a_critic_and_a_reward_model_apart_from_the_rest(tmp_path):
     flags = "--train.colocate_all --train.colocate_critic_reward --vllm.num_engines 8"
     processes = processes_of(plan_of(tmp_path, f"{PPO} {flags}"))
     assert processes["critic"] == processes["reward"] == "8 x 1 on 8-15"
-    assert "in spite of --train.colocate_all" in codes(tmp_path, f"{PPO} {flags}")["RST-N068"].what
+    assert "despite --train.colocate_all" in codes(tmp_path, f"{PPO} {flags}")["RST-N068"].what
 
 
 def test_the_numbers_of_a_remote_reward_model_still_count(tmp_path):

@@ -21,7 +21,7 @@ def found(config):
     [
         pytest.param({}, "judge: has neither base_url nor engine", id="neither"),
         pytest.param({"base_url": "http://h/v1", "engine": TORCH}, "judge: has both base_url and engine", id="both"),
-        pytest.param({"engine": TORCH, "api_key_env": "KEY"}, "judge.api_key_env: is of no use", id="key"),
+        pytest.param({"engine": TORCH, "api_key_env": "KEY"}, "judge.api_key_env: has no effect", id="key"),
         pytest.param({"engine": "vllm"}, "judge.engine: is not a mapping", id="a word"),
         pytest.param({"engine": {}}, "judge.engine.kind: names no engine\n  why: it is missing", id="no kind"),
         pytest.param({"engine": {"kind": "sglan"}}, "fix: did you mean sglang?", id="a kind that is not known"),
