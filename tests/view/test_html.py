@@ -142,7 +142,7 @@ class TestGrid:
         assert page.locator(".cell.free").count() == 2
         assert "2 accelerators free" in page.inner_text("header")
         cell(page, 0, 8).click()
-        assert "free" in page.inner_text("#details")
+        assert "No process holds it" in page.inner_text("#details")
 
     def test_equal_nodes_fold_and_open(self, show, heterogeneous):
         page = show(heterogeneous)

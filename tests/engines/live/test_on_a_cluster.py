@@ -77,7 +77,7 @@ def test_a_worker_is_not_killed_because_the_drivers_event_loop_was_blocked(owner
     owner, limit_s = owners[0], 0.05
 
     async def run():
-        result = owner._worker.server_is_running()
+        result = owner._methods.server_is_running()
         asking = asyncio.create_task(owner._ask(result, limit_s))
         await asyncio.sleep(0)
         ray.wait(result._refs, timeout=HANG_S)
