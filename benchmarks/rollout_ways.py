@@ -19,7 +19,7 @@ from roost.config.train import SamplingSettings
 from roost.engines import EngineKind, Fleet, LocalOwner, ServerSpec
 from roost.rollout.episode import Split
 from roost.rollout.episode_runner import EpisodeRequest, EpisodeRunner, LocalEpisodeRunner
-from roost.trainer.rollout_workers import FleetSamplers
+from roost.trainer.samplers import FleetSamplers
 
 HERE = Path(__file__).parent
 LIMIT_S = 600.0

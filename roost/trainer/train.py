@@ -61,7 +61,7 @@ from roost.trainer.records.resuming import (
 )
 from roost.trainer.records.run_folder import RunFolder, RunState
 from roost.trainer.report.live_view import LiveView
-from roost.trainer.rollout_workers import Stages, open_stages, restarting, surrounding_groups
+from roost.trainer.rollout_workers import Stages, open_stages, restarting, rollout_worker_groups
 from roost.trainer.setup import (
     ROLLOUT,
     check_shared_disk,
@@ -377,12 +377,12 @@ class Trainer(Stoppable):
         learners = learner_groups(self._plan, self._settings, self._setup)
         model = resolve_model(self._settings.learner.model)
         paths = tuple(filter(None, sys.path))
-        around = surrounding_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
-        self._watching.note(" and ".join(["starting learners", *around, "engines"]))
-        specs = {**learners, **around, ROLLOUT: self._engines.workers()}
-        options = {**launch_options(self._setup, learners), **restarting(around), **self._engines.options(ROLLOUT)}
+        workers = rollout_worker_groups(self._plan, self._settings, model, self._tokenizer_class, paths)
+        self._watching.note(" and ".join(["starting learners", *workers, "engines"]))
+        specs = {**learners, **workers, ROLLOUT: self._engines.workers()}
+        options = {**launch_options(self._setup, learners), **restarting(workers), **self._engines.options(ROLLOUT)}
         self._groups = self._cluster.launch(self._plan, specs, options)
-        self._learner_names, self._around_names = tuple(learners), tuple(around)
+        self._learner_names, self._rollout_worker_names = tuple(learners), tuple(workers)
 
     async def train(self) -> None:
         """Train with the processes of `launch` until the run ends or is stopped."""
@@ -412,19 +412,19 @@ class Trainer(Stoppable):
                 self._watching.watch(fleet)
                 self.is_starting = False
                 async with elastic.serving():
-                    await self._run_watched(models, {name: groups[name] for name in self._around_names})
+                    await self._run_watched(models, {name: groups[name] for name in self._rollout_worker_names})
 
-    async def _run_watched(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
+    async def _run_watched(self, models: Models, workers: Mapping[str, WorkerGroup]) -> None:
         contain_tasks(asyncio.get_running_loop())
         async with self._watched_loops():
-            await self._run_stages(models, around)
+            await self._run_stages(models, workers)
 
-    async def _run_stages(self, models: Models, around: Mapping[str, WorkerGroup]) -> None:
-        is_alone = self._cluster.num_nodes == 1
+    async def _run_stages(self, models: Models, workers: Mapping[str, WorkerGroup]) -> None:
+        is_one_node = self._cluster.num_nodes == 1
         failures = FailureFiles(self._run.failures, self._watching.note)
         decode = self._watching.decode
         async with open_stages(
-            around, self._scenario, models.fleet, self._settings, is_alone, failures, self._rewards, decode
+            workers, self._scenario, models.fleet, self._settings, is_one_node, failures, self._rewards, decode
         ) as stages:
             self._stages = stages
             self._watching.watch_rewards(stages.rewards.routing if stages.rewards is not None else None)

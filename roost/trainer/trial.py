@@ -37,7 +37,7 @@ from roost.rollout.order import sample_seed
 from roost.rollout.rewards.config import make_rewards
 from roost.rollout.rewards.scoring import RewardedEpisodeRunner, Rewards
 from roost.trainer.preflight import check_models
-from roost.trainer.rollout_workers import FleetSamplers
+from roost.trainer.samplers import FleetSamplers
 from roost.trainer.setup import load_scenario
 from roost.trainer.targets import decoder
 

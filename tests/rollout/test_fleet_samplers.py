@@ -14,7 +14,7 @@ from roost.config.train import (
 )
 from roost.engines.protocol import EngineRefused
 from roost.rollout.episode import TurnOptions
-from roost.trainer.rollout_workers import FleetSamplers, joint_generations, logprob_interval, samplers_of
+from roost.trainer.samplers import FleetSamplers, joint_generations, logprob_interval, samplers_of
 from tests.rollout.script import completion, ran
 
 

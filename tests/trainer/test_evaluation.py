@@ -7,7 +7,7 @@ from roost.config.train import EvaluationSettings, LearnerSettings, RolloutSetti
 from roost.rollout.episode import EpisodeReward, Split, Task
 from roost.rollout.episode_runner import LocalEpisodeRunner
 from roost.trainer.evaluation import Evaluation, VersionChanged, evaluate
-from roost.trainer.rollout_workers import EVALUATION, samplers_of
+from roost.trainer.samplers import EVALUATION, samplers_of
 from tests.rollout.script import completion, for_ever, others_running, ran, settled
 from tests.trainer.example_groups import example_group
 

@@ -1,7 +1,7 @@
 import asyncio
 
 from roost.config.train import LearnerSettings, TrainSettings
-from roost.trainer import rollout_workers as surroundings
+from roost.trainer import rollout_workers
 from roost.trainer.watching import FailureFiles
 from tests.rollout.script import Script, ran
 
@@ -17,12 +17,12 @@ class Closing(Script):
 async def begun_and_over(scenario, folder):
     failures = FailureFiles(folder, print)
     settings = TrainSettings(LearnerSettings("model"))
-    async with surroundings.open_stages({}, scenario, None, settings, True, failures) as stages:
+    async with rollout_workers.open_stages({}, scenario, None, settings, True, failures) as stages:
         return stages.rewards
 
 
 def test_a_scenario_that_hangs_as_it_closes_does_not_keep_the_run_from_ending(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(surroundings, "FINISH_LIMIT_S", 0.01)
+    monkeypatch.setattr(rollout_workers, "FINISH_LIMIT_S", 0.01)
     assert ran(begun_and_over(Closing(asyncio.Event().wait), tmp_path)) is None
     assert "the scenario did not close and is left behind: TimeoutError: timed out after 0.01 s" in caplog.text
 

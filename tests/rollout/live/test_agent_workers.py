@@ -462,6 +462,6 @@ def test_where_one_environment_is_wrong_all_are_let_go(cluster, tmp_path):
         async with open_stages({"env": group}, Counting(), None, settings, True, failures):
             raise AssertionError("nobody looked")
 
-    with pytest.raises(EnvironmentFailed, match="the environments cannot be made: OSError: no camera"):
+    with pytest.raises(EnvironmentFailed, match="the environments cannot be created: OSError: no camera"):
         asyncio.run(asyncio.wait_for(run(), HANG_S))
     assert len(list(tmp_path.glob("closed *"))) == 2
