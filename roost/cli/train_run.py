@@ -18,7 +18,7 @@ from roost.procs.signals import REQUEUE_CODE
 from roost.runtime.control_watch import ControlLost
 from roost.trainer.feed import NothingFinishes
 from roost.trainer.guards import Diverged, EndedAtStart, EndedEarly
-from roost.trainer.records.checkpoints import Checkpoints, Unreadable, described
+from roost.trainer.records.checkpoints import Checkpoints, Unreadable, describe_policy
 from roost.trainer.records.fan_out import MetricSettings
 from roost.trainer.records.mirror import Mirror
 from roost.trainer.records.remote import RemoteRun, StorageError
@@ -153,5 +153,5 @@ def _print_outcome(outcome: Outcome, console: Console) -> None:
         console.print(f"stopped at step {outcome.state.step}; to continue, add --resume to the command")
     console.print(f"report   {report}", soft_wrap=True)
     if run.policy.exists():
-        about = described(run.policy)
+        about = describe_policy(run.policy)
         console.print(f"policy   {run.policy}{f' ({about})' if about else ''}", soft_wrap=True)

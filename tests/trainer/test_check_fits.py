@@ -140,7 +140,7 @@ def test_settings_that_must_stay(resume, before, after, code, key, words):
         resume(before, after)
     [finding] = caught.value.findings
     assert (finding.code, finding.where.key_path) == (code, key)
-    for word in (*words, "or start a run of another name"):
+    for word in (*words, "or train under another --name"):
         assert word in str(finding)
 
 

@@ -151,7 +151,7 @@ def test_a_step_that_is_written_again_has_nothing_of_the_first_attempt(tmp_path)
     broken.begin()
     broken.write_state(TrainerState(3, 3))
     assert there(broken.folder) == ["SHA256SUMS", "trainer.json"]
-    assert not broken.is_whole()
+    assert not broken.is_complete()
 
 
 def test_a_folder_of_another_name_has_no_step(tmp_path):
@@ -219,7 +219,7 @@ def test_what_was_changed_is_named_and_an_older_one_is_taken(tmp_path, damage, w
         checkpoints.verified_at(4)
     assert checkpoints.verified_at(2) == older
     shutil.rmtree(older.folder)
-    with pytest.raises(Damaged, match="; start a run of another name, or this one again"):
+    with pytest.raises(Damaged, match="; train under another --name, or start this run over"):
         checkpoints.verified_at(4)
 
 
@@ -236,7 +236,7 @@ def test_without_a_whole_one_there_is_none_to_verify(tmp_path):
     damaged = learner_folder(checkpoints.at(1))
     flip(damaged.learner / ".metadata", 2, 2)
     assert checkpoints.newest_verified().checkpoint is None
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 5; there are: 1"):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 5; there are: 1"):
         checkpoints.verified_at(5)
 
 

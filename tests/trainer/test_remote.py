@@ -388,7 +388,7 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(store, url, tmp_path)
     there = RemoteRun.open(url)
     assert there.complete_steps() == [2, 4]
     assert there.manifest("checkpoints/step-000006.aside") is not None
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 5; there are: 2, 4"):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 5; there are: 2, 4"):
         fetch(url, tmp_path / "three", from_step=5)
 
 

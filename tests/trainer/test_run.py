@@ -170,7 +170,7 @@ def resumed(job, folder, reported):
 def test_a_run_without_a_checkpoint_is_not_erased_by_going_on_with_it(job, tmp_path):
     run = RunFolder.create(tmp_path / "run", "train: {}", "{}")
     run.add_step({"step": 1, "reward/mean": 0.5})
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint to continue from"):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint to continue from"):
         resumed(job, tmp_path / "run", [])
     assert len(run.steps()) == 1
 
@@ -309,7 +309,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(job, tmp_pa
         raise Broken(failed(DIED), 1, was_stopped=False)
 
     monkeypatch.setattr(train_module, "_attempt", breaks)
-    with pytest.raises(Damaged, match=r"step-000002.*step-000001.*no other checkpoint is there: .*--resume 0"):
+    with pytest.raises(Damaged, match=r"step-000002.*step-000001.*there is no other checkpoint: .*--resume 0"):
         attempts(launch_of(job, run.path, reported), TrainerState(2, 2))
     assert reported == [str(failed(DIED))]
     assert len(list(run.checkpoints.iterdir())) == 2

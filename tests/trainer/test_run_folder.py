@@ -12,7 +12,7 @@ from roost.config.train import LearnerSettings, TrainSettings
 from roost.procs.files import DiskFull
 from roost.trace.spans import SpanRecorder
 from roost.trainer.guards import SkippedSteps
-from roost.trainer.records.checkpoints import Saver, TrainerState, described, export_policy
+from roost.trainer.records.checkpoints import Saver, TrainerState, describe_policy, export_policy
 from roost.trainer.records.run_folder import RunFolder
 from tests.small_disk import small_disk
 
@@ -194,10 +194,10 @@ def test_a_policy_is_of_one_step_whatever_was_there_before(tmp_path):
             with pytest.raises(RuntimeError):
                 Exporting(15, fails_at=part).to(policy)
             assert files_in(policy) == {"adapter/adapter.safetensors": "10", "model.safetensors": "10"}
-            assert described(policy).startswith("step 10 of 30; the model")
+            assert describe_policy(policy).startswith("step 10 of 30; the model")
         Exporting(20, size=1 << 30).to(policy, notes.append)
         assert files_in(disk) == {"policy/adapter/adapter.safetensors": "20"}
-        assert described(policy).startswith("step 20 of 30; a LoRA adapter")
+        assert describe_policy(policy).startswith("step 20 of 30; a LoRA adapter")
         assert f"{disk} (tmpfs) has" in notes[0] and notes[0].endswith("only the adapter is written")
 
 
@@ -207,7 +207,7 @@ def test_a_whole_policy_is_written_only_where_it_has_room(tmp_path):
             Exporting(10, size=1 << 30).to(disk / "policy", has_adapter=False)
         assert not files_in(disk)
         Exporting(10).to(disk / "policy", has_adapter=False)
-        assert described(disk / "policy") == "step 10 of 30; the whole model"
+        assert describe_policy(disk / "policy") == "step 10 of 30; the whole model"
 
 
 def test_the_first_step_says_if_the_disk_has_no_room_for_checkpoints(tmp_path):

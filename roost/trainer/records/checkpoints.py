@@ -22,7 +22,7 @@ from roost.trainer.records.run_folder import ASIDE, NAME, Record, RunFolder, num
 
 STATE = "trainer.json"
 LEARNER, CRITIC, REFERENCE = "learner", "critic", "reference"
-ANEW = "start a run of another name, or this one again from its beginning with --resume 0"
+START_OVER = "train under another --name, or start this run over with --resume 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,15 @@ class Checkpoint:
         found = NAME.fullmatch(self.folder.name)
         return int(found[1]) if found else -1
 
-    def is_whole(self, others: Sequence[str] = ()) -> bool:
+    def is_complete(self, others: Sequence[str] = ()) -> bool:
         """Return True if all parts exist, including those of `others` and of the learners it was written with.
 
         A reference may be absent if none was written: before it follows the policy, it is the initial model.
         """
         if not ((self.folder / STATE).exists() and self.learner.is_dir()):
             return False
-        return {*others} - {REFERENCE} | {*self._written_with()} <= {*self.others}
+        required = {*(name for name in others if name != REFERENCE), *self._written_with()}
+        return required <= {*self.others}
 
     def _written_with(self) -> tuple[str, ...]:
         try:
@@ -107,8 +108,8 @@ class Checkpoint:
 
         Checkpoints of earlier versions have no checksums; for them file sizes are checked.
         """
-        there = [self.folder / name for name in others if name in self.others]
-        for folder in (self.folder, self.learner, *there):
+        written = [self.folder / name for name in others if name in self.others]
+        for folder in (self.folder, self.learner, *written):
             with _reading(folder):
                 if not check_sums(folder) and folder != self.folder:
                     from roost.learner.checkpoint import check_whole  # torch: reports are written without it
@@ -149,8 +150,11 @@ class Verified:
 
 def saved_beside(settings: TrainSettings) -> tuple[str, ...]:
     """Learners besides the policy whose state is in checkpoints, in the order of `Models.saved`."""
-    has_critic = settings.advantage.advantage_estimator is AdvantageEstimator.GAE
-    return (CRITIC,) * has_critic + (REFERENCE,) * settings.moves_reference
+    is_saved = {
+        CRITIC: settings.advantage.advantage_estimator is AdvantageEstimator.GAE,
+        REFERENCE: settings.moves_reference,
+    }
+    return tuple(name for name, saved in is_saved.items() if saved)
 
 
 class Checkpoints:
@@ -164,7 +168,7 @@ class Checkpoints:
 
     def found(self) -> list[Checkpoint]:
         """Complete checkpoints, newest last."""
-        return [one for one in self._every() if one.is_whole(self._others)]
+        return [one for one in self._every() if one.is_complete(self._others)]
 
     def newest(self) -> Checkpoint | None:
         return next(reversed(self.found()), None)
@@ -185,14 +189,14 @@ class Checkpoints:
         """Return the checkpoint of a step after verifying it; errors list the available steps."""
         one = self.at(step)
         if one not in self.found():
-            there = ", ".join(str(each.step) for each in self.found()) or "none"
-            raise FileNotFoundError(f"{self._folder} has no whole checkpoint of step {step}; there are: {there}")
+            steps = ", ".join(str(each.step) for each in self.found()) or "none"
+            raise FileNotFoundError(f"{self._folder} has no complete checkpoint of step {step}; there are: {steps}")
         try:
             one.verify(self._others)
         except Damaged as problem:
             others = ", ".join(str(each.step) for each in self.found() if each != one)
-            back = f"continue from another checkpoint ({others}): --resume STEP" if others else ANEW
-            raise Damaged(f"{problem}; {back}") from problem
+            fix = f"continue from another checkpoint ({others}): --resume STEP" if others else START_OVER
+            raise Damaged(f"{problem}; {fix}") from problem
         return one
 
     def set_aside(self, after: int) -> list[str]:
@@ -250,15 +254,13 @@ class Best:
     """A step with a checkpoint and the best mean reward, or the lowest held-out loss."""
 
     step: int
-    reward: float
+    value: float  # the mean reward, or the loss
     by: str  # EVALUATION, TRAINING or HELD_OUT
 
     @property
     def figure(self) -> str:
         """The figure by which the checkpoint is the best."""
-        return (
-            f"held-out loss {-self.reward:.3f}" if self.by == HELD_OUT else f"mean {self.by} reward {self.reward:.3f}"
-        )
+        return f"held-out loss {self.value:.3f}" if self.by == HELD_OUT else f"mean {self.by} reward {self.value:.3f}"
 
 
 def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Collection[int]) -> Best | None:
@@ -268,7 +270,7 @@ def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Colle
 
     >>> rewards = [{"step": step, "reward/mean": reward} for step, reward in ((2, 0.5), (3, 0.9), (4, 0.7), (5, 0.8))]
     >>> best_of(rewards, [], {2, 4}), best_of(rewards, [{"step": 4, "reward/mean": 0.8}], {2, 4})
-    (Best(step=2, reward=0.9, by='training'), Best(step=4, reward=0.8, by='evaluation'))
+    (Best(step=2, value=0.9, by='training'), Best(step=4, value=0.8, by='evaluation'))
     """
     for by, records, later in ((EVALUATION, evaluations, 0), (TRAINING, steps, 1)):
         known = [
@@ -279,13 +281,13 @@ def best_of(steps: Sequence[Record], evaluations: Sequence[Record], among: Colle
             return Best(found[1], found[0], by)
     losses = [(-loss, one["step"]) for one in evaluations if (loss := number_of(one, HELD_OUT)) is not None]
     lowest = max((pair for pair in losses if pair[1] in among), default=None)
-    return None if lowest is None else Best(lowest[1], lowest[0], HELD_OUT)
+    return None if lowest is None else Best(lowest[1], -lowest[0], HELD_OUT)
 
 
 def best_checkpoint(run: RunFolder) -> Best | None:
     """Return the best checkpoint on disk."""
-    there = {one.step for one in Checkpoints(run.checkpoints, 1).found()}
-    return best_of(run.steps(), run.evaluations(), there) if there else None
+    saved = {one.step for one in Checkpoints(run.checkpoints, 1).found()}
+    return best_of(run.steps(), run.evaluations(), saved) if saved else None
 
 
 ADAPTER = "adapter"  # the folder in policy/
@@ -301,7 +303,7 @@ class Saver:
     ) -> None:
         self._run, self._settings, self._others, self._recorder = run, settings, others, recorder
         self._checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep_checkpoints, others)
-        self._saved_at = saved_at if saved_at else -1
+        self._saved_at = saved_at or -1  # step of the newest checkpoint; -1: none, as step 0 is never saved
         self._checkpoint_bytes = 0  # of one checkpoint; 0: not known yet
         self._is_due = False
         self._is_writing = False
@@ -403,7 +405,7 @@ async def _export_adapter(policy: Learners, draft: Path, note: Callable[[str], N
     return "merged"
 
 
-def described(folder: Path) -> str:
+def describe_policy(folder: Path) -> str:
     """Describe the contents of a policy folder; empty if not known."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))

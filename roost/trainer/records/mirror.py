@@ -162,7 +162,9 @@ def _fetch_checkpoint(remote: RemoteRun, folder: Path, from_step: int | None, sa
         if from_step not in here:
             if from_step not in there:
                 steps = ", ".join(map(str, there)) or "none"
-                raise FileNotFoundError(f"{remote.url} has no whole checkpoint of step {from_step}; there are: {steps}")
+                raise FileNotFoundError(
+                    f"{remote.url} has no complete checkpoint of step {from_step}; there are: {steps}"
+                )
             _download(remote, local.at(from_step), say)
         return
     for step in reversed(there):
@@ -198,7 +200,7 @@ def is_uploaded(name: str, is_last: bool) -> bool:
 
 
 class Mirror:
-    """Uploads a run's folder in a thread: records now and then, whole checkpoints, and the rest at the end.
+    """Uploads a run's folder in a thread: records now and then, complete checkpoints, and the rest at the end.
 
     A failed upload is noted and tried again; only `finish` raises.
     """
@@ -211,7 +213,7 @@ class Mirror:
         self._seen: str | None = None  # the last writer when the run was fetched
         self._writer: str | None = None
         self._has_claimed = False
-        self._steps: set[int] = set()  # whole checkpoints at the remote
+        self._steps: set[int] = set()  # complete checkpoints at the remote
         self._begun = 1  # attempts; one runs without `begin` if all is done already
         self._looked = 0  # the attempt for which `_steps` is known
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of uploaded files
@@ -432,7 +434,7 @@ def _held(folder: Path) -> Iterator[Path | None]:
         try:
             shutil.copytree(folder, links, copy_function=os.link)
         except OSError:  # pruned just now, or a file system without links
-            yield folder if Checkpoint(folder).is_whole() else None
+            yield folder if Checkpoint(folder).is_complete() else None
         else:
             yield links
     finally:

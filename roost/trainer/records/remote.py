@@ -126,7 +126,7 @@ class RemoteRun:
         return found
 
     def complete_steps(self) -> list[int]:
-        """Steps with a whole checkpoint, newest last."""
+        """Steps with a complete checkpoint, newest last."""
         return sorted(step for step, is_complete in self.steps().items() if is_complete)
 
     def manifest(self, folder: str) -> Manifest | None:

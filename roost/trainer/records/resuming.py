@@ -17,9 +17,9 @@ from roost.config.train_read import setting_location
 from roost.learner.checksums import Damaged
 from roost.procs.files import DiskFull, FolderHeld, FolderLock, NoLocks, chain_of, disk_full
 from roost.trainer.records.checkpoints import (
-    ANEW,
     CRITIC,
     LEARNER,
+    START_OVER,
     Checkpoints,
     TrainerState,
     saved_beside,
@@ -70,7 +70,7 @@ def newest_state(run: RunFolder, settings: TrainSettings, say: Say) -> TrainerSt
     """
     found = checkpoints_of(run, settings).newest_verified()
     if found.problems and found.checkpoint is None:
-        raise Damaged(f"{'; '.join(map(str, found.problems))}; no other checkpoint is there: {ANEW}")
+        raise Damaged(f"{'; '.join(map(str, found.problems))}; there is no other checkpoint: {START_OVER}")
     for problem in found.problems:
         say(f"{problem}; using an earlier checkpoint")
     return found.checkpoint.read_state() if found.checkpoint is not None else TrainerState()
@@ -89,7 +89,7 @@ def resumed_state(
         if run.steps() and not state.step and may_start_over:
             say(f"{run.path} has no checkpoint yet: starting from the beginning")
         elif run.steps() and not state.step:
-            raise FileNotFoundError(f"{run.path} has no whole checkpoint to continue from: {ANEW}")
+            raise FileNotFoundError(f"{run.path} has no complete checkpoint to continue from: {START_OVER}")
     elif step:
         state = checkpoints_of(run, settings).verified_at(step).read_state()
     else:
@@ -120,7 +120,7 @@ def check_fits(run: RunFolder, job: Job, settings: TrainSettings, state: Trainer
     if found != own:
         key = setting_location("optimizer", job)
         what = f"is {own}, but {there} has the state of {found}"
-        why, fix = "an optimizer cannot go on from another's state", f"write {key.key_path}: {found}, or {ANEW}"
+        why, fix = "an optimizer cannot go on from another's state", f"write {key.key_path}: {found}, or {START_OVER}"
         findings.error("RST-L003", key, what, why, fix)
     for name in (LEARNER, *checkpoint.others):
         place, learner = _learner_of(name, job, settings.learner)
@@ -164,7 +164,7 @@ def _check_adapter(saved: Adapter | None, own: Adapter | None, there: str, job: 
     else:
         what = f"gives {_layer_names(new)} an adapter, but {there} has one of {_layer_names(old)}"
         fix = f"write {key.key_path}: [{_layer_names(old)}]"
-    findings.error("RST-L004", key, what, "weights of another adapter cannot be restored", f"{fix}, or {ANEW}")
+    findings.error("RST-L004", key, what, "weights of another adapter cannot be restored", f"{fix}, or {START_OVER}")
     return True
 
 
@@ -186,7 +186,9 @@ def _check_shapes(
     for key in place.path:
         before = before.get(key) if isinstance(before, Mapping) else None
     former = f"{place.key_path}: {before}" if isinstance(before, str) and before != model else "the model it is of"
-    findings.error("RST-L004", place, f"is {model}, but {there} is of another model", why, f"write {former}, or {ANEW}")
+    findings.error(
+        "RST-L004", place, f"is {model}, but {there} is of another model", why, f"write {former}, or {START_OVER}"
+    )
 
 
 def resumes_by_itself(run: RunFolder, is_wanted: bool, environ: Mapping[str, str], say: Say) -> bool:

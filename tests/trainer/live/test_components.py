@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from roost.app_world.tiny_model import write_app_world_model
-from roost.trainer.records.checkpoints import described
+from roost.trainer.records.checkpoints import describe_policy
 from tests.limits import HANG_S
 from tests.local_ray import MARK
 from tests.trainer.live.jobs import config, learnt_groups, spans_of, trained, weights_of
@@ -40,7 +40,7 @@ def test_an_adapter_is_trained_and_inference_scores_on_a_device_of_its_own(model
     assert [found["version"] for found in run.evaluations()] == [0, 2, 3]
     assert json.loads((run.policy / "adapter" / "adapter_config.json").read_text())["r"] == 4
     assert not (run.policy / "adapter_config.json").exists(), "it would be taken for an adapter alone"
-    assert "the LoRA adapter merged in" in described(run.policy)
+    assert "the LoRA adapter merged in" in describe_policy(run.policy)
     before, after = load_file(model / "model.safetensors"), weights_of(run)
     assert before.keys() == after.keys() and not all(before[name].equal(after[name]) for name in before)
 

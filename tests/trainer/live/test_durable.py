@@ -95,7 +95,7 @@ def test_a_run_goes_on_from_the_step_that_is_asked_for(model, copied):
     )
     assert [record["step"] for record in run.steps()] == [1, 2] and evaluated(run) == [0, 2]
     assert saved(run) == [1, 2]
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint of step 7; there are: 1, 2"):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 7; there are: 1, 2"):
         trained(values(model), copied.path, resumes=True, from_step=7)
 
 

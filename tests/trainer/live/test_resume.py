@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from roost.procs.signals import REQUEUE_CODE
-from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint, described
+from roost.trainer.records.checkpoints import Checkpoints, best_checkpoint, describe_policy
 from roost.trainer.records.run_folder import RunFolder
 from tests.limits import HANG_S
 from tests.trainer.live.jobs import OFFLOADS, config, learnt_groups, trained, weights_of
@@ -107,7 +107,7 @@ def test_a_run_that_is_told_to_stop_saves_and_stops(config_file, tmp_path):
     newest = Checkpoints(run.checkpoints, 1).newest()
     assert newest is not None and newest.read_state().step == done
     assert run.report_file.exists()
-    assert f"step {done} of {STEPS}" in described(run.policy) and weights_of(run), "what was learnt is not lost"
+    assert f"step {done} of {STEPS}" in describe_policy(run.policy) and weights_of(run), "what was learnt is not lost"
 
 
 @pytest.mark.long
