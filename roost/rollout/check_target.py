@@ -88,8 +88,8 @@ TARGET, ARGUMENTS = "_target_", "_args_"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Requirements for a class: its methods, and the arguments that Roost passes to it."""
+class Interface:
+    """What a class must have: its methods, and the arguments that Roost passes to it."""
 
     methods: tuple[str, ...]
     given: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Part:
     """A section of the config that names a class; `example` is one of Roost's classes for it."""
 
     name: str
-    kinds: tuple[Kind, ...]
+    interfaces: tuple[Interface, ...]  # any one of them
     example: str
     protocol: str  # the class that documents the interface
 
@@ -117,7 +117,7 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
     A class may add checks: `config_parts` lists nested sections that name classes, and
     `check_config(config, where, findings)` checks anything else.
 
-    >>> part = Part("clock", (Kind(("strftime",)),), "datetime.time", "see datetime")
+    >>> part = Part("clock", (Interface(("strftime",)),), "datetime.time", "datetime.time")
     >>> findings = Findings()
     >>> check_target({"_target_": "datetime.tiem"}, Where(path=("clock",)), part, findings)
     False
@@ -130,19 +130,19 @@ def check_target(config: Any, where: Where, part: Part, findings: Findings) -> b
     target = _target(config, where, part, findings)
     if target is None:
         return findings.num_errors == before
-    kind = next((each for each in part.kinds if _lacks(target, each) == ()), None)
-    if kind is None:
-        why = " and ".join(f"it has no {', '.join(_lacks(target, each))}" for each in part.kinds)
+    interface = next((each for each in part.interfaces if _lacks(target, each) == ()), None)
+    if interface is None:
+        why = " and ".join(f"it has no {', '.join(_lacks(target, each))}" for each in part.interfaces)
         findings.error(
             "RST-A003", where.under(TARGET), f"{config[TARGET]} is not {part.with_article}", why, f"see {part.protocol}"
         )
         return False
     if ARGUMENTS not in config:
         check_call(
-            Call(part.name, config[TARGET], where.under(TARGET)), target, kind, own_keys(config), where, findings
+            Call(part.name, config[TARGET], where.under(TARGET)), target, interface, own_keys(config), where, findings
         )
     for path, inner in getattr(target, "config_parts", {}).items():
-        named = _found(config, path)
+        named = _nested(config, path)
         if named is not None:
             check_target(named, where.under(*path), inner, findings)
     if hasattr(target, "check_config"):
@@ -163,7 +163,8 @@ def _is_for_hydra(key: str) -> bool:
     return key.startswith("_") and key.endswith("_")
 
 
-def _found(config: Any, path: tuple[str, ...]) -> Any:
+def _nested(config: Any, path: tuple[str, ...]) -> Any:
+    """The value at a path of keys; None if there is none."""
     for key in path:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
@@ -175,7 +176,7 @@ def _found(config: Any, path: tuple[str, ...]) -> Any:
 def _target(config: Any, where: Where, part: Part, findings: Findings) -> Any:
     """Return the object that `_target_` names; None if there is none or nothing to resolve."""
     if not isinstance(config, Mapping):
-        if any(_lacks(type(config), each) == () for each in part.kinds):
+        if any(_lacks(type(config), each) == () for each in part.interfaces):
             return None  # an instance passed from Python
         fix = f"write _target_: {part.example} under it, or a class of your own"
         findings.error("RST-A004", where, f"is not {part.with_article}", f"it is {shown(config)}", fix)
@@ -206,11 +207,11 @@ def find_callable(written: str, where: Where, what: str, findings: Findings) -> 
     return found
 
 
-def _lacks(target: Any, kind: Kind) -> tuple[str, ...]:
+def _lacks(target: Any, interface: Interface) -> tuple[str, ...]:
     """Methods that a class lacks; empty for a function, as its return type is unknown."""
     if not isinstance(target, type):
         return ()
-    return tuple(name for name in kind.methods if not callable(getattr(target, name, None)))
+    return tuple(name for name in interface.methods if not callable(getattr(target, name, None)))
 
 
 # Its keys -------------------------------------------------------------------------------------------------------------
@@ -225,7 +226,9 @@ class Call:
     where: Where
 
 
-def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], where: Where, findings: Findings) -> None:
+def check_call(
+    call: Call, target: Any, interface: Interface, keys: Mapping[str, Any], where: Where, findings: Findings
+) -> None:
     """Report keys that are missing, set by Roost itself, or unknown; `where` is the position of the keys."""
     try:
         parameters = inspect.signature(target).parameters.values()
@@ -234,15 +237,15 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
     named = {each.name: each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     why = f"Roost passes it to every {call.what}"
-    for name in kind.given:
+    for name in interface.given:
         if name not in named and not takes_any:
             findings.error(
                 "RST-A008", call.where, f"{call.written} does not take {name}", why, f"add {name} to its parameters"
             )
-    given = {*kind.given, *(name for name in kind.offered if name in named)}
+    given = {*interface.given, *(name for name in interface.offered if name in named)}
     own = {name: each for name, each in named.items() if name not in given}
     for name, parameter in own.items():
-        if parameter.default is parameter.empty and name not in keys and name not in kind.optional:
+        if parameter.default is parameter.empty and name not in keys and name not in interface.optional:
             findings.error(
                 "RST-A007", where, f"{name} is missing", f"{call.written} has no default for it", f"add {name}: ..."
             )
@@ -257,34 +260,34 @@ def check_call(call: Call, target: Any, kind: Kind, keys: Mapping[str, Any], whe
 
 SCENARIO = Part(
     "scenario",
-    (Kind(("size", "task", "run_episode"), given=("tokenizer",)),),
+    (Interface(("size", "task", "run_episode"), given=("tokenizer",)),),
     "roost.rollout.arithmetic.Arithmetic",
     "roost.rollout.episode.Scenario",
 )
 TASKS = Part(
     "source of tasks",
-    (Kind(("size", "task")),),
+    (Interface(("size", "task")),),
     "roost.app_world.serving.tasks.AppWorldTasks",
     "roost.rollout.agents.scenario.TaskSource",
 )
 ENVIRONMENT = Part(
     "class of environments",
-    (Kind(("open", "close"), optional=("hardware",)),),
+    (Interface(("open", "close"), optional=("hardware",)),),
     "roost.app_world.serving.client.AppWorldEnvironments",
     "roost.rollout.environments.environment.Environments",
 )
 AGENT = Part(
     "agent",
     (
-        Kind(("run_episode",), given=("task",), offered=("recorder",)),
-        Kind(("next_code_block",), given=("task", "llm")),
+        Interface(("run_episode",), given=("task",), offered=("recorder",)),
+        Interface(("next_code_block",), given=("task", "llm")),
     ),
     "roost.rollout.agents.react.ReactCoder",
     "roost.rollout.agents.agent.Agent, and roost.rollout.agents.appworld_agent.AppworldAgent",
 )
 TOOL = Part(
     "tool",
-    (Kind(("call", "close")),),
+    (Interface(("call", "close")),),
     "roost.rollout.environments.tools.Search",
     "roost.rollout.environments.tools.Tool",
 )

@@ -12,11 +12,11 @@ from roost.engines.protocol import EngineLoad
 
 FULL = 0.95  # KV cache usage beyond which engines preempt sequences and recompute their tokens
 ROOM = 0.85  # KV cache usage below which more episodes fit
-QUEUED = 0.1  # share of the running requests; a short queue keeps an engine busy, a long one only ages samples
+QUEUED = 0.1  # share of the running requests; a short queue keeps an engine busy, a long one only makes samples stale
 SHRINK = 0.8  # new limit, as a share of the running episodes
 GROW = 1 / 16  # share of the limit, per poll; a new episode fills the KV cache only after several polls
 HALF_EMPTY, GROW_FAST = 0.5, 1 / 4  # KV cache usage below which the limit grows faster, and by how much
-LEAST = 8
+MIN_EPISODES = 8  # lowest limit
 POLL_S = 2.0
 SILENT_POLLS = 30  # in a row, with episodes but no load of any engine; weight updates take less
 
@@ -37,7 +37,7 @@ class Slots:
         return self._used
 
     @property
-    def is_full(self) -> bool:
+    def has_waiting(self) -> bool:
         """Return True if episodes wait for a slot."""
         return any(not each.done() for each in self._waiting)
 
@@ -81,7 +81,7 @@ class Bounds:
         return int(min(self.most, max(self.least, limit)))
 
 
-def next_limit(limit: int, used: int, is_full: bool, loads: Sequence[EngineLoad], bounds: Bounds) -> int:
+def next_limit(limit: int, used: int, has_waiting: bool, loads: Sequence[EngineLoad], bounds: Bounds) -> int:
     """The number of episodes to allow next, given the loads of the engines.
 
     If an engine is full or has a queue, the limit becomes four fifths of the running episodes, unless more of them run
@@ -100,7 +100,7 @@ def next_limit(limit: int, used: int, is_full: bool, loads: Sequence[EngineLoad]
     if any(is_overloaded(load) for load in loads):
         return min(limit, bounds.within(SHRINK * used)) if used <= limit else limit
     fullest = max((load.kv_usage for load in loads if load.kv_usage is not None), default=HALF_EMPTY)
-    if is_full and fullest < ROOM:
+    if has_waiting and fullest < ROOM:
         growth = GROW_FAST if fullest < HALF_EMPTY else GROW
         return bounds.within(limit + max(1, int(growth * limit)))
     return limit
@@ -123,7 +123,7 @@ class ConcurrencyControl:
         note: Callable[[str], None],
     ) -> None:
         self._slots, self._loads, self._note = slots, loads, note
-        self._bounds = Bounds(min(LEAST, most), most)
+        self._bounds = Bounds(min(MIN_EPISODES, most), most)
         self._polled: list[Sequence[EngineLoad]] = []  # since the last `pop_metrics`
         self._silent = 0  # polls in a row without a load
         self._is_held = False
@@ -149,7 +149,7 @@ class ConcurrencyControl:
         was_overloaded, self._is_overloaded = self._is_overloaded, any(map(is_overloaded, loads))
         if self._is_overloaded and not was_overloaded:
             return  # a queue is short-lived after an update and at the end of a step
-        slots.resize(next_limit(slots.limit, slots.used, slots.is_full, loads, self._bounds))
+        slots.resize(next_limit(slots.limit, slots.used, slots.has_waiting, loads, self._bounds))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -38,7 +38,7 @@ def test_slots_are_given_in_order_and_a_lower_limit_holds_once_episodes_end():
 
         tasks = [asyncio.create_task(episode(number)) for number in range(6)]
         await settle()
-        assert (done, slots.used, slots.is_full) == ([0, 1], 2, True)
+        assert (done, slots.used, slots.has_waiting) == ([0, 1], 2, True)
         slots.resize(1)
         slots.release()
         await settle()
@@ -48,7 +48,7 @@ def test_slots_are_given_in_order_and_a_lower_limit_holds_once_episodes_end():
         assert done == [0, 1, 2]
         slots.resize(4)
         await settle()
-        assert (done, slots.used, slots.is_full) == ([0, 1, 2, 3, 4, 5], 4, False)
+        assert (done, slots.used, slots.has_waiting) == ([0, 1, 2, 3, 4, 5], 4, False)
         await asyncio.gather(*tasks)
 
     asyncio.run(main())
@@ -65,7 +65,7 @@ def test_a_cancelled_episode_keeps_no_slot():
         slots.release()  # granted, but not resumed yet
         granted.cancel()
         await asyncio.gather(waiting, granted, return_exceptions=True)
-        assert (slots.used, slots.is_full) == (0, False)
+        assert (slots.used, slots.has_waiting) == (0, False)
         await asyncio.wait_for(slots.acquire(), 5)
 
     asyncio.run(main())
@@ -77,14 +77,14 @@ def test_a_cancelled_episode_keeps_no_slot():
     st.booleans(),
     st.lists(st.builds(EngineLoad, st.integers(0, 500), st.integers(0, 500), st.none() | st.floats(0, 1)), max_size=3),
 )
-def test_a_limit_changes_by_little_and_only_for_a_reason(limit, used, is_full, loads):
+def test_a_limit_changes_by_little_and_only_for_a_reason(limit, used, has_waiting, loads):
     limit = BOUNDS.within(limit)
-    found = next_limit(limit, min(used, limit), is_full, loads, BOUNDS)
+    found = next_limit(limit, min(used, limit), has_waiting, loads, BOUNDS)
     assert BOUNDS.least <= found <= BOUNDS.most
     if found < limit:
         assert any(is_overloaded(load) for load in loads)
     if found > limit:
-        assert is_full and not any(is_overloaded(load) for load in loads) and found <= limit + max(1, limit // 4)
+        assert has_waiting and not any(is_overloaded(load) for load in loads) and found <= limit + max(1, limit // 4)
 
 
 def simulated(capacity, limit, looks=60, wanted=2000, engines=2):
@@ -122,7 +122,7 @@ def test_a_recorded_trace_of_a_small_engine():
     limits = []
     for look in recorded():
         loads = [EngineLoad(*load) for load in look["loads"]]
-        limit = next_limit(limit, look["used"], look["is_full"], loads, bounds)
+        limit = next_limit(limit, look["used"], look["has_waiting"], loads, bounds)
         limits.append(limit)
     assert any(is_overloaded(EngineLoad(*load)) for look in recorded() for load in look["loads"])
     assert limits[-1] < limits[0] < 144

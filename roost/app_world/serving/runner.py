@@ -14,7 +14,7 @@ from roost.app_world.world import APPS
 from roost.config.findings import Findings, Where
 from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.scenario import AgentScenario
-from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Call, Kind, Part, check_call
+from roost.rollout.check_target import AGENT, ENVIRONMENT, TASKS, Call, Interface, Part, check_call
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Task
 
@@ -120,7 +120,7 @@ class AppWorldScenarioRunner(AgentScenario):
             return
         if keys.get("agent") is None:
             findings.error("RST-A014", place, "has no agent", "an agent runs the episodes", MOUNT)
-        check_call(Call("runner", CONFIG, place), _keys, Kind(()), {"agent": None, **keys}, place, findings)
+        check_call(Call("runner", CONFIG, place), _keys, Interface(()), {"agent": None, **keys}, place, findings)
 
 
 def _keys(

@@ -12,11 +12,11 @@ from roost.rollout.agents.agent import Policy
 from roost.rollout.agents.bridge import BlockingEnvironment, Bridge, StartedEnvironment, in_thread
 from roost.rollout.agents.chat import ChatPolicy
 from roost.rollout.agents.recording import RecordedEpisode, Recorder
-from roost.rollout.check_target import Call, Kind, check_call, find_callable, located
+from roost.rollout.check_target import Call, Interface, check_call, find_callable, located
 from roost.rollout.environments.environment import Environment, Observation
 from roost.rollout.episode import Task
 
-PROGRAM = Kind((), given=("base_url", "api_key", "model", "task", "environment"))
+PROGRAM = Interface((), given=("base_url", "api_key", "model", "task", "environment"))
 
 logger = logging.getLogger(__name__)
 
