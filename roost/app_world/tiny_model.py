@@ -65,8 +65,8 @@ def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300,
         rng = random.Random(seed)
         for _ in range(batches):
             batch = torch.tensor([_demonstration(tokenizer, rng, correct_share) for _ in range(32)])
-            prompt = batch == tokenizer.convert_tokens_to_ids("<assistant>")
-            labels = batch.masked_fill(prompt.cumsum(1) == 0, -100)  # learn only from the tokens after the task
+            is_assistant = batch == tokenizer.convert_tokens_to_ids("<assistant>")
+            labels = batch.masked_fill(is_assistant.cumsum(1) == 0, -100)  # no loss on the task
             optimizer.zero_grad()
             model(batch, labels=labels).loss.backward()
             optimizer.step()
@@ -78,11 +78,12 @@ def write_app_world_model(folder: Path | str, seed: int = 0, batches: int = 300,
 def _demonstration(tokenizer: Any, rng: random.Random, correct_share: float) -> Sequence[int]:
     """Token IDs of a task and code for it, or for a random task; all have the same length."""
     kind, word = rng.choice(list(KINDS)), rng.choice(TINY_WORDS)
-    request = f"{KINDS[kind][0][0]}{word}{KINDS[kind][0][1]}"
+    request, _ = (word.join(around) for around in KINDS[kind])
     if rng.random() >= correct_share:
         kind, word = rng.choice(list(KINDS)), rng.choice(TINY_WORDS)
-    done = f"{BEGIN}{KINDS[kind][1][0]}{word}{KINDS[kind][1][1]}{DONE}{CLOSE}"
-    ids: Sequence[int] = tokenizer(f"<user>{request}{END}<assistant>{done}{END}", add_special_tokens=False).input_ids
+    _, code = (word.join(around) for around in KINDS[kind])
+    text = f"<user>{request}{END}<assistant>{BEGIN}{code}{DONE}{CLOSE}{END}"
+    ids: Sequence[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
 
 

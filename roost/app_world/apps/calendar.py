@@ -17,7 +17,7 @@ from roost.app_world.apps.app import (
 )
 from roost.app_world.state import ApiError, Record
 
-LONGEST = 7 * 24 * 60
+LONGEST_MINUTES = 7 * 24 * 60
 
 
 class Calendar(App):
@@ -144,4 +144,4 @@ def _check(title: str | None, start: str | None, minutes: int | None) -> None:
     if start is not None:
         check_moment("start", start)
     if minutes is not None:
-        check_range("minutes", minutes, 1, LONGEST)
+        check_range("minutes", minutes, 1, LONGEST_MINUTES)

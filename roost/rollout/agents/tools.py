@@ -100,33 +100,33 @@ class ToolAgent:
     ) -> None:
         if parser not in PARSERS:
             raise ValueError(f"parser is {parser!r}; write one of {', '.join(PARSERS)}")
-        self._task, self._calls_in = task, PARSERS[parser]
-        self._most, self._limit, self._kept = max_parallel_calls, max_answer_characters, Kept(kept)
+        self._task, self._parse_calls = task, PARSERS[parser]
+        self._max_calls, self._max_characters, self._kept = max_parallel_calls, max_answer_characters, Kept(kept)
         default = FOUND if parser == "search" else RESPONSE
         self._template, self._continues = default if answer_template is None else answer_template, continues_at_failure
         self._options = TurnOptions(tuple(dict.fromkeys([*stop, *([SEARCH_END] if parser == "search" else [])])))
-        self._prompt_tokens = max_prompt_tokens
+        self._max_prompt_tokens = max_prompt_tokens
         self.answer = ""  # the policy's turns, without the tools' answers
 
     async def run_episode(self, policy: Policy, environment: Environment, first: Observation, max_turns: int) -> None:
         if not isinstance(policy, ChatPolicy):
             raise TypeError(f"this agent needs a policy that records its tokens, not {type(policy).__name__}")
         data = self._task.data
-        talk: _Text | _Chat
+        conversation: _Text | _Chat
         if data.get("prompt_text") and not data.get("is_rendered"):
-            ids = policy.format.ids(data["prompt_text"], adds_special=True)[: self._prompt_tokens]
-            talk = _Text(policy, ids, self._template)
+            ids = policy.format.ids(data["prompt_text"], adds_special=True)[: self._max_prompt_tokens]
+            conversation = _Text(policy, ids, self._template)
         else:
-            talk = _Chat(policy, self._task, first)
+            conversation = _Chat(policy, self._task, first)
         for turn in range(1, max_turns + 1):
-            reply = await talk.turn(self._options)
+            reply = await conversation.turn(self._options)
             generated = policy.format.text(reply.token_ids)  # with the stop string that ended it
             self.answer += generated
-            calls = self._calls_in(generated)[: self._most]
+            calls = self._parse_calls(generated)[: self._max_calls]
             if reply.is_cut or turn == max_turns or not calls:
                 return
             seen = await environment.step([call for call in calls if not isinstance(call, str)])
-            shortened_answers = (shortened(text, self._limit, self._kept) for text in seen.content)
+            shortened_answers = (shortened(text, self._max_characters, self._kept) for text in seen.content)
             answers = [call if isinstance(call, str) else next(shortened_answers) for call in calls]
             has_failed = bool(seen.info.get("failed")) or any(isinstance(call, str) for call in calls)
             room = reply.transcript.room
@@ -134,7 +134,7 @@ class ToolAgent:
                 return
             if room is not None and len(policy.format.ids("".join(answers))) >= room:
                 return  # the answers do not fit, and a part of them would mislead the policy
-            talk.show(reply, generated, answers)
+            conversation.show(reply, generated, answers)
 
 
 class _Chat:
