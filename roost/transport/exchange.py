@@ -27,6 +27,10 @@ from roost.transport.shared_memory import (
 )
 from roost.transport.waits import Deadline, within
 
+LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to appear
+UNBOUNDED = Deadline.of(None)
+Answer = tuple[Any, list[Packet]]  # of a request: its value, and the packets it returns
+
 
 class Exchange:
     """Serves the requests of one node's workers. `ask_node` calls other daemons, `look_up` the job's directory.
@@ -183,9 +187,6 @@ class Exchange:
         for port in self._leased.pop(who, ()):
             self.ports.release(port)
         self.memory.free(who)
-
-
-UNBOUNDED = Deadline.of(None)
 
 
 class Full(asyncio.QueueFull):
@@ -413,10 +414,6 @@ class DeviceLocks:
                 claimed |= waiter.devices
                 remaining.append(waiter)
         self._waiting = remaining
-
-
-LOOK_UP_LIMIT = 60.0  # seconds that a request waits for a group or channel to appear
-Answer = tuple[Any, list[Packet]]
 
 
 class MessageRouter:
