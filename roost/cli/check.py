@@ -137,9 +137,9 @@ def _check_imports(
     config: Path, overrides: list[str], notation: Notation | None, findings: Findings, trains: bool
 ) -> None:
     """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train."""
-    unread = Findings()  # already reported by `plan_with_options`
-    source = load(config, overrides, unread)
-    job = None if source is None else read_job(source, unread, notation, trains=trains)
+    known = Findings()  # already reported by `plan_with_options`
+    source = load(config, overrides, known)
+    job = None if source is None else read_job(source, known, notation, trains=trains)
     if job is None or job.training is None:
         return
     try:

@@ -53,7 +53,7 @@ def run_job(
     mirror = None if remote is None else Mirror(remote, folder, keep)
     options = RunOptions(folder, resumes, address, MetricSettings(metrics), from_step, auto_resumes)
     try:
-        outcome = _trained(job, options, console, mirror)
+        outcome = _train_or_exit(job, options, console, mirror)
     except Exception:
         if mirror is not None:
             _upload_rest(mirror, console, has_failed=True)
@@ -79,8 +79,8 @@ def _upload_rest(mirror: Mirror, console: Console, has_failed: bool = False) -> 
     return True
 
 
-def _trained(job: Job, options: RunOptions, console: Console, mirror: Mirror | None) -> Outcome:
-    """Train; print the error and exit if it fails."""
+def _train_or_exit(job: Job, options: RunOptions, console: Console, mirror: Mirror | None) -> Outcome:
+    """Train; if that fails, print the error and exit."""
     folder = options.folder
 
     def say(text: str) -> None:
