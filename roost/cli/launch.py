@@ -161,14 +161,14 @@ def launch_command(
             runs=runs,
             scratch=scratch,
             command=command,
-            train_words=tuple(overrides or ()) + (("--notation", notation.value) if notation else ()),
+            train_args=tuple(overrides or ()) + (("--notation", notation.value) if notation else ()),
             time=time,
             image=image,
             container=container,
             mounts=tuple(mount or ()),
             env=_variables(env or ()),
             setup=tuple(setup or ()),
-            options=tuple(option or ()),
+            scheduler_options=tuple(option or ()),
             hosts=_hosts(hosts, allocation),
         )
         text = render(scheduler, allocation, options, template.read_text(encoding="utf-8") if template else None)

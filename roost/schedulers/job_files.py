@@ -85,7 +85,7 @@ class JobOptions:
     workdir: str
     runs: str = "runs"
     scratch: str | None = None  # of the live run, if `runs` is a URL
-    train_words: tuple[str, ...] = ()  # more arguments of `roost train`
+    train_args: tuple[str, ...] = ()  # more arguments of `roost train`
     command: str | None = None  # instead of `roost train`
     time: str | None = None  # as Slurm writes it: 1-12:00:00
     image: str | None = None
@@ -93,8 +93,18 @@ class JobOptions:
     mounts: tuple[str, ...] = ()  # SOURCE:PATH
     env: Mapping[str, str | None] = field(default_factory=dict)  # None: secret, from the environment of the caller
     setup: tuple[str, ...] = ()  # shell lines before the job
-    options: tuple[str, ...] = ()  # the scheduler's own: KEY=VALUE, for Slurm also GROUP:KEY=VALUE
+    scheduler_options: tuple[str, ...] = ()  # KEY=VALUE, for Slurm also GROUP:KEY=VALUE
     hosts: tuple[str, ...] = ()  # for ssh, in rank order
+
+    @property
+    def is_remote(self) -> bool:
+        """Return True if runs are kept at a URL."""
+        return "://" in self.runs
+
+    @property
+    def live_runs(self) -> str:
+        """The folder of runs while they train."""
+        return self.scratch or "runs" if self.is_remote else self.runs
 
 
 def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, template: str | None = None) -> str:
@@ -106,7 +116,9 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
         options = replace(options, env={TOKEN: None, **options.env})
     if scheduler is Scheduler.SKYPILOT:
         count = allocation.requests[0].requested_accelerators
-        options = replace(options, options=tuple(_with_count(option, count) for option in options.options))
+        options = replace(
+            options, scheduler_options=tuple(_with_count(option, count) for option in options.scheduler_options)
+        )
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -123,7 +135,7 @@ def render(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions, 
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
         raise CannotRender(f"the template fails{f' in line {line}' if line else ''}: {error}") from None
-    return _with_options(rendered, options.options) if scheduler in AS_YAML else rendered
+    return _with_options(rendered, options.scheduler_options) if scheduler in AS_YAML else rendered
 
 
 def template_of(scheduler: Scheduler) -> str:
@@ -133,9 +145,8 @@ def template_of(scheduler: Scheduler) -> str:
 
 def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
     """The variables and functions of templates."""
-    local = options.scratch or "runs" if "://" in options.runs else options.runs
-    run = f"{local.rstrip('/')}/{options.name}"
-    words = ["roost", "train", options.config, *options.train_words, "--name", options.name, "--runs", options.runs]
+    run = f"{options.live_runs.rstrip('/')}/{options.name}"
+    words = ["roost", "train", options.config, *options.train_args, "--name", options.name, "--runs", options.runs]
     words += ["--scratch", options.scratch] if options.scratch is not None else []
     words.append("--auto-resume")  # the scheduler may start the job again
     # bash replaces itself by a simple command, so that the command gets the signals.
@@ -164,8 +175,10 @@ def values_of(allocation: NodeRequests, options: JobOptions) -> dict[str, Any]:
         "secrets": secrets,
         "setup": options.setup,
         "hosts": options.hosts,
-        "options_of": lambda label: slurm_options(options.options, label),
-        "gpu_name": partial(gpu_name, is_given=any(one.startswith((SKY_CARD, DSTACK_CARD)) for one in options.options)),
+        "options_of": lambda label: slurm_options(options.scheduler_options, label),
+        "gpu_name": partial(
+            gpu_name, is_given=any(one.startswith((SKY_CARD, DSTACK_CARD)) for one in options.scheduler_options)
+        ),
         "apptainer_gpus": apptainer_gpus,
         "resource_name": resource_name,
         "pods_without_head": lambda request: request.nodes - (request is first),
@@ -190,7 +203,7 @@ def seconds_of(time: str) -> int:
     """
     found = TIME.fullmatch(time)
     if found is None:
-        raise CannotRender(f"--time {time!r} is no time limit; write 24:00:00, 1-12:00:00 (days-hours), or minutes")
+        raise CannotRender(f"--time {time!r} is not a time limit; write 24:00:00, 1-12:00:00 (days-hours), or minutes")
     days, first, second, third = (None if part is None else int(part) for part in found.groups())
     if days is not None:
         hours, minutes, seconds = first or 0, second or 0, third or 0
@@ -274,7 +287,7 @@ def gpu_name(request: NodeRequest, is_given: bool = False) -> str:
     if found is None and is_given:
         return "given"
     if found is None:
-        what = f"{request.accelerator_model!r} is no known card" if model else "the plan does not say which card"
+        what = f"{request.accelerator_model!r} is not a known card" if model else "the plan does not say which card"
         raise CannotRender(
             f"{what}; name it by --option {SKY_CARD}H100 (SkyPilot) or {DSTACK_CARD}H100 (dstack), or give --inventory "
             f"with accelerator_model: one of {', '.join(GPU_NAMES)}"
@@ -342,7 +355,7 @@ def sbatch_quote(text: str) -> str:
 
 
 def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) -> None:
-    if options.scratch is not None and "://" not in options.runs:
+    if options.scratch is not None and not options.is_remote:
         raise CannotRender(f"--scratch is for runs at a URL, and --runs is {options.runs}; leave it out")
     kinds = len(allocation.requests)
     if scheduler in ONE_KIND and kinds > 1:
@@ -358,9 +371,9 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
             "name a line in rank order, or an inventory with host names"
         )
     if scheduler is Scheduler.SLURM:
-        check_slurm_options(options.options, [request.label for request in allocation.requests])
-    if scheduler is Scheduler.SSH and options.options:
-        raise CannotRender(f"--option {options.options[0]!r}: ssh is no scheduler with options; leave it out")
+        check_slurm_options(options.scheduler_options, [request.label for request in allocation.requests])
+    if scheduler is Scheduler.SSH and options.scheduler_options:
+        raise CannotRender(f"--option {options.scheduler_options[0]!r}: ssh takes no options; leave it out")
     if scheduler is Scheduler.KUBERAY and not options.image:
         raise CannotRender("pods need an image with Roost in it; give --image (docker/Dockerfile.cuda builds one)")
     if scheduler in (Scheduler.KUBERAY, Scheduler.SKYPILOT, Scheduler.DSTACK) or options.image:
@@ -377,34 +390,34 @@ def _check(scheduler: Scheduler, allocation: NodeRequests, options: JobOptions) 
 
 def notes_of(scheduler: Scheduler, options: JobOptions, nodes: int = 1) -> list[str]:
     """Notes on a job file: checkpoints lost with the machines, Roost not installed, time limits not used."""
-    notes = unknown_slurm_options(options.options) if scheduler is Scheduler.SLURM else []
+    notes = unknown_slurm_options(options.scheduler_options) if scheduler is Scheduler.SLURM else []
     if scheduler in (Scheduler.SKYPILOT, Scheduler.DSTACK) and not options.image and not options.setup:
         notes.append("new machines have no Roost: give --image with it, or --setup 'pip install ...'")
     if options.time is not None and scheduler in (Scheduler.SKYPILOT, Scheduler.SSH):
         notes.append(f"{scheduler} has no time limit for a job: --time {options.time} is not used")
-    is_remote = "://" in options.runs
-    local = options.scratch or "runs" if is_remote else options.runs
-    if scheduler not in AS_YAML or (is_remote and nodes == 1):
+    if scheduler not in AS_YAML or (options.is_remote and nodes == 1):
         return notes  # machines stay, or runs are on object storage
-    if scheduler is Scheduler.KUBERAY and not local.startswith("/"):
+    live = options.live_runs
+    if scheduler is Scheduler.KUBERAY and not live.startswith("/"):
         return notes  # below the working folder, which is mounted
+    # SkyPilot copies a mount that is a local path: what a job writes there is lost.
     kept = [mount for mount in options.mounts if scheduler is not Scheduler.SKYPILOT or "://" in mount]
-    if is_remote:
-        volumes = [option for option in options.options if option.startswith(SKY_VOLUME)]
+    if options.is_remote:
+        volumes = [option for option in options.scheduler_options if option.startswith(SKY_VOLUME)]
         kept += [f"volume:{option.removeprefix(SKY_VOLUME).partition('=')[0]}" for option in volumes]
-        if not _is_mounted(local, kept):
+        if not _is_mounted(live, kept):
             mount = (
                 f"--option {SKY_VOLUME}/shared=VOLUME" if scheduler is Scheduler.SKYPILOT else "--mount VOLUME:/shared"
             )
             notes.append(
-                f"the live run is in {local}, which is below no mount, and all {nodes} nodes must see it: give {mount} "
+                f"the live run is in {live}, which is below no mount, and all {nodes} nodes must see it: give {mount} "
                 "with a volume that nodes can share, and --scratch /shared/runs"
             )
     elif not _is_mounted(options.runs, kept):
         source = "s3://BUCKET" if scheduler is Scheduler.SKYPILOT else "VOLUME"
         notes.append(
-            f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a job that starts "
-            f"again starts anew; give --runs s3://BUCKET/runs, or --mount {source}:/shared --runs /shared/runs"
+            f"--runs {options.runs} is below no mount: checkpoints are lost with the machines, and a restarted job "
+            f"begins at step 0; give --runs s3://BUCKET/runs, or --mount {source}:/shared --runs /shared/runs"
         )
     return notes
 

@@ -38,7 +38,7 @@ def options(**more):
 
 def cases():
     """Scheduler, allocation and options of each golden file, by its name."""
-    lab = {"options": ("partition=gpu", "franka:partition=lab"), "setup": ("module load cuda",)}
+    lab = {"scheduler_options": ("partition=gpu", "franka:partition=lab"), "setup": ("module load cuda",)}
     pods = {"image": "registry.example/roost:cuda", "mounts": ("shared:/shared",)}
     return {
         "heterogeneous.sbatch": (Scheduler.SLURM, heterogeneous(), options(**lab)),
@@ -52,7 +52,7 @@ def cases():
         "heterogeneous.rayjob.yaml": (Scheduler.KUBERAY, heterogeneous(), options(**pods)),
         "job.sky.yaml": (
             Scheduler.SKYPILOT, uniform(),
-            options(image="roost:cuda", setup=("nvidia-smi",), train_words=("train.max_steps=5",),
+            options(image="roost:cuda", setup=("nvidia-smi",), train_args=("train.max_steps=5",),
                     mounts=("s3://team-bucket:/data",)),
         ),
         "job.dstack.yml": (Scheduler.DSTACK, uniform(), options(image="roost:cuda", mounts=("team-volume:/data",))),

@@ -119,7 +119,7 @@ def test_simulated_accelerators_are_not_requested():
         pytest.param(Scheduler.KUBERAY, uniform, {}, "--image", id="pods-need-an-image"),
         pytest.param(Scheduler.SSH, uniform, {"hosts": ("a",)}, "2 nodes, and there are 1 host", id="too-few-hosts"),
         pytest.param(Scheduler.SSH, uniform, {}, "no hosts", id="no-hosts"),
-        pytest.param(Scheduler.SLURM, uniform, {"time": "tomorrow"}, "no time limit", id="time"),
+        pytest.param(Scheduler.SLURM, uniform, {"time": "tomorrow"}, "is not a time limit", id="time"),
         pytest.param(Scheduler.SLURM, uniform, {"mounts": ("/a:/b",)}, "--image", id="mount-without-image"),
         pytest.param(
             Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("shared",)}, "SOURCE:/PATH", id="mount-without-path"
@@ -127,18 +127,28 @@ def test_simulated_accelerators_are_not_requested():
         pytest.param(
             Scheduler.KUBERAY, uniform, {"image": "i", "mounts": ("c:/data",)}, "--workdir below", id="no-folder"
         ),
-        pytest.param(Scheduler.DSTACK, uniform, {"options": ("regions",)}, "KEY=VALUE", id="option-without-value"),
-        pytest.param(Scheduler.SLURM, uniform, {"options": ("foo bar",)}, "is not KEY=VALUE", id="option-of-two-words"),
-        pytest.param(Scheduler.SLURM, uniform, {"options": ("=gpu",)}, "is not KEY=VALUE", id="option-without-key"),
+        pytest.param(
+            Scheduler.DSTACK, uniform, {"scheduler_options": ("regions",)}, "KEY=VALUE", id="option-without-value"
+        ),
+        pytest.param(
+            Scheduler.SLURM, uniform, {"scheduler_options": ("foo bar",)}, "is not KEY=VALUE", id="option-of-two-words"
+        ),
+        pytest.param(
+            Scheduler.SLURM, uniform, {"scheduler_options": ("=gpu",)}, "is not KEY=VALUE", id="option-without-key"
+        ),
         pytest.param(
             Scheduler.SLURM,
             heterogeneous,
-            {"options": ("frank:qos=a",)},
+            {"scheduler_options": ("frank:qos=a",)},
             "did you mean franka",
             id="option-of-no-group",
         ),
         pytest.param(
-            Scheduler.SSH, uniform, {"hosts": ("a", "b"), "options": ("a=b",)}, "leave it out", id="option-of-ssh"
+            Scheduler.SSH,
+            uniform,
+            {"hosts": ("a", "b"), "scheduler_options": ("a=b",)},
+            "leave it out",
+            id="option-of-ssh",
         ),
     ],
 )
@@ -165,14 +175,18 @@ CARDS = [
 def test_an_option_names_the_card(scheduler, option, found):
     if found is None:
         with pytest.raises(CannotRender, match="the plan needs 4 accelerators on a node; write H100:4"):
-            render(scheduler, requests_of(roll()), options(options=(option,)))
+            render(scheduler, requests_of(roll()), options(scheduler_options=(option,)))
         return
-    resources = yaml.safe_load(render(scheduler, requests_of(roll()), options(options=(option,))))["resources"]
+    resources = yaml.safe_load(render(scheduler, requests_of(roll()), options(scheduler_options=(option,))))[
+        "resources"
+    ]
     assert (resources["gpu"]["name"] if scheduler is Scheduler.DSTACK else resources["accelerators"]) == found
 
 
 def test_keys_of_a_yaml_file_can_be_set():
-    text = render(Scheduler.SKYPILOT, uniform(), options(options=("resources.infra=aws", "resources.use_spot=true")))
+    text = render(
+        Scheduler.SKYPILOT, uniform(), options(scheduler_options=("resources.infra=aws", "resources.use_spot=true"))
+    )
     resources = yaml.safe_load(text)["resources"]
     assert (resources["infra"], resources["use_spot"]) == ("aws", True)
     assert text.startswith("# Rendered by")
@@ -293,7 +307,7 @@ def test_checkpoints_that_would_be_lost_are_noted(scheduler, mounts, runs, count
         (Scheduler.DSTACK, {"mounts": ("disk:/data",)}, 2, "--mount VOLUME:/shared"),
         (Scheduler.DSTACK, {"mounts": ("disk:/data",), "scratch": "/data/runs"}, 2, None),
         (Scheduler.SKYPILOT, {"mounts": ("./here:/data",), "scratch": "/data/runs"}, 2, "--option volumes./shared"),
-        (Scheduler.SKYPILOT, {"options": ("volumes./data=disk",), "scratch": "/data/runs"}, 2, None),
+        (Scheduler.SKYPILOT, {"scheduler_options": ("volumes./data=disk",), "scratch": "/data/runs"}, 2, None),
         (Scheduler.KUBERAY, {"mounts": ("claim:/shared",)}, 2, None),
         (Scheduler.KUBERAY, {"mounts": ("claim:/shared",), "scratch": "/tmp/runs"}, 2, "--mount VOLUME:/shared"),
         (Scheduler.SLURM, {}, 2, None),
@@ -324,7 +338,9 @@ def test_what_a_job_file_does_not_do_is_noted():
     assert unlimited.startswith("skypilot has no time limit")
     assert notes_of(Scheduler.SSH, chosen) == ["ssh has no time limit for a job: --time 60 is not used"]
     assert notes_of(Scheduler.SLURM, chosen) == []
-    assert notes_of(Scheduler.SLURM, options(options=("partiton=gpu", "exclusive")))[0].endswith("mean partition?")
+    assert notes_of(Scheduler.SLURM, options(scheduler_options=("partiton=gpu", "exclusive")))[0].endswith(
+        "mean partition?"
+    )
 
 
 WRONG_WORDS = {

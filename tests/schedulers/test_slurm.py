@@ -94,7 +94,9 @@ def test_a_preempted_job_is_requeued_and_resumes(cluster, tmp_path, to):
     cluster_cfg = {"num_nodes": 3, "component_placement": places, "node_groups": groups}
     machines = {"nodes": [{"count": 2, "accelerators": 8}, {"accelerators": 0}]}
     allocation = requests_of(roost.plan({"cluster": cluster_cfg}, machines))
-    chosen = options(workdir=str(tmp_path), options=("b:partition=lab", "b:constraint=franka"), time="60", env={})
+    chosen = options(
+        workdir=str(tmp_path), scheduler_options=("b:partition=lab", "b:constraint=franka"), time="60", env={}
+    )
     (tmp_path / "job.sbatch").write_text(render(Scheduler.SLURM, allocation, chosen))
     environ = {**cluster, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     job = call(environ, "sbatch", "--parsable", str(tmp_path / "job.sbatch")).strip()
