@@ -28,7 +28,9 @@ from roost.trainer.preflight import check_before_launch, check_hub_models, check
 from roost.trainer.records.remote import RemoteRun, StorageError, url_of
 from roost.view.text import print_findings
 
-ConfigFile = Annotated[Path, typer.Argument(help="The config file (YAML).", metavar="CONFIG")]
+ConfigFile = Annotated[
+    Path, typer.Argument(help="The config file (YAML), or the script of a verl or TRL job.", metavar="CONFIG")
+]
 Name = Annotated[
     str | None, typer.Option("--name", help="The run's name; default: what the config says, or its file name.")
 ]
@@ -41,12 +43,15 @@ Scratch = Annotated[
     typer.Option(
         "--scratch",
         metavar="FOLDER",
-        help="Where a run is while it trains, if --runs is a URL (default: runs). All nodes must see it.",
+        help="The folder of a run while it trains, if --runs is a URL (default: runs). All nodes must see it.",
     ),
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue the run of that name, from its newest whole checkpoint, or from STEP."),
+    typer.Option(
+        "--resume",
+        help="Continue the run of that name from its newest complete checkpoint; --resume STEP: from that step.",
+    ),
 ]
 AutoResume = Annotated[
     bool,
@@ -61,7 +66,7 @@ ResumeFrom = Annotated[
         "--resume-from",
         min=0,
         metavar="STEP",
-        help="As --resume STEP; 0: from the beginning. Checkpoints of later steps are set aside.",
+        help="The same as --resume STEP; 0: from the beginning. Checkpoints of later steps are set aside.",
     ),
 ]
 Address = Annotated[
@@ -121,7 +126,7 @@ def training_command(about: str, own_overrides: Sequence[str] = ()) -> Callable[
                 # unhandled, and `python -m` then ends by the signal instead of this exit code. The next exec clears it.
                 exec("")
                 how = f"{sigterm.came.name} ended the run" if sigterm.came is not None else "interrupted"
-                say(f"{how}; everything that was started is ended")
+                say(f"{how}; all processes of the run have ended")
                 number = sigterm.came or signal.SIGINT
                 # The exit code that shells report for a process killed by the signal.
                 raise typer.Exit(REQUEUE_CODE if number == signal.SIGUSR1 else 128 + number) from None

@@ -130,7 +130,7 @@ def test_while_a_module_builds_its_classes(model, tmp_path):
     (modules / "torch.py").write_text('exec("raise KeyboardInterrupt")\n')
     command = Command(model, tmp_path, f"{modules}{os.pathsep}{ROOT}")
     assert command.process.wait(HANG_S) == 130, command.printed.read_text()
-    assert command.has_said("interrupted; everything that was started is ended")
+    assert command.has_said("interrupted; all processes of the run have ended")
 
 
 @pytest.mark.long
