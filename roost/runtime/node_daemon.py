@@ -261,8 +261,8 @@ class NodeDaemon:
                 daemon.ask.remote(method, *args)
         await getattr(self, method)(*args)
 
-    async def lose(self, who: Sequence[Any], why: str, returns: bool) -> None:
-        self._hub.lose(Address(*who), why, returns)
+    async def lose(self, who: Sequence[Any], why: str, will_restart: bool) -> None:
+        self._hub.lose(Address(*who), why, will_restart)
 
     async def restarted(self, who: Sequence[Any]) -> None:
         self._hub.queues.restarted(Address(*who))

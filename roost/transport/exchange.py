@@ -167,9 +167,9 @@ class Exchange:
         """Release segments that a worker no longer uses."""
         self.memory.release(who, numbers)
 
-    def lose(self, who: Address, why: str, returns: bool) -> None:
+    def lose(self, who: Address, why: str, will_restart: bool) -> None:
         """Handle the loss of a worker: end waits for it, and free what it held on this node."""
-        self.queues.lose(who, why, returns)
+        self.queues.lose(who, why, will_restart)
         self._free(who)
 
     def forget(self, addresses: Iterable[Address]) -> None:

@@ -284,7 +284,7 @@ class NodeQueues:
         self._mailboxes: dict[Pair, ItemQueue[Packet]] = {}
         self._channels: dict[str, _Channel] = {}
         self._lost: dict[Address, PeerLost] = {}
-        self._returning: set[Address] = set()  # lost workers that will restart
+        self._restarting: set[Address] = set()  # lost workers that will restart
         self._getting: defaultdict[Address, set[asyncio.Future[Any]]] = defaultdict(set)  # waits at channels
 
     # Mailboxes ----------------------------------------------------------------------------------------------------
@@ -404,11 +404,11 @@ class NodeQueues:
             raise copy.copy(self._lost[min(partners)])
 
     def _are_all_lost(self, partners: set[Address]) -> bool:
-        return bool(partners) and partners <= self._lost.keys() - self._returning
+        return bool(partners) and partners <= self._lost.keys() - self._restarting
 
     # Lost and restarted workers -----------------------------------------------------------------------------------
 
-    def lose(self, who: Address, why: str, returns: bool) -> None:
+    def lose(self, who: Address, why: str, will_restart: bool) -> None:
         """Handle the loss of a worker: end waits for it and its own waits.
 
         Messages it has sent can still be received. Waits at a channel fail once all its producers, or all its
@@ -422,10 +422,10 @@ class NodeQueues:
                 self._mailboxes[pair].close(error)
                 self._tidy(pair)
         self._end_gets(who)
-        if returns:
-            self._returning.add(who)
+        if will_restart:
+            self._restarting.add(who)
             return
-        self._returning.discard(who)
+        self._restarting.discard(who)
         for queue in self._queues():
             if who in queue.producers and self._are_all_lost(queue.producers):
                 queue.items.fail_getters(error)
@@ -435,7 +435,7 @@ class NodeQueues:
     def restarted(self, who: Address) -> None:
         """Handle the restart of a worker: its mailboxes start empty, so that old and new messages do not mix."""
         error = self._lost.pop(who, None)
-        self._returning.discard(who)
+        self._restarting.discard(who)
         self._drop_mailboxes(who, error or PeerLost(f"{who} has restarted"))
 
     def forget(self, who: Address) -> None:
@@ -444,7 +444,7 @@ class NodeQueues:
         Only waits for its messages, or for it to receive one, fail.
         """
         self._lost.pop(who, None)
-        self._returning.discard(who)
+        self._restarting.discard(who)
         self._end_gets(who)
         self._drop_mailboxes(who, PeerLost(f"{who} is gone: its group was closed"))
         for queue in self._queues():

@@ -194,18 +194,18 @@ def test_a_producer_that_dies_at_a_full_channel_leaves_nothing(producer, consume
 
 
 @everywhere
-@pytest.mark.parametrize("returns", [True, False], ids=["comes back", "is gone"])
-def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_next(producer, consumer, returns):
+@pytest.mark.parametrize("will_restart", [True, False], ids=["comes back", "is gone"])
+def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_next(producer, consumer, will_restart):
     @with_channel()
     async def case(nodes, one, two):
         await one.put(payload(1))
         dying = start(two.get(target=2))
         await tick()
-        nodes.lose(two, returns)
+        nodes.lose(two, will_restart)
         await one.put(payload(2))  # would have made the batch whole
         with pytest.raises(asyncio.CancelledError):
             await dying
-        if returns:
+        if will_restart:
             nodes.restarted(two)
             assert await two.get(target=2) == [payload(1), payload(2)]
         else:
@@ -222,7 +222,7 @@ def test_a_channel_goes_on_while_its_producer_starts_again(producer, consumer):
         await two.get()
         before = start(two.get())
         await tick()
-        nodes.lose(one, returns=True)
+        nodes.lose(one, will_restart=True)
         after = start(two.get())
         await tick()
         nodes.restarted(one)
@@ -306,8 +306,8 @@ def test_a_closed_and_empty_channel_makes_way_for_a_new_one(producer, consumer, 
 
 
 @everywhere
-@pytest.mark.parametrize("returns", [True, False], ids=["will be back", "is gone"])
-def test_a_channel_goes_on_while_another_producer_lives(producer, consumer, returns):
+@pytest.mark.parametrize("will_restart", [True, False], ids=["will be back", "is gone"])
+def test_a_channel_goes_on_while_another_producer_lives(producer, consumer, will_restart):
     @with_channel()
     async def case(nodes, one, two):
         other = nodes.workers["c", 0]
@@ -316,7 +316,7 @@ def test_a_channel_goes_on_while_another_producer_lives(producer, consumer, retu
         assert await two.get(target=2) == [b"1", b"2"]
         waiting = start(two.get())
         await tick()
-        nodes.lose(one, returns)
+        nodes.lose(one, will_restart)
         later = start(two.get(key="k"))
         await tick()
         assert not waiting.done()
@@ -324,7 +324,7 @@ def test_a_channel_goes_on_while_another_producer_lives(producer, consumer, retu
         await other.put(b"3")
         await other.put(b"4")
         assert [await waiting, await later] == [[b"3"], [b"4"]]
-        if not returns:
+        if not will_restart:
             last = start(two.get())
             await tick()
             nodes.lose(other)

@@ -251,7 +251,7 @@ def test_a_worker_that_starts_again_meets_no_old_messages(sender, receiver):
         one, two = nodes.workers[sender], nodes.workers[receiver]
         await one.send(payload(1), two)
         await two.send(payload(2), one)
-        nodes.lose(two, returns=True)
+        nodes.lose(two, will_restart=True)
         nodes.restarted(two)
         assert nodes.used == [0, 0, 0]
         await one.send(payload(3), two)

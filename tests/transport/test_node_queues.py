@@ -242,13 +242,13 @@ def test_channels_go_on_without_one_that_will_be_back():
     asyncio.run(case())
 
 
-@pytest.mark.parametrize("returns", [True, False], ids=["comes back", "is gone"])
-def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_others(returns):
+@pytest.mark.parametrize("will_restart", [True, False], ids=["comes back", "is gone"])
+def test_a_consumer_that_dies_with_half_a_batch_leaves_it_to_the_others(will_restart):
     async def case():
         queues = Queues()
         queues.into(A, 1)
         dying, other = queues.out(B, 3), queues.out(C, 3)
-        queues.lose(B, "killed", returns)
+        queues.lose(B, "killed", will_restart)
         queues.into(A, 2)
         queues.into(A, 3)
         await tick()

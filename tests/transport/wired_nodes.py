@@ -57,9 +57,9 @@ class Nodes:
             for rank, node in enumerate(entry.nodes):
                 self.workers[entry.name, rank] = Worker(Address(entry.name, rank), self.exchanges[node])
 
-    def lose(self, worker, returns=False):
+    def lose(self, worker, will_restart=False):
         for exchange in self.exchanges:
-            exchange.lose(worker.who, "killed by signal 9", returns)
+            exchange.lose(worker.who, "killed by signal 9", will_restart)
         worker.is_dead = True
 
     def restarted(self, worker):
