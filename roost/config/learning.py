@@ -257,7 +257,7 @@ def read_rejection(values: Mapping[str, Any], where: Where, findings: Findings) 
                 continue
             if limits is None:
                 what = f"is {shown(written)}; it must be two bounds, the lower one first"
-                why = "null is no bound" if pair is None or (isinstance(pair, list) and None in pair) else ""
+                why = "null is not a bound" if pair is None or (isinstance(pair, list) and None in pair) else ""
                 fix = f"write {level}: [0.5, 2.0], or {level}: {{difference: [-0.2, 0.2]}}"
                 findings.error("RST-T093", place, what, why, fix)
                 continue

@@ -119,7 +119,7 @@ class Adapters:
             down, up = tensors.pop(key), tensors.pop(key.removesuffix(DOWN) + UP, torch.empty(0, 0))
             linear = self._linears.get(name)
             if linear is None:
-                raise ValueError(f"{folder} adapts {name!r}, which is no linear layer of the model's body")
+                raise ValueError(f"{folder} adapts {name!r}, which is not a linear layer of the model's body")
             _check_shapes(f"{folder}: {name}", down, up, linear)
             dtype = linear.weight.dtype
             corrections[name] = Correction(down.to(dtype), up.mul(scale).to(dtype))

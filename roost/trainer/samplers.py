@@ -34,7 +34,7 @@ class FleetSamplers:
         fleet: Fleet,
         settings: SamplingSettings,
         seed: int | None,
-        label: str = "group",
+        label: str = TRAINING,
         group_size: int = 1,
         logprobs_every: int = 1,
     ) -> None:

@@ -387,8 +387,8 @@ def test_rlinf_computes_the_kl_where_its_log_probs_are(placement, expected):
         ({"token": {"rate": [0.5, 2.0]}}, "did you mean ratio?"),
         ({"token": [2.0, 0.5]}, ""),
         ({"token": {"ratio": 2.0}}, ""),
-        ({"token": None}, "null is no bound"),
-        ({"token": [None, "high"]}, "null is no bound"),
+        ({"token": None}, "null is not a bound"),
+        ({"token": [None, "high"]}, "null is not a bound"),
     ],
 )
 def test_a_rejection_that_cannot_be_read_is_hinted_at(rules, why):

@@ -406,7 +406,7 @@ def _no_rows(settings: DataSettings) -> DataError:
     paths = [path for source in settings.sources for path in source.path]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     what = f"{paths[0]}{more} {'has' if len(paths) == 1 else 'have'} no rows"
-    return DataError("RST-T066", what, "nothing is there to train on", "name a file with rows", "path")
+    return DataError("RST-T066", what, "there is nothing to train on", "name a file with rows", "path")
 
 
 def has_values(row: Row, only: Mapping[str, Any]) -> bool:

@@ -464,7 +464,9 @@ def _from_hub(path: str, name: str | None, split: str) -> Rows:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         why = f"{_near(Path(path))}; the hub cannot be reached: {unreachable}" if unreachable else why
         fix = "write the path of local files instead, or of a folder that save_to_disk wrote on a machine with access"
-        raise DataError("RST-T068", f"{path} is no local path, and cannot be loaded from the hub", why, fix) from None
+        raise DataError(
+            "RST-T068", f"{path} is not a local path, and cannot be loaded from the hub", why, fix
+        ) from None
 
 
 def _split_of(found: Any, path: str, split: str) -> Any:

@@ -180,7 +180,7 @@ def read_trace(path: Path, most_spans: int = MOST_SPANS) -> TraceLanes | None:
         for event in _events(path, reader.about):
             reader.take(event)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no trace: {error!r}") from None
+        raise ValueError(f"{path} is not a trace: {error!r}") from None
     lanes = [lane for lane in reader.lanes.values() if lane.bars]
     shown = lanes[:MOST_LANES]
     resolution = coarsest_needed(shown, most_spans)

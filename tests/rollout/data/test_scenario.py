@@ -262,7 +262,7 @@ def test_findings_of_the_first_rows_without_a_tokenizer(tmp_path):
 def test_an_empty_file_is_told(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [])
     for described in (found(config={"path": path}), found(PromptScenario(tokenizer, path=path))):
-        assert described == [("RST-T066", f"{path} has no rows; nothing is there to train on; name a file with rows")]
+        assert described == [("RST-T066", f"{path} has no rows; there is nothing to train on; name a file with rows")]
 
 
 @pytest.mark.parametrize(
