@@ -34,7 +34,7 @@ from roost.config.frameworks.pools import (
 )
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import names_trl
-from roost.config.frameworks.trl_train import check_groups
+from roost.config.frameworks.trl_train import RLOO, RLOO_BETA, check_groups, is_rloo
 from roost.config.job import (
     DEFAULT_ADAPTER_RANK,
     DeviceList,
@@ -60,7 +60,7 @@ DEFAULTS: Mapping[str, Any] = {
     "vllm_tensor_parallel_size": 1,
     "vllm_gpu_memory_utilization": 0.3,
     "vllm_enable_sleep_mode": False,
-    "beta": 0.0,
+    "beta": 0.0,  # of GRPO
     "tensor_parallel_size": 1,  # of the server
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
@@ -107,7 +107,7 @@ PLACING = (
             *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_device", "deepspeed"),
         )
     ),
-    *(VISIBLE, "async", "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
+    *(VISIBLE, "async", RLOO, "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
 )
 GPU_IDS = ("--gpu_ids", "gpu_ids")
 SETTING = re.compile(r"\+{0,2}train\.[\w.]+=")
@@ -154,6 +154,8 @@ def with_files(start: Start, findings: Findings) -> Arguments:
     keywords = _keywords(start)
     for key, (value, position) in keywords.items():
         whole.set((key,), value, position)
+    if _starts_rloo(start):
+        whole.set((RLOO,), True, command.position)
     if keywords and not _reads_flags(start):
         arguments = _without_flags(start, findings)
     if start.program.rpartition("/")[2] != "trl":
@@ -298,6 +300,16 @@ def _keywords(start: Start) -> dict[str, tuple[Any, Position]]:
     return found
 
 
+def _starts_rloo(start: Start) -> bool:
+    """Return True for `trl rloo`, and for a script with the config class of RLOO alone, or of that name."""
+    program = start.program.rpartition("/")[2]
+    if program == "trl":
+        return [word.known for word in start.command.words[start.at + 1 :][:1]] == ["rloo"]
+    text = _script_of(start)[1]
+    named = [name for name in CONFIGS if name in text]
+    return named == ["RLOOConfig"] if named else "rloo" in program.lower()
+
+
 # --- job
 
 
@@ -344,11 +356,13 @@ class _TRL(Reader):
             settings["async_rollouts"] = True
         else:
             check_groups(self.root, processes)
-        estimator = "rloo" if "rloo" in self.program else "grpo"
-        names = ("beta", "max_prompt_length", "max_completion_length")
-        beta, prompt, response = (first_number((self.root, self._key(name))) for name in names)
+        names = ("max_prompt_length", "max_completion_length")
+        prompt, response = (first_number((self.root, self._key(name))) for name in names)
         settings |= {RESPONSE: int(response)} if response and not prompt else {}
-        settings |= algorithm_of(self.notation, estimator, beta or None, None, prompt)
+        beta = self._beta() or None
+        in_loss, in_reward = (None, beta) if is_rloo(self.root) else (beta, None)
+        estimator = "rloo" if is_rloo(self.root) else "grpo"
+        settings |= algorithm_of(self.notation, estimator, in_loss, in_reward, prompt)
         return self.as_job(max(machines, last // width + 1), width, settings)
 
     # --- keys
@@ -369,6 +383,10 @@ class _TRL(Reader):
 
     def _number(self, name: str, default: int, maximum: int | None = None) -> int:
         return self.root.whole_number(self._key(name), 1, default, maximum) or 1
+
+    def _beta(self) -> float:
+        written = self.root.number(self._key("beta"))
+        return (RLOO_BETA if is_rloo(self.root) else 0.0) if written is None else written
 
     def _is_async(self) -> bool:
         return "async_grpo" in self.program or self.root.values.get("async") is True
@@ -516,8 +534,7 @@ class _TRL(Reader):
         name = "num_processes"
         requested, where = DeviceList(devices, 1), self._where(name)
         self.add("actor", self._key(name), where, requested, Role.LEARNER, None, model)
-        beta = self.root.number(self._key("beta"))
-        if beta and not has_adapter:
+        if self._beta() and not has_adapter:
             frozen = ModelUse(path, model.config, sharding=model.sharding, strategy=model.strategy)
             self.add("reference", self._key("beta"), self._where("beta"), requested, Role.SCORER, None, frozen)
 

@@ -1,4 +1,4 @@
-"""Training settings of TRL's GRPOConfig, and TRL's defaults where Roost's differ."""
+"""Training settings of TRL's GRPOConfig and RLOOConfig, and TRL's defaults where Roost's differ."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ ASYNC: Mapping[str, Any] = {
     "max_new_tokens": 2048,
     "lr_scheduler_type": LrSchedulerType.CONSTANT,
 }
+# Those of RLOOConfig, where they differ: ratios and clips are of whole samples, and the KL lowers rewards.
+RLOO, RLOO_GENERATIONS, RLOO_BETA = "rloo", 2, 0.05  # the key that says that a job is of RLOO, and two defaults
+RLOO_SETTINGS: Mapping[str, Any] = {
+    "num_generations": RLOO_GENERATIONS,
+    "loss_aggregation": LossAggregation.SEQ_MEAN,
+    "advantage_estimator": AdvantageEstimator.LEAVE_ONE_OUT,
+    "importance_sampling_level": ImportanceSamplingLevel.TRAJECTORY,
+    "kl_penalty_estimator": KlEstimator.K1,
+}
 # Importance sampling of vLLM's log-probs: the default cap, and the modes.
 IS_CAP = 3.0
 IS_MODES = {
@@ -109,6 +118,7 @@ _COUNTS = {
 _FROM_ZERO = ("seed", "top_k", "max_staleness")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     **{name: (key,) for name, key in (*_NUMBERS.items(), *_COUNTS.items())},
+    "kl_penalty_coef": ("beta",),  # of RLOO
     "model": ("model_name_or_path", "model"),
     "lora_rank": ("lora_r", "use_peft"),
     "data": (
@@ -226,10 +236,20 @@ class _Keys:
         return self.root.where(self.key(name))
 
 
+def is_rloo(root: Section) -> bool:
+    """Return True for a job of TRL's trainer of RLOO."""
+    return root.values.get(RLOO) is True
+
+
+def _usual_generations(root: Section) -> int:
+    return RLOO_GENERATIONS if is_rloo(root) else GENERATIONS
+
+
 def check_groups(root: Section, processes: int) -> None:
     """Check that TRL generates whole groups at a time; unknown values are not checked."""
     keys = _Keys(root)
-    usual = {"num_generations": GENERATIONS, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}
+    generations = _usual_generations(root)
+    usual = {"num_generations": generations, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}
     group, each, updates = (known_count(root, keys.key(name), value) for name, value in usual.items())
     steps = known_count(root, keys.key("steps_per_generation"), updates)
     samples = known_count(root, keys.key("generation_batch_size"), processes * each * steps)
@@ -249,7 +269,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     """Settings of the keys that are written."""
     keys = _Keys(root)
     loss = keys.named("loss_type", LOSSES)
-    generations = keys.count("num_generations") or GENERATIONS
+    generations = keys.count("num_generations") or _usual_generations(root)
     samples, per_update = _batches(keys, job)
     per_step = max(1, samples // per_update) * (keys.count("num_iterations") or 1)  # optimizer steps of a step
     is_reported = any(finding.code == "RST-N088" for finding in root.findings.errors)  # by check_groups
@@ -270,6 +290,8 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
     if loss and loss[0] is PolicyLoss.CISPO:
         found |= _cispo_range(keys)
     _check_luspo(keys)
+    if is_rloo(root):
+        found |= {"kl_coef": None, "kl_penalty_coef": _penalty(keys)}
     found |= {name: keys.count(key, 0 if name in _FROM_ZERO else 1) for name, key in _COUNTS.items()}
     found |= {"warmup_ratio": warmup} if is_share else {"warmup_steps": keys.count("warmup_steps", 0)}
     return found | {
@@ -322,6 +344,18 @@ def _cispo_range(keys: _Keys) -> dict[str, float | None]:
         fix = "write epsilon_high as the cap, such as 5.0"
         keys.root.findings.warn("RST-T014", keys.where(name), what, why, fix)
     return {"clip_range": 1.0, "clip_range_high": max(cap, 1.0) - 1.0}
+
+
+def _penalty(keys: _Keys) -> float:
+    """Coefficient of the KL in the rewards of RLOO; warns that Roost subtracts it elsewhere."""
+    written = keys.number("beta")
+    coef = RLOO_BETA if written is None else written
+    if coef:
+        what = f"{'' if written is None else 'is '}{coef:g}: lowers advantages token by token, by the KL from there on"
+        why = "TRL lowers the reward of a sample by its whole KL, before rewards of a group are compared"
+        fix = "write beta 0 and train.kl_coef in its place"
+        keys.root.findings.warn("RST-T048", keys.where("beta"), what, why, fix)
+    return coef
 
 
 def _check_luspo(keys: _Keys) -> None:
@@ -440,9 +474,10 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """TRL's defaults, where Roost's differ."""
     keys = _Keys(root)
     per_step = values.get("minibatches", 1) * values.get("ppo_epochs", 1)
-    found = dict(DEFAULTS) | {
+    found = {**DEFAULTS, **(RLOO_SETTINGS if is_rloo(root) else {})}
+    found |= {
         "checkpoint_every": math.ceil(SAVE_STEPS / per_step),
-        "eval_samples": values.get("num_generations", GENERATIONS),
+        "eval_samples": values.get("num_generations", found["num_generations"]),
         "eval_temperature": values.get("temperature", 1.0),
     }
     if "lora_rank" in values:
@@ -453,7 +488,7 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         what = f"is not written; completions have up to {DEFAULTS['max_new_tokens']} tokens"
         why = "the default of TRL since 1.10 (2026-08-13); before it was 256"
         root.findings.note("RST-N085", keys.where("max_completion_length"), what, why, "write it")
-    if not _is_async(root) and not any(keys.is_written(name) for name in _IS_KEYS):
+    if not _is_async(root) and not is_rloo(root) and not any(keys.is_written(name) for name in _IS_KEYS):
         found |= _correction(keys)
     if "max_steps" in values:
         del found["max_epochs"]

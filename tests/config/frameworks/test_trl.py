@@ -57,6 +57,19 @@ def test_a_script_of_python_says_the_mode(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reference", "settings"),
+    [
+        ("", True, {"advantage_estimator": "rloo", "kl_coef": 0.05, "kl_in": "reward"}),
+        ("--beta 0", False, {"advantage_estimator": "rloo"}),
+    ],
+)
+def test_rloo_has_a_reference_unless_beta_is_0(arguments, reference, settings, tmp_path):
+    plan = plan_of(tmp_path, f"trl rloo --model_name_or_path small --num_processes 2 {arguments}")
+    assert ("reference" in processes_of(plan)) == reference
+    assert plan.settings == settings
+
+
 def test_a_number_of_processes_that_is_not_known_is_the_one_finding(tmp_path):
     found = codes(tmp_path, "accelerate launch train_grpo.py --use_vllm --vllm_tensor_parallel_size 4")
     assert "RST-N081" in found and "RST-N056" not in found

@@ -13,10 +13,10 @@ WSD = "--lr_scheduler_type warmup_stable_decay --learning_rate 1e-5 --lr_schedul
 SMALL = "--model_name_or_path /models/small --dataset_name train.jsonl --reward_funcs accuracy_reward"
 
 
-def script(folder, arguments="", processes=1):
+def script(folder, arguments="", processes=1, trainer="grpo"):
     file = folder / "run.sh"
     words = f" {SMALL} {arguments}".replace(" --", " \\\n  --")
-    file.write_text(f"#!/bin/bash\ntrl grpo --num_processes {processes}{words}\n")
+    file.write_text(f"#!/bin/bash\ntrl {trainer} --num_processes {processes}{words}\n")
     return file
 
 
@@ -130,6 +130,50 @@ def test_arguments_of_a_schedule_that_roost_lacks_are_named(tmp_path):
 def test_an_argument_and_its_setting(arguments, name, value, tmp_path):
     job, _ = job_of(script(tmp_path, arguments))
     assert (job.training.minibatches if name == "minibatches" else value_of(job.training, name)) == value
+
+
+@grid(
+    ("arguments", "name", "value"),
+    [
+        ("", "advantage_estimator", "leave_one_out"),
+        ("", "importance_sampling_level", "trajectory"),
+        ("", "loss_aggregation", "seq-mean-token-mean"),
+        ("", "num_generations", 2),
+        ("", "prompts_per_step", 4),
+        ("", "kl_penalty_coef", 0.05),
+        ("", "kl_penalty_estimator", "k1"),
+        ("", "kl_coef", 0.0),
+        ("--beta 0.1", "kl_penalty_coef", 0.1),
+        ("--beta 0", "kl_penalty_coef", 0.0),
+        ("--num_generations 4", "num_generations", 4),
+        ("--use_vllm", "rollout_is", None),
+    ],
+)
+def test_an_argument_of_rloo_and_its_setting(arguments, name, value, tmp_path):
+    assert value_of(job_of(script(tmp_path, arguments, trainer="rloo"))[0].training, name) == value
+
+
+@grid(("arguments", "named"), [("", ["beta"]), ("--beta 0.1", ["--beta"]), ("--beta 0", [])])
+def test_the_kl_of_rloo_is_warned_of(arguments, named, tmp_path):
+    """TRL subtracts it before samples of a prompt are compared."""
+    _, findings = job_of(script(tmp_path, arguments, trainer="rloo"))
+    assert [one.where.key_path for one in findings.warnings if one.code == "RST-T048"] == named
+
+
+@grid(
+    ("program", "text", "estimator"),
+    [
+        ("rloo.py", "", "leave_one_out"),
+        ("train.py", "from trl import RLOOConfig\n", "leave_one_out"),
+        ("rloo.py", "from trl import GRPOConfig\n", "grpo"),
+        ("train_grpo.py", "", "grpo"),
+    ],
+)
+def test_a_script_names_its_trainer(program, text, estimator, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / program).write_text(f"from trl import TrlParser\n{text}")
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\naccelerate launch --num_processes 1 {program} {SMALL} --use_vllm\n")
+    assert job_of(tmp_path / "run.sh")[0].training.advantage.advantage_estimator == estimator
 
 
 @grid(("word", "named"), [("adafactor", True), ("adamw_bnb_8bit", False), ("adamw_torch_fused", False)])
