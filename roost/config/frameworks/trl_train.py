@@ -103,6 +103,8 @@ _NUMBERS = {
     "clip_range_high": "epsilon_high",
     "dual_clip": "delta",
     "kl_coef": "beta",
+    "sapo_temperature_pos": "sapo_temperature_pos",
+    "sapo_temperature_neg": "sapo_temperature_neg",
     "lora_alpha": "lora_alpha",
 }
 _COUNTS = {
