@@ -349,6 +349,11 @@ class LossSettings:
     )
     kl_coef: float = setting(0.0, "KL loss coefficient, against the reference.", rlinf="algorithm.kl_beta")
     kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
+    kl_importance_sampling: bool = setting(
+        False,
+        "Multiply the KL of the loss by the importance ratio; with k1 or k3 its gradient is then that of "
+        "KL(policy || reference).",
+    )
     policy_loss_coef: float = setting(1.0, "Weight of the policy loss, beside KL and entropy.", roll="rl_loss_coef")
     entropy_coef: float = setting(0.0, "Entropy bonus coefficient.", roll="entropy_loss_coef")
     entropy_coef_end: float | None = setting(

@@ -225,7 +225,8 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> T
       expectation the gradient of KL(reference || policy), which differs from k2's far from the reference.
     - abs, |d|: biased, never negative. Its gradient is the sign of d times that of the log-prob.
 
-    Tokens sampled from an older policy are not reweighted.
+    Tokens sampled from an older policy are not reweighted. With `kl_importance_sampling` the loss multiplies the
+    estimate by the ratio, so that the gradient of k1 and of k3 becomes that of KL(policy || reference).
 
     >>> half, quarter = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
     >>> [round(divergence(half, quarter, estimator).item(), 4) for estimator in KlEstimator]
@@ -359,6 +360,7 @@ def policy_loss(batch: PolicyBatch, settings: LossSettings, totals: Totals) -> t
         metrics["entropy"] = batch.entropy
     if settings.kl_coef:
         apart = _needed(metrics.get("reference_kl"), "kl_coef", "reference_logprobs")
+        apart = ratio * apart if settings.kl_importance_sampling else apart
         losses = losses + settings.kl_coef * apart
     if settings.entropy_coef:
         entropy = _needed(batch.entropy, "entropy_coef", "entropy")

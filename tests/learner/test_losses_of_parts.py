@@ -29,6 +29,7 @@ LOSSES = st.builds(
     dual_clip=st.sampled_from([None, 1.5]),
     kl_coef=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(KlEstimator),
+    kl_importance_sampling=st.booleans(),
     entropy_coef=st.sampled_from([0.0, 0.1]),
     max_mean_ratio=st.sampled_from([0.0, 1.0]),
     early_stop_kl=st.sampled_from([0.0, 1.0]),

@@ -100,6 +100,21 @@ CASES = {
         0.07235784,
         [-0.09988413, -0.0909056, -0.07179446, -0.06538471, -0.01037586, 0.09669182, 0.00283854, 0.07661516, 0.0643178],
     ),
+    "kl with use_bias_correction_kl": (
+        {"kl_coef": 0.1, "kl_estimator": KlEstimator.K3, "kl_importance_sampling": True},
+        0.07039326,
+        [
+            -0.09905437,
+            -0.09074227,
+            -0.06875201,
+            -0.06575738,
+            -0.00388351,
+            0.10068377,
+            0.00192161,
+            0.07862614,
+            0.06442626,
+        ],
+    ),
     "token_truncate": (
         {"rollout_is": ImportanceSamplingLevel.TOKEN, "importance_weight_cap": 1.1},
         0.02808341,

@@ -84,6 +84,7 @@ IS_CAP = 3.0
 IS_MODES = {
     f"{word}_{kind}": (level, kind == "mask") for word, level in IS_LEVELS.items() for kind in ("mask", "truncate")
 }
+BIAS_CORRECTION = "use_bias_correction_kl"  # multiplies the KL by the ratio; on by default since 1.10
 _IS_KEYS = tuple(f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap"))
 _BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
 # Settings with the same meaning and unit, by their names in TRL.
@@ -147,6 +148,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("advantage_estimator", "reward_baseline", "reward_std"), ("scale_rewards",)),
     "importance_sampling_level": ("importance_sampling_level",),
     "mask_truncated": ("mask_truncated_completions",),
+    "kl_importance_sampling": (BIAS_CORRECTION,),
     "activation_checkpointing": ("gradient_checkpointing",),
     "engine": ("use_vllm",),
     "eval_every": ("eval_strategy", "eval_steps"),
@@ -182,7 +184,7 @@ TABLE = (
         """{disable_dropout,cast_lm_head_to_fp32,use_adaptive_entropy,entropy_coef,entropy_coef_min,lora_dropout}
         {use_transformers_*,fp16,full_determinism,do_train,do_eval,do_predict,eval_on_start,load_best_model_at_end}
         {load_in_8bit,load_in_4bit,use_dora,use_rslora,ignore_data_skip,group_by_length,auto_find_batch_size,fsdp}
-        {label_smoothing_factor,use_bias_correction_kl,batch_eval_metrics,include_for_metrics,eval_delay}
+        {label_smoothing_factor,batch_eval_metrics,include_for_metrics,eval_delay}
         {restore_callback_states_from_checkpoint,jit_mode_eval,use_ipex,prediction_loss_only,skip_memory_metrics}""",
     ),
     _entry(replace(DATA, harmless=OFF), "dataset_streaming"),
@@ -311,6 +313,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         **_advantages(keys),
         "importance_sampling_level": keys.named("importance_sampling_level", LEVELS),
         "mask_truncated": keys.flag("mask_truncated_completions") or None,
+        "kl_importance_sampling": keys.flag(BIAS_CORRECTION) if keys.is_written(BIAS_CORRECTION) else None,
         "activation_checkpointing": keys.flag("gradient_checkpointing", True),
         "engine": "vllm" if keys.flag("use_vllm") else "torch",
         "eval_every": _interval(keys, "eval", per_step),
@@ -494,6 +497,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found |= _correction(keys)
     if "max_steps" in values:
         del found["max_epochs"]
+    if values.get("kl_coef") and not is_rloo(root):
+        found["kl_importance_sampling"] = True
     found["clip_range_high"] = values.get("clip_range", EPSILON)
     if "eval_every" in values:
         found["eval_tasks"] = 0  # all
