@@ -24,7 +24,6 @@ from roost.config.notations.words import (
     interval,
     lora_rank,
     named,
-    note_padding,
     whole_number,
 )
 from roost.config.source import Section
@@ -254,8 +253,9 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         del found["max_epochs"]
     if root.below("actor_rollout_ref", "actor", "policy_loss").values.get("loss_mode") == "gspo":
         del found["dual_clip"]  # verl's gspo has none
+    estimator = values.get("advantage_estimator", DEFAULTS["advantage_estimator"])
     is_whitened = root.below("algorithm").values.get("adv_estimator") == "reinforce_plus_plus"
-    if is_whitened and values.get("advantage_estimator") is AdvantageEstimator.REWARD:
+    if estimator is AdvantageEstimator.GAE or (is_whitened and estimator is AdvantageEstimator.REWARD):
         found["whiten_advantages"] = Whitening.TOKENS
     if "minibatches" not in values and "minibatch_size" not in values:
         found["minibatches"] = math.ceil(values.get("prompts_per_step", DEFAULTS["prompts_per_step"]) / MINIBATCH)
@@ -523,7 +523,6 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
     if estimator is None and algorithm.values.get("adv_estimator") is not None:
         return found  # an error says that Roost has no such estimator
     if estimator in (None, AdvantageEstimator.GAE):
-        note_padding(algorithm, "adv_estimator", "verl")
         return found | {"gamma": algorithm.number("gamma"), "gae_lambda": algorithm.number("lam")}
     if estimator is AdvantageEstimator.REWARD:
         found["gamma"] = algorithm.number("gamma")

@@ -299,6 +299,14 @@ def test_returns_are_whitened_over_tokens_as_in_verl(estimator, expected, tmp_pa
     assert tuple(setting(tmp_path, given, name) for name in ("advantage_estimator", "whiten_advantages")) == expected
 
 
+def test_gae_is_as_in_verl(tmp_path):
+    """verl's runs over the tokens of the response mask alone, and whitens with n - 1."""
+    job, findings = job_of(tmp_path, "algorithm.adv_estimator=gae algorithm.gamma=0.9 algorithm.lam=0.8")
+    advantage = job.training.advantage
+    assert (advantage.gamma, advantage.gae_lambda, advantage.whiten_advantages) == (0.9, 0.8, "tokens")
+    assert "RST-T048" not in {finding.code for finding in findings.found}
+
+
 @pytest.mark.parametrize(
     ("estimator", "is_named"), [("gae", False), ("reinforce_plus_plus", False), ("grpo", True), ("rloo", True)]
 )
