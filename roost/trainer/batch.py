@@ -166,8 +166,9 @@ def with_advantages(
 ) -> tuple[Batch, Selection, int]:
     """Return the samples to learn from with advantages, the selection, and how many episodes were alone in a group.
 
-    With GAE the samples must have values already; they get returns as well. `kl_coef` is the coefficient of the KL
-    penalty at this step, where it adapts; samples must then have reference log-probs.
+    The latter are counted where rewards are compared within groups: such an episode has an advantage of 0. With GAE
+    the samples must have values already; they get returns as well. `kl_coef` is the coefficient of the KL penalty at
+    this step, where it adapts; samples must then have reference log-probs.
     """
     among = unmasked(batch, settings)
     rewards = reward_of_samples(batch, settings)
@@ -194,7 +195,7 @@ def with_advantages(
     rewarded = [replace(sample, reward=reward) for sample, reward in zip(samples, batch.rewards, strict=True)]
     selected = replace(batch, samples=tuple(rewarded)).choose(chosen.kept)
     groups = [batch.sources[indices[0]].group for indices in batch.by_episode()]
-    alone = int(is_alone(groups).sum()) if settings.advantage_estimator is AdvantageEstimator.LEAVE_ONE_OUT else 0
+    alone = int(is_alone(groups).sum()) if settings.compared_among is RewardScope.GROUP else 0
     return selected, chosen, alone
 
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from roost.config.data import Teacher
-from roost.config.train import AdvantageEstimator, AdvantageLevel, AdvantageSettings, KlEstimator, Whitening
+from roost.config.train import (
+    AdvantageEstimator,
+    AdvantageLevel,
+    AdvantageSettings,
+    KlEstimator,
+    RewardScope,
+    Whitening,
+)
 from roost.learner.sample import predicted
 from roost.rollout.episode import NOT_GENERATED, Episode, EpisodeReward, Task, Tokens
 from roost.trainer.batch import (
@@ -79,6 +86,24 @@ def test_each_estimator_reaches_the_samples(estimator, expected):
     assert [advantage_of(sample) for sample in selected.samples] == pytest.approx(expected, abs=2e-6)
     assert (len(chosen.kept), chosen.dropped, alone) == (5, 0, 0)
     assert (selected.rewards, selected.groups) == (batch.rewards, batch.groups)
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone"),
+    [
+        ({"advantage_estimator": AdvantageEstimator.LEAVE_ONE_OUT}, 1),
+        ({"advantage_estimator": AdvantageEstimator.GRPO}, 1),
+        ({"advantage_estimator": AdvantageEstimator.GROUP_MEAN}, 1),
+        ({"advantage_estimator": AdvantageEstimator.REWARD, "reward_baseline": RewardScope.GROUP}, 1),
+        ({"advantage_estimator": AdvantageEstimator.REWARD}, 0),
+        ({"advantage_estimator": AdvantageEstimator.REINFORCE}, 0),
+    ],
+)
+def test_an_episode_that_is_alone_is_counted_where_groups_are_compared(settings, alone):
+    batch = batch_of([example_group(0, [1.0, 0.0]), example_group(1, [2.0])])
+    selected, _, counted = with_advantages(batch, AdvantageSettings(**settings))
+    assert counted == alone
+    assert (advantage_of(selected.samples[2]) == 0.0) == bool(alone)
 
 
 def test_whitening_counts_every_token_that_the_policy_made():
