@@ -141,7 +141,8 @@ def error(case):
     """The largest difference from the numbers of the case."""
     family = case["id"].rsplit(":", 1)[0]
     pairs = next(check for prefix, check in CHECKS if family.startswith(prefix))(case)
-    return max((_apart(numbers(found), numbers(expected)) for found, expected in pairs), default=0.0)
+    apart = [_apart(numbers(found), numbers(expected)) for found, expected in pairs]
+    return float(np.max(apart, initial=0.0))  # unlike max, NaN if any is
 
 
 def _apart(found, expected):
