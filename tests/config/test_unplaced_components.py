@@ -35,6 +35,33 @@ def test_a_reference_that_is_not_placed_follows_its_section():
     sized = reference_of(model={"tensor_model_parallel_size": 2, "model_path": "org/other"})
     assert sized.parallel == ParallelSizes(tensor=2)
     assert (sized.written_name, sized.model.path) == ("reference", "org/other")
+    assert reference_of(fsdp_config={"fsdp_size": 2}).parallel == ParallelSizes(shard=2)
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes"),
+    [
+        ({"fsdp_config": {"fsdp_size": 2}}, {"reference": (1, 2), "inference": (4, 2)}),
+        ({"fsdp_config": {"fsdp_size": -1}}, {"reference": (1, None), "inference": (4, None)}),
+        (
+            {"model": {"tensor_model_parallel_size": 2}, "fsdp_config": {"fsdp_size": 2}},
+            {"reference": (2, 2), "inference": (2, 2)},
+        ),
+        ({}, {"reference": (1, None), "inference": (4, 1)}),
+    ],
+)
+def test_placed_scorers_have_the_fsdp_size_of_their_section(own, sizes):
+    placement = {"actor": "0-3", "rollout": "0-3", "reference": "0-3", "inference": "0-3"}
+    model = {"model_path": "org/model", "tensor_model_parallel_size": 4}
+    job = read(
+        algorithm={"kl_beta": 0.1, "recompute_logprobs": True},
+        cluster={"num_nodes": 1, "num_gpus_per_node": 4, "component_placement": placement},
+        actor={"model": model, "fsdp_config": {"fsdp_size": 1}},
+        **dict.fromkeys(sizes, own),
+    )
+    assert not [use for use in job.keys if use.is_unused(trains=True)]
+    found = {part.name: part.parallel for part in job.components}
+    assert {name: (found[name].tensor, found[name].shard) for name in sizes} == sizes
 
 
 @pytest.mark.parametrize("name", ["critic", "reference"])

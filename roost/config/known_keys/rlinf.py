@@ -89,7 +89,7 @@ TABLE = (
         actor.model.seq_length
         {actor,critic,inference,reference,actor_inference,critic_inference}.model.{model_path,precision,is_lora,lora_rank}
         {actor,critic,inference,reference}.{micro_batch_size,training_backend,enable_offload,offload_weight,offload_grad,offload_optimizer}
-        {actor,critic,inference,reference}.fsdp_config.sharding_strategy {actor,critic,inference}.fsdp_config.fsdp_size
+        {actor,critic,inference,reference}.fsdp_config.{sharding_strategy,fsdp_size}
         {rollout,reward,env}.model.{model_path,precision,is_lora,lora_rank}
         rollout.{tensor_parallel_size,pipeline_parallel_size,gpu_memory_utilization,enable_sleep_mode,rollout_backend}
         critic.use_critic_model algorithm.recompute_logprobs""",

@@ -114,7 +114,7 @@ def with_reference(job: Job, training: TrainSettings, root: Section) -> Job:
             model = replace(model, sharding=beside.model.sharding, strategy=beside.model.strategy)
         model = replace(model, offloads=model.offloads or beside.model.offloads)
         reference = replace(reference, model=model)
-    if any(key in own.below("model") for key in SIZES):
+    if any(key in own.below("model") for key in SIZES) or _has_fsdp_size(root, REFERENCE):
         reference = replace(reference, written_name=REFERENCE, parallel=_parallel_sizes(root, REFERENCE))
     return replace(job, components=(*job.components, reference))
 
@@ -295,13 +295,15 @@ def _parallel_sizes(root: Section, component: str) -> ParallelSizes:
             pipeline=rollout.whole_number("pipeline_parallel_size", 1, 1) or 1,
         )
     if component == REFERENCE:  # RLinf has no such component, so only its own section counts
-        return _learner_sizes(root.below(component, "model"), ParallelSizes())
+        return _learner_sizes(root.below(component, "model"), ParallelSizes(shard=_fsdp_size(root.below(component))))
     if component not in MODEL_PARALLEL_COMPONENTS:
         return ParallelSizes()
     inferring = component in ("inference", "actor_inference", "critic_inference")
     owner = "critic" if component.startswith("critic") else "actor"
     learner = _learner_sizes(root.below(owner, "model"), ParallelSizes(shard=_fsdp_size(root.below(owner))))
     own = root.below(component, "model")
+    if inferring and not own.values and _has_fsdp_size(root, component):
+        return replace(learner, shard=_fsdp_size(root.below(component)))
     if not inferring or not own.values:
         return learner
     # Sizes of an inference component are its own; only its pipeline size defaults to the learner's.
@@ -317,6 +319,10 @@ def _learner_sizes(model: Section, default: ParallelSizes) -> ParallelSizes:
         shard=default.shard,
         expert_tensor=model.whole_number(EXPERT_TENSOR, 1),
     )
+
+
+def _has_fsdp_size(root: Section, component: str) -> bool:
+    return "fsdp_size" in root.below(component, "fsdp_config")
 
 
 def _fsdp_size(component: Section) -> int | None:
