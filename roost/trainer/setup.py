@@ -33,6 +33,7 @@ from roost.engines.residency import EngineSwitch
 from roost.learner.forward import Head
 from roost.learner.residence import WEIGHTS
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.memory.shape import EXPERT_FAMILIES
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.placement.rescale import without_nodes
@@ -231,6 +232,9 @@ def scorer_group(
     # The policy's routed experts cannot be replayed in another model.
     replays = learner.router_replay and name in (INFERENCE, REFERENCE) and model == resolve_model(learner.model)
     settings = replace(planned_learner(learner, plan[name]), model=model, adapter=None, router_replay=replays)
+    family = (plan[name].model.config or {}).get("model_type", EXPERT_FAMILIES[0])
+    if name != CRITIC or family not in EXPERT_FAMILIES:  # it has no routers, or these are not trained
+        settings = replace(settings, router_aux_loss_coef=0.0)
     if name == CRITIC:
         return LearnerWorker.create_group(replace(settings, optimizer=critic), Head.VALUE, threads)
     # Never trained, so weights are stored in the compute dtype.
