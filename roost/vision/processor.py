@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -75,14 +76,18 @@ class Processor:
 
     def count(self, data: bytes) -> int:
         """Number of tokens of an image, from its size alone."""
-        patches: int = self._images.get_number_of_image_patches(*size(data), {})
+        edges = size(data)
+        with _naming(*edges):
+            patches: int = self._images.get_number_of_image_patches(*edges, {})
         return patches // self._merge**2
 
     def patches(self, image: Image) -> Patches:
         return self._kept.get(image.digest, lambda: self._processed(image.data))
 
     def _processed(self, data: bytes) -> Patches:
-        raw, grid = _raw_patches(self._images, decode_rgb(data))
+        picture = decode_rgb(data)
+        with _naming(picture.height, picture.width):
+            raw, grid = _raw_patches(self._images, picture)
         return Patches(raw, self._values, self._images.temporal_patch_size, grid)
 
     def expand(self, token_ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], tuple[Image, ...]]:
@@ -140,6 +145,15 @@ class Processor:
         rest = max(0, length - done)
         parts.append(np.broadcast_to(np.arange(rest) + following, (3, rest)))
         return np.concatenate(parts, axis=1)[:, :length].astype(np.int64)
+
+
+@contextmanager
+def _naming(height: int, width: int) -> Iterator[None]:
+    """Context in which an image that the processor refuses, such as one of 1 x 300 pixels, is an ImageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ImageError(f"an image of {width} x {height} pixels does not suit the model: {error}") from None
 
 
 def _raw_patches(images: Any, picture: Any, **options: Any) -> tuple[npt.NDArray[np.uint8], tuple[int, int, int]]:

@@ -275,6 +275,17 @@ def test_images_that_cannot_be_read_are_named(folders, tmp_path):
         PromptScenario(text, path=str(path), chat_template="chatml", max_prompt_tokens=32).size(Split.TRAIN)
 
 
+def test_images_of_a_shape_that_the_model_does_not_take_are_named(folders, tmp_path):
+    from PIL import Image as Pillow
+
+    line = png(Pillow.new("RGB", (300, 1)))
+    rows = written(tmp_path, {"prompt": "<image>", "image": line})
+    with pytest.raises(DataError, match="an image of 300 x 1 pixels does not suit the model"):
+        scenario(folders, rows, max_prompt_tokens=32).size(Split.TRAIN)
+    with pytest.raises(ImageError, match="an image of 300 x 1 pixels does not suit the model"):
+        Processor.of_model(str(folders["qwen2_vl"])).span(Image(line))
+
+
 @pytest.mark.parametrize(
     ("data", "key_path"),
     [
