@@ -1,5 +1,7 @@
 """Keys of RLinf's reference and critic, where these are not placed."""
 
+import json
+
 import pytest
 
 from roost.config.compose import load
@@ -36,6 +38,18 @@ def test_a_reference_that_is_not_placed_follows_its_section():
     assert sized.parallel == ParallelSizes(tensor=2)
     assert (sized.written_name, sized.model.path) == ("reference", "org/other")
     assert reference_of(fsdp_config={"fsdp_size": 2}).parallel == ParallelSizes(shard=2)
+
+
+@pytest.mark.parametrize(("experts", "size"), [({}, 1), ({"num_experts": 8}, 2), ({"num_local_experts": 8}, 2)])
+def test_a_dense_reference_beside_a_mixture_has_no_expert_size(tmp_path, experts, size):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "any", **experts}))
+    job = read(
+        algorithm={"kl_beta": 0.1},
+        actor={"model": {"model_path": "org/mixture", "expert_model_parallel_size": 2}},
+        reference={"model": {"model_path": str(tmp_path)}},
+    )
+    found = {part.name: part.parallel for part in job.components}
+    assert (found["actor"].expert, found["reference"].expert) == (2, size)
 
 
 @pytest.mark.parametrize(

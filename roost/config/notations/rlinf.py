@@ -54,6 +54,7 @@ CLUSTER_KEYS = (
 )
 PROFILERS = ("nsight", "rocprof_sys")
 MEGATRON, REFERENCE = "megatron", "reference"
+EXPERTS = ("num_experts", "num_local_experts")  # in the config.json of a mixture
 SIZES = tuple(f"{each}_parallel_size" for each in ("tensor_model", "pipeline_model", "context", "expert_model"))
 USUAL_COMPONENTS = ("actor", "rollout", "env", "reward", "inference", "critic", "agent", "reference", "teacher")
 MODEL_PARALLEL_COMPONENTS = ("actor", "rollout", "inference", "actor_inference", "critic", "critic_inference")
@@ -113,7 +114,10 @@ def with_reference(job: Job, training: TrainSettings, root: Section) -> Job:
         if not any(key in own for key in ("training_backend", "fsdp_config")):
             model = replace(model, sharding=beside.model.sharding, strategy=beside.model.strategy)
         model = replace(model, offloads=model.offloads or beside.model.offloads)
-        reference = replace(reference, model=model)
+        # The expert size beside it is that of a mixture, which a model of its own need not be.
+        is_dense = model.config is not None and not any(model.config.get(key) for key in EXPERTS)
+        sizes = replace(beside.parallel, expert=1) if is_dense else beside.parallel
+        reference = replace(reference, model=model, parallel=sizes)
     if any(key in own.below("model") for key in SIZES) or _has_fsdp_size(root, REFERENCE):
         reference = replace(reference, written_name=REFERENCE, parallel=_parallel_sizes(root, REFERENCE))
     return replace(job, components=(*job.components, reference))
