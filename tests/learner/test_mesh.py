@@ -39,6 +39,26 @@ SHARES = [
     [random_samples(6, seed=5), random_samples(31, 5, seed=6), random_samples(17, seed=7), random_samples(3, seed=8)],
 ]
 TOTALS = [totals_of([sample for share in shares for sample in share]) for shares in SHARES]
+
+
+def routed(sample):
+    """The sample with two of eight experts for each token and layer, as if an engine had chosen them."""
+    every = np.tile(np.arange(8, dtype=np.uint8), (len(sample), 2, 1))
+    return dataclasses.replace(sample, routed_experts=np.random.default_rng(0).permuted(every, axis=-1)[..., :2])
+
+
+def masked(sample):
+    """The sample with the four ids that each generated token was sampled from."""
+    ids = (sample.token_ids[sample.is_generated, None] + [0, 7, 31, 99]) % 256
+    sizes = np.where(sample.is_generated, 4, 0).astype(np.int32)
+    return dataclasses.replace(sample, mask_ids=ids.astype(np.int32).ravel(), mask_sizes=sizes)
+
+
+def changed(change):
+    """The samples of each step and rank, all but the first of each rank with a change."""
+    return [[[*share[:1], *map(change, share[1:])] for share in shares] for shares in SHARES]
+
+
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
 ENTROPY = LossSettings(entropy_coef=0.01)
 RECOMPUTED = {"activation_checkpointing": True}
@@ -46,6 +66,11 @@ TENSOR = [mesh for mesh in MESHES if mesh.tensor > 1]
 MIXTURE = [*(mesh for mesh in MESHES if mesh.tensor == 1), *EXPERT]
 OF_ONE_BATCH = [MeshSizes(context=2), MeshSizes(context=4, expert=4), MeshSizes(context=2, tensor=2, expert=2)]
 BALANCED = {"router_aux_loss_coef": 0.5, **RECOMPUTED}  # of micro-batches, which are those of one rank here
+SAMPLED = {"min_new_tokens": 2, "repetition_penalty": 1.3, "temperature": 0.8, "loss": ENTROPY}
+UNEVEN = {"hidden_size": 36, "intermediate_size": 130, "vocab_size": 258}
+CHANGED = {"replayed": changed(routed), "sampled": changed(masked)}
+# Weights of these are sent to an engine, and these also learn on from the checkpoint of another mesh.
+SENT = {"qwen2": MESHES, "mixture": EXPERT}
 # One family on every mesh, another where its own norms are divided, adapter and critic where weights are twice.
 CASES = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}, {}, Head.POLICY, MESHES),
@@ -62,6 +87,11 @@ CASES = {
         Head.POLICY,
         [MeshSizes(shard=2, tensor=2, expert=2)],
     ),
+    # Some samples have the engine's experts, or the ids that tokens were sampled from, and others have none.
+    "replayed": ("qwen3_moe", {}, {"router_replay": True, **RECOMPUTED}, Head.POLICY, OF_ONE_BATCH[-1:]),
+    "sampled": ("qwen3", {}, SAMPLED, Head.POLICY, [MeshSizes(context=2, tensor=2)]),
+    # FSDP divides the rows of a tensor rank unevenly.
+    "uneven": ("qwen2", UNEVEN, {}, Head.POLICY, [MeshSizes(shard=2, tensor=2)]),
     "frozen": ("mixtral", {}, {"adapter": AdapterSettings(lora_rank=4)}, Head.POLICY, [MeshSizes(shard=4, expert=2)]),
 }
 # In bfloat16, and with Muon, whose matrices are gathered over both dimensions.
@@ -70,12 +100,14 @@ ROUNDED_RUNS = [(name, mesh) for name, meshes in ROUNDED.items() for mesh in mes
 MUON_MESH = MeshSizes(shard=2, tensor=2)
 RUNS = [(name, mesh) for name, (*_, meshes) in CASES.items() for mesh in meshes]
 OTHER = ["vocabulary", "logits", "muon", *(("rounded", *run) for run in ROUNDED_RUNS)]
-SENT = [("mixture", mesh) for mesh in EXPERT]
 
 
 def shares_of(name, ranks):
     """Samples of each step and rank; a critic's have returns and values."""
-    steps = [[[each for share in shares[rank::ranks] for each in share] for rank in range(ranks)] for shares in SHARES]
+    steps = [
+        [[each for share in shares[rank::ranks] for each in share] for rank in range(ranks)]
+        for shares in CHANGED.get(name, SHARES)
+    ]
     if CASES[name][3] is Head.POLICY:
         return steps
     return [[[with_returns(sample) for sample in share] for share in shares] for shares in steps]
@@ -93,14 +125,16 @@ def learn_on_meshes(rank, settings, folder):
     """
     folder = Path(folder)
     found = {"vocabulary": divided_vocabulary(rank), "logits": logit_bytes()}
+    latest = {}  # of each case, the last run on four ranks
     for run in RUNS:
         if ranks_of(run[1]) == 4:
-            found[run] = learn_and_resume(rank, run, settings[run[0]], folder)
+            found[run] = learn_and_resume(rank, run, settings[run[0]], folder, latest.get(run[0]))
+            latest[run[0]] = run
     found["muon"] = learn_twice(rank, with_muon(settings["qwen3"]), MUON_MESH)
     meet_in_pairs(rank, folder)
     pairs = [run for run in RUNS if ranks_of(run[1]) == 2]
     for run in pairs[rank // 2 :: 2]:
-        found[run] = learn_and_resume(rank % 2, run, settings[run[0]], folder)
+        found[run] = learn_and_resume(rank % 2, run, settings[run[0]], folder, latest.get(run[0]))
     for number, (name, mesh) in enumerate(ROUNDED_RUNS):
         if number % 2 == rank // 2:
             found["rounded", name, mesh] = learn_twice(rank % 2, in_bfloat16(settings[name]), mesh)
@@ -124,8 +158,8 @@ def learn_twice(rank, settings, mesh):
     return {"learnt": learnt, "weights": weights(learner)}
 
 
-def learn_and_resume(rank, run, settings, folder):
-    """Learn, and learn the last step again from a checkpoint of one process."""
+def learn_and_resume(rank, run, settings, folder, other):
+    """Learn, and learn the last step again from a checkpoint of one process, and of another mesh (None: of none)."""
     name, mesh = run
     head, shares = CASES[name][3], shares_of(name, ranks_of(mesh))
     learner = Learner(dataclasses.replace(settings, parallel=sizes_of(mesh)), CPU, head)
@@ -139,11 +173,15 @@ def learn_and_resume(rank, run, settings, folder):
     learner.wait_saved()
     learnt.append(learner.learn(shares[1][rank], TOTALS[1]))
     trained = weights(learner)
-    if run in SENT:
+    if mesh in SENT.get(name, ()):
         send(learner, folder / f"sent {RUNS.index(run)}")
-    learner.restore(folder / f"{name} of one")
-    learner.learn(shares[1][rank], TOTALS[1])
-    return {"said": said, "learnt": learnt, "weights": trained, "resumed": weights(learner)}
+    resumed = []
+    others = [] if other is None or mesh not in SENT.get(name, ()) else [str(RUNS.index(other))]
+    for saved in (f"{name} of one", *others):
+        learner.restore(folder / saved)
+        learner.learn(shares[1][rank], TOTALS[1])
+        resumed.append(weights(learner))
+    return {"said": said, "learnt": learnt, "weights": trained, "resumed": resumed}
 
 
 def send(learner, folder):
@@ -247,7 +285,8 @@ def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
             assert given == pytest.approx(expected, rel=1e-4, abs=1e-5)
             assert given["grad/norm"] == pytest.approx(expected["grad/norm"], rel=1e-5)
         near(found["weights"], one["weights"])
-        near(found["resumed"], one["weights"])
+        for resumed in found["resumed"]:
+            near(resumed, one["weights"])
     said = [each for found in meshes[run] for each in found["said"]]
     shares = [sample for share in shares_of(name, ranks_of(mesh))[0] for sample in share]
     if CASES[name][3] is Head.POLICY:
@@ -260,20 +299,30 @@ def test_every_mesh_is_as_one_process(alone, meshes, folder, run):
 
 
 @pytest.mark.long
-def test_an_engine_takes_divided_experts(settings, alone, meshes, folder):
-    send(alone["mixture"]["learner"], folder / "sent by one")
-    engine = TorchEngine(EngineSettings(settings["mixture"].model, device="cpu"))
+@pytest.mark.parametrize("name", SENT)
+def test_an_engine_takes_the_weights_of_every_mesh(settings, alone, meshes, folder, name):
+    send(alone[name]["learner"], folder / f"{name} sent by one")
+    engine = TorchEngine(EngineSettings(settings[name].model, device="cpu"))
     updater = WeightUpdater(engine)
     engine.pause(InFlight.HOLD)
-    found = {}
+    found = []
     try:
-        for name in ("by one", *(RUNS.index(run) for run in SENT)):
-            engine.between_steps(partial(updater.reload, str(folder / f"sent {name}")))
-            found[name] = {key: weight.numpy().copy() for key, weight in engine.named_weights().items()}
+        for sent in (f"{name} sent by one", *(f"sent {RUNS.index((name, mesh))}" for mesh in SENT[name])):
+            engine.between_steps(partial(updater.reload, str(folder / sent)))
+            found.append({key: weight.numpy().copy() for key, weight in engine.named_weights().items()})
     finally:
         engine.close()
-    for weights_of_engine in found.values():
-        near(weights_of_engine, found["by one"])
+    for weights_of_engine in found:
+        near(weights_of_engine, found[0])
+
+
+@pytest.mark.long
+def test_every_mesh_resumes_on_another(meshes):
+    """All but the first of four ranks have also learnt on from the checkpoint of another; see the test above."""
+    counts = {run: {len(found["resumed"]) for found in meshes[run]} for run in RUNS}
+    fours = [mesh for mesh in MESHES if ranks_of(mesh) == 4]
+    assert [mesh for mesh in MESHES if counts["qwen2", mesh] != {2}] == fours[:1]
+    assert all(counts["mixture", mesh] == {2} for mesh in EXPERT)
 
 
 @pytest.mark.long
