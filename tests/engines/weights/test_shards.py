@@ -32,12 +32,14 @@ MESHES = {
     "tensor": ParallelSizes(tensor=2),
     "tensor alone": ParallelSizes(tensor=4, shard=1),
     "context": ParallelSizes(context=2),
+    "hsdp, tensor": ParallelSizes(tensor=2, shard=1),
 }
 EXPERTS = {
     "experts": ParallelSizes(expert=2),
     "experts alone": ParallelSizes(expert=4),
     "experts, hsdp": ParallelSizes(expert=2, shard=2),
     "experts, tensor": ParallelSizes(expert=2, tensor=2),
+    "experts, hsdp, tensor": ParallelSizes(expert=2, tensor=2, shard=1),
 }
 CASES = [("qwen2", name) for name in MESHES] + [("qwen3_moe", name) for name in ("fsdp", *EXPERTS)]
 
