@@ -209,15 +209,29 @@ class _Verl(Reader):
         reward = self._reward_section()
         if reward.flag("enable") and reward.flag("enable_resource_pool"):
             found["reward"] = self._pool(reward, int(DEFAULTS["reward.reward_model.n_gpus_per_node"]))
+            self._check_pool(reward, "the reward model")
         teachers = self.root.below("distillation")
         if teachers.flag("enabled"):
             found["teacher"] = self._pool(teachers, int(DEFAULTS["distillation.n_gpus_per_node"]))
+            self._check_pool(teachers, "the teachers")
         return {name: (nodes, width) for name, (nodes, width) in found.items() if nodes}
 
     def _pool(self, section: Section, default_per_node: int) -> tuple[int, int]:
         """Nodes of a pool, and GPUs on each."""
         nodes = self._count(section, "nnodes", 0, MAX_NODES) or 0
         return nodes, section.whole_number("n_gpus_per_node", 1, default_per_node, MAX_ACCELERATORS_PER_NODE) or 1
+
+    def _check_pool(self, section: Section, owner: str) -> None:
+        """Check that a pool of its own has nodes; verl's default is 0."""
+        written = section.values.get("nnodes")
+        if written in (None, 0):
+            default = "" if written == 0 else "the default is 0; "
+            self.does_not_fit(
+                section.where("nnodes"),
+                f"gives {owner} no nodes",
+                f"{default}verl ends with a ValueError",
+                f"write {section.spell('nnodes', 1)}",
+            )
 
     def _note_machines(self, machines: Machines) -> None:
         """Note the assumed machines if a pool does not fill its nodes."""

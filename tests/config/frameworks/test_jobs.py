@@ -693,6 +693,23 @@ def test_engines_sleep_beside_the_learner(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("keys", "section"),
+    [
+        ("reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True", "reward.reward_model"),
+        (
+            "reward_model.enable=True reward_model.enable_resource_pool=True reward_model.nnodes=0",
+            "reward_model",
+        ),
+        ("distillation.enabled=True", "distillation"),
+    ],
+)
+def test_a_pool_of_verl_without_nodes_is_an_error(keys, section, tmp_path):
+    finding = codes(tmp_path, f"{VERL} {keys}")["RST-N070"]
+    assert (finding.where.key_path, finding.fix) == (f"{section}.nnodes", f"write {section}.nnodes=1")
+    assert "RST-N070" not in codes(tmp_path, f"{VERL} {keys.replace('nnodes=0', '')} {section}.nnodes=1")
+
+
+@pytest.mark.parametrize(
     ("extra", "sleeps"),
     [
         ("rollout.nnodes=1", False),
