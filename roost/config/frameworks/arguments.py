@@ -250,7 +250,24 @@ def _over(below: Source, above: Source) -> Source:
             own[key] = {inner: part for inner, part in value.items() if inner != OVERRIDE}
             values.pop(key, None)
             positions = {path: place for path, place in positions.items() if path[:1] != (key,)}
+    # Values of aliases and merge keys have no position; that of the file below would name the wrong file.
+    positions = {path: place for path, place in positions.items() if not _sets(own, path)}
     return Source(merged(values, own), above.file, {**positions, **above.positions})
+
+
+def _sets(values: Any, path: KeyPath) -> bool:
+    """Return True if a mapping, merged over another, has a value of its own at a path.
+
+    >>> _sets({"a": {"b": 1}}, ("a", "b")), _sets({"a": {"b": 1}}, ("a",)), _sets({"a": [1]}, ("a", 0))
+    (True, False, True)
+    """
+    for key in path:
+        if not isinstance(values, Mapping):
+            return True
+        if key not in values:
+            return False
+        values = values[key]
+    return not isinstance(values, Mapping)
 
 
 def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -157,6 +157,23 @@ def test_a_finding_names_the_file_of_the_chain_that_has_the_key(recipe):
     assert found.where.path[-1] == "num_nodes"
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("cluster:\n  <<: *own", "RST-N059", 3),
+        (
+            "cluster: {num_nodes: 2}\npolicy: {generation: {colocated: {enabled: false, resources: *own}}}",
+            *("RST-N070", 4),
+        ),
+    ],
+    ids=["merge-key", "alias"],
+)
+def test_a_value_of_an_alias_is_not_placed_in_the_file_below(text, code, line, recipe):
+    recipe.write_text(f"x: &own {{num_nodes: 2, gpus_per_node: 8}}\ndefaults: ../base.yaml\n{text}\n")
+    where = findings_of(recipe)[code].where
+    assert (where.file, where.line, where.path[-1]) == (str(recipe), line, "num_nodes")
+
+
 def test_a_parent_that_is_not_here(recipe):
     (recipe.parent.parent / "base.yaml").unlink()
     found = findings_of(recipe)["RST-N060"]
