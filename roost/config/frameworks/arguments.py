@@ -28,6 +28,7 @@ _OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w./@-]*)(=|$)")
 _FLAG = re.compile(r"(--[A-Za-z][\w.-]*)(=|$)")
 MODULE = re.compile(r"-[a-zA-Z]*m|--module")  # the option before the name of a module
 MAX_DEPTH = 30
+MAX_MAPPING = 5_000  # characters of a mapping in an argument
 
 
 @dataclass(slots=True)
@@ -146,13 +147,42 @@ def read_overrides(words: Sequence[Value]) -> Arguments:
                 found.remove(path, word.position)
             else:
                 value = word.after(match.end())
-                found.set(path, resolved(value), word.position)
-                if match[1] == "+":
-                    found.added.add(path)
+                for inner, one in _merged_keys(value):
+                    found.set((*path, *inner), one, word.position)
+                    if match[1] == "+":
+                        found.added.add((*path, *inner))
                 if not value.parts:
                     found.empty[path] = word.position
         option = ""
     return found
+
+
+def _merged_keys(value: Value) -> Iterator[tuple[KeyPath, Any]]:
+    """The keys that a value sets, below its own: a mapping `{a: 1}` is merged into what is there, as in Hydra."""
+    mapping = _mapping(value.known)
+    if not mapping:
+        yield (), resolved(value)
+        return
+    left: list[tuple[KeyPath, Any]] = [((), mapping)]
+    while left:
+        path, one = left.pop()
+        if isinstance(one, dict) and one:
+            left += [((*path, key), inner) for key, inner in reversed(one.items())]
+        else:
+            yield path, one
+
+
+def _mapping(text: str | None) -> Any:
+    """A mapping that is written on the command line; None for any other text, and for one that Hydra refuses."""
+    if text is None or not (text.startswith("{") and text.endswith("}")) or len(text) > MAX_MAPPING:
+        return None
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # imported late: most jobs have no mapping
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(f"key={text}").value()
+    except (HydraException, RecursionError):
+        return None
 
 
 def switch_value(flag: Value) -> Any:

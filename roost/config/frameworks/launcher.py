@@ -12,13 +12,13 @@ from pathlib import Path
 from textwrap import shorten
 
 from roost.config.findings import Findings, Where, counted, shown
-from roost.config.frameworks.arguments import GIVE_ARGUMENTS, MODULE, Arguments, Start, how_to_give
+from roost.config.frameworks.arguments import GIVE_ARGUMENTS, MODULE, Arguments, Start, how_to_give, value_at
 from roost.config.frameworks.pools import VISIBLE
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.children import base_name
 from roost.config.shell.script import COMMAND_LINE, read_script
 from roost.config.shell.state import Command, Reading, Value
-from roost.config.source import Launch, Source
+from roost.config.source import Launch, Source, Unresolved
 
 MAX_NAMED = 4
 MAX_NAME = 120
@@ -103,6 +103,11 @@ def _report_overrides(job: Found, placing: Sequence[str], findings: Findings) ->
                 f"{program} takes it for an empty text",
                 f"write {key}=..., or leave it out",
             )
+    for path, position in job.arguments.positions.items():
+        key, value = ".".join(map(str, path)), value_at(job.arguments.values, path)
+        if isinstance(value, Unresolved) and any(one.startswith(f"{key}.") for one in placing):  # a={b: $X}
+            what = f"{shown(value.text)} cannot be resolved"
+            findings.error("RST-C022", Where(*position, path), what, value.reason, value.fix)
 
 
 def _report_unknown(read: Arguments, findings: Findings) -> None:

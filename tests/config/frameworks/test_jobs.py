@@ -692,6 +692,22 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
 
 
+def test_mappings_on_the_command_line_are_merged_as_hydra_does(tmp_path):
+    command = f"{VERL} trainer.nnodes=2 'trainer={{n_gpus_per_node:4,logger:[console]}}'"
+    command += " '+reward.reward_model={enable: true, rollout: {tensor_model_parallel_size: 1}}' '+empty={}'"
+    found = {"actor": "8 x 1 on 0-7", "rollout": "4 x 2 on 0-7", "reward": "8 x 1 on 0-7"}
+    plan = plan_of(tmp_path, command)
+    assert (plan.inventory.num_nodes, processes_of(plan)) == (2, found)
+
+
+@pytest.mark.parametrize("value", ["{n_gpus_per_node:$WIDTH}", "{n_gpus_per_node:$(nvidia-smi -L | wc -l)}"])
+def test_a_mapping_with_an_unknown_value_for_placing_is_an_error(value, tmp_path):
+    finding = codes(tmp_path, f'{VERL} trainer.nnodes=2 "trainer={value}"')["RST-C022"]
+    assert (finding.where.line, finding.where.key_path) == (2, "trainer")
+    training = f'{VERL} "data.apply_chat_template_kwargs={{enable_thinking:$THINK}}"'
+    assert "RST-C022" not in codes(tmp_path, training)
+
+
 @pytest.mark.parametrize(
     ("keys", "section"),
     [
