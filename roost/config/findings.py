@@ -136,6 +136,11 @@ class Findings:
     def note(self, code: str, where: Where, what: str, why: str = "", fix: str = "") -> None:
         self._add(Finding(code, where, what, why, fix, Severity.NOTE))
 
+    def drop(self, code: str) -> None:
+        """Remove the findings of a code, which hold no longer."""
+        for finding in [one for one in self.collected if one.code == code]:
+            del self.collected[finding]
+
     def _add(self, finding: Finding) -> None:
         if len(self.collected) < MAX_FINDINGS:
             self.collected[finding] = None

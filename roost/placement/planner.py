@@ -95,6 +95,7 @@ def try_plan(
         return None
     if job.assumes_machines and (known is not None or accelerators_per_node is not None):
         job = replace(job, num_nodes=None, accelerators_per_node=None)
+    job = _on_known_machines(job, known, accelerators_per_node, findings)
     if registry is None:
         registry = known_hardware(job, known, findings)
     machines = describe(job, findings, known, accelerators_per_node, registry)
@@ -137,6 +138,17 @@ def try_plan(
         warnings=findings.warnings,
         notes=findings.notes,
     )
+
+
+def _on_known_machines(job: Job, known: Inventory | None, per_node: int | None, findings: Findings) -> Job:
+    """The job with its pools on machines of the width that is known, if its reader had to assume one."""
+    widths = {int(count) for count in known.accelerator_counts if count} if known is not None else {per_node or 0}
+    if not job.pools or len(widths) != 1 or widths == {0}:
+        return job
+    from roost.config.frameworks.pools import on_machines_of  # imported late: other jobs have no pools
+
+    findings.drop("RST-N065")  # the machines are no longer assumed
+    return on_machines_of(widths.pop(), job)
 
 
 def _with_checkpoints(

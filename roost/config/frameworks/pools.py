@@ -44,8 +44,13 @@ class Machines:
     width: int
     pools: Mapping[str, Pool]
 
+    @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Nodes of each pool, and GPUs on each."""
+        return {name: (pool.nodes, pool.per_node) for name, pool in self.pools.items()}
 
-def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
+
+def machines_for(sizes: Mapping[str, tuple[int, int]], usual: int = USUAL_WIDTH) -> Machines:
     """The machines to plan on, for pools of (nodes, GPUs per node) in order.
 
     Pools with equal node counts share machines if all fit into usual ones. Otherwise machines are as wide as the widest
@@ -55,7 +60,7 @@ def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
     (8, 9, 10, 11, 12, 13, 14, 15)
     """
     together = sum(per_node for _, per_node in sizes.values())
-    is_shared = len({nodes for nodes, _ in sizes.values()}) == 1 and together <= USUAL_WIDTH
+    is_shared = len({nodes for nodes, _ in sizes.values()}) == 1 and together <= usual
     width = together if is_shared else max(per_node for _, per_node in sizes.values())
     used: list[int] = []  # GPUs of each machine
     pools = {}
@@ -70,6 +75,26 @@ def machines_for(sizes: Mapping[str, tuple[int, int]]) -> Machines:
             used[index] += per_node
         pools[name] = Pool(nodes, per_node, tuple(devices))
     return Machines(len(used), width, pools)
+
+
+def on_machines_of(width: int, job: Job) -> Job:
+    """The job with its pools on machines of this width, instead of those that its reader assumed."""
+    before, after = machines_for(job.pools), machines_for(job.pools, width)
+    moved = {
+        old: new
+        for name, pool in before.pools.items()
+        for old, new in zip(pool.devices, after.pools[name].devices, strict=True)
+    }
+    components = (
+        replace(part, requested=DeviceList([moved[one] for one in part.requested.devices], part.requested.per_process))
+        if isinstance(part.requested, DeviceList)
+        else part
+        for part in job.components
+    )
+    job = replace(job, components=tuple(components), pools={})
+    if job.num_nodes is None:  # an inventory says it
+        return job
+    return replace(job, num_nodes=after.count, accelerators_per_node=after.width)
 
 
 def engines_on(

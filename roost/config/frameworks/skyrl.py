@@ -7,7 +7,7 @@ and the reference share the policy's nodes, and the critic and the engines have 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted, remainder
@@ -163,7 +163,8 @@ class _SkyRL(Reader):
             settings["async_rollouts"] = True
             lag = self.root.below("trainer", "fully_async").whole_number("max_staleness_steps", 1)
             settings |= {} if lag is None else {"async_generation_ratio": lag}
-        return self.as_job(machines.count, machines.width, settings | self._algorithm(started["ref"]))
+        job = self.as_job(machines.count, machines.width, settings | self._algorithm(started["ref"]))
+        return replace(job, pools=machines.sizes)
 
     def _algorithm(self, has_reference: bool) -> dict[str, object]:
         section = self.root.below("trainer", "algorithm")

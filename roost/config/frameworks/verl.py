@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roost.config.data import TEACHER
@@ -195,7 +195,8 @@ class _Verl(Reader):
                 '"10.0.0.10" comes before "10.0.0.2"; planned are the trainer\'s nodes first, in order',
                 "compare with the nodes that verl prints, where the order matters",
             )
-        return self.as_job(machines.count, machines.width, self._settings(mode))
+        job = self.as_job(machines.count, machines.width, self._settings(mode))
+        return replace(job, pools=machines.sizes)
 
     # --- pools
 

@@ -692,6 +692,33 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
 
 
+NARROW = {"nodes": [{"count": 4, "accelerators": 4}]}
+OF_FOUR = "trainer.nnodes=2 trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.n_gpus_per_node=4"
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [
+        (f"{VERL} {OF_FOUR}", {"actor": "8 x 1 on 0-7", "rollout": "4 x 2 on 8-15"}),
+        (
+            f"{SKYRL} trainer.placement.colocate_all=false trainer.placement.policy_num_gpus_per_node=4 "
+            "trainer.placement.policy_num_nodes=2 generator.inference_engine.num_engines=8",
+            {"actor": "8 x 1 on 0-7", "rollout": "8 x 1 on 8-15"},
+        ),
+    ],
+    ids=["verl", "skyrl"],
+)
+def test_pools_are_planned_on_the_machines_that_are_known(command, processes, tmp_path):
+    file = script_with(tmp_path, command)
+    assumed = roost.plan(file)  # on two machines of 8
+    assert "RST-N065" in {note.code for note in assumed.notes}
+    assert processes_of(assumed)["actor"] == "8 x 1 on 0-3,8-11"
+    for known in ({"inventory": NARROW}, {"accelerators_per_node": 4}):
+        plan = roost.plan(file, **known)
+        assert (plan.inventory.num_nodes, processes_of(plan)) == (4, processes)
+        assert "RST-N065" not in {note.code for note in plan.notes}
+
+
 def test_mappings_on_the_command_line_are_merged_as_hydra_does(tmp_path):
     command = f"{VERL} trainer.nnodes=2 'trainer={{n_gpus_per_node:4,logger:[console]}}'"
     command += " '+reward.reward_model={enable: true, rollout: {tensor_model_parallel_size: 1}}' '+empty={}'"
