@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from roost.config.data import TEACHER
-from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Where, counted
+from roost.config.findings import MAX_ACCELERATORS_PER_NODE, MAX_NODES, Findings, Position, Where, counted
 from roost.config.frameworks.arguments import (
     Arguments,
     Start,
     hydra_config,
     over_file,
     read_config,
+    read_flags,
     resolved_for,
     warn_defaults,
 )
@@ -60,9 +63,10 @@ from roost.config.job import (
 )
 from roost.config.known_keys.tables import PLACING as FOR_PLACING, Entry
 from roost.config.notations.algorithm import algorithm_of
-from roost.config.shell.state import Value
+from roost.config.shell.state import Reading, Value
 from roost.config.source import Section
 
+CPUS = 3  # that a worker's place in Ray has beside its GPU
 TENSOR = 2  # GPUs of an engine by default, of the policy's and of a reward model's
 VERSION = "verl 0.9 of 2026-08-22 (1dda039b9)"
 # Defaults of verl's own configs, by the path of the key; a number that is not here has none.
@@ -117,7 +121,8 @@ PLACING = tuple(
         critic.model.fsdp_config.{fsdp_size,ulysses_sequence_parallel_size,*_offload}
         reward.reward_model.* reward_model.{enable,enable_resource_pool,nnodes,n_gpus_per_node,rollout.*,model.path}
         distillation.* async_training.{use_dynamic_resource_scheduling,use_trainer_do_validate,staleness_threshold}
-        async_training.trigger_parameter_sync_step CUDA_VISIBLE_DEVICES""",
+        async_training.trigger_parameter_sync_step CUDA_VISIBLE_DEVICES ray_start.num_cpus
+        ray_kwargs.ray_init.num_cpus""",
     ).patterns()
 )
 ASYNCHRONOUS = ("fully_async", "one_step_off", "separate_async")
@@ -166,7 +171,25 @@ def read_verl(root: Section, notation: Notation) -> Job:
     return _Verl(root, notation).job()
 
 
-FRAMEWORK = Framework(read_verl, PLACING, base=with_config_file)
+def with_ray(arguments: Arguments, reading: Reading) -> Arguments:
+    """The arguments with the most CPUs that a `ray start` of the script gives a node, if each says how many."""
+    found: list[tuple[int, Position]] = []
+    for command in reading.commands.values():
+        names = [(word.known or "").rpartition("/")[2] for word in command.words]
+        at = next((at for at, pair in enumerate(pairwise(names)) if pair == ("ray", "start")), None)
+        if at is None:
+            continue
+        flags = read_flags(command.words[at + 2 :])
+        cpus = flags.values.get("--num-cpus")
+        if isinstance(cpus, bool) or not isinstance(cpus, int):
+            return arguments  # as many as the node has
+        found += [(cpus, flags.positions[("--num-cpus",)])] if cpus else []  # a head may have none
+    if found:
+        arguments.set(("ray_start", "num_cpus"), *max(found, key=itemgetter(0)))
+    return arguments
+
+
+FRAMEWORK = Framework(read_verl, PLACING, base=with_config_file, beside=with_ray)
 
 
 @dataclass(slots=True)
@@ -177,6 +200,7 @@ class _Verl(Reader):
         per_node = self._count(trainer, "n_gpus_per_node", 1, MAX_ACCELERATORS_PER_NODE) or 1
         if nodes == 1:
             enough_visible(visible_devices(self.root), per_node, self.root, "processes")
+        self._check_cpus(per_node)
         mode = self._mode()
         machines = machines_for({"trainer": (nodes, per_node), **self._own_pools(mode, per_node)})
         pools = machines.pools
@@ -197,6 +221,20 @@ class _Verl(Reader):
             )
         job = self.as_job(machines.count, machines.width, self._settings(mode))
         return replace(job, pools=machines.sizes)
+
+    def _check_cpus(self, per_node: int) -> None:
+        """Warn if Ray has too few CPUs for the learner's processes on a node."""
+        for path in ("ray_start.num_cpus", "ray_kwargs.ray_init.num_cpus"):
+            section, key = self.inner(path)
+            cpus, needed = section.whole_number(key, 0), per_node * CPUS
+            if cpus is not None and cpus < needed:
+                self.root.findings.warn(
+                    "RST-N089",
+                    section.where(key),
+                    f"is {counted(cpus, 'CPU')}, and the learner takes {needed} of each node",
+                    f"verl asks Ray for {CPUS} with each of {counted(per_node, 'GPU')}, and waits for them forever",
+                    f"give Ray {needed} CPUs or more, or leave it out",
+                )
 
     # --- pools
 

@@ -692,6 +692,31 @@ def test_engines_sleep_beside_the_learner(tmp_path):
     assert {held.decision.value for held in plan.residency.classes} == {"keep"}
 
 
+@grid(
+    ("script", "where"),
+    [
+        pytest.param(f"ray start --head --num-cpus=16\n{VERL}", (2, "ray_start.num_cpus"), id="start"),
+        pytest.param(f"{VERL} ray_kwargs.ray_init.num_cpus=23", (2, "ray_kwargs.ray_init.num_cpus"), id="init"),
+        pytest.param(
+            f'#SBATCH --cpus-per-task=8\nsrun -N1 ray start --num-cpus "$SLURM_CPUS_PER_TASK" --block &\n{VERL}',
+            (3, "ray_start.num_cpus"),
+            id="slurm",
+        ),
+        pytest.param(
+            f"ray start --head --num-cpus=0\nray start --num-cpus=16\n{VERL}", (3, "ray_start.num_cpus"), id="head"
+        ),
+        pytest.param(f"{VERL} ray_kwargs.ray_init.num_cpus=24", None, id="enough"),
+        pytest.param(f"{VERL} ray_kwargs.ray_init.num_cpus=null", None, id="null"),
+        pytest.param(f"ray start --num-cpus=$(nproc)\n{VERL}", None, id="unknown"),
+        pytest.param(f"ray start --head --num-cpus 4\nray start --address $HEAD\n{VERL}", None, id="workers"),
+        pytest.param(f"{VERL} trainer.n_gpus_per_node=2 ray_kwargs.ray_init.num_cpus=6", None, id="narrow"),
+    ],
+)
+def test_ray_needs_three_cpus_for_each_gpu_of_verl(script, where, tmp_path):
+    found = codes(tmp_path, script).get("RST-N089")
+    assert (None if found is None else (found.where.line, found.where.key_path)) == where
+
+
 NARROW = {"nodes": [{"count": 4, "accelerators": 4}]}
 OF_FOUR = "trainer.nnodes=2 trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.n_gpus_per_node=4"
 
