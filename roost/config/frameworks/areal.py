@@ -127,7 +127,21 @@ class _AReaL(Reader):
                 f"{written} x {self.width} < {self.free}; {_WITHOUT_ROOM.get(scheduler, _WITHOUT_ROOM['local'])}",
                 f"write {cluster.spell('n_nodes', needed)}, or colocate roles",
             )
+        if written is not None and not self.root.findings.has_errors:
+            self._note_unused(cluster, written * self.width)
         return self.as_job(max(written or needed, needed), self.width, self._settings())
+
+    def _note_unused(self, cluster: Section, gpus: int) -> None:
+        """Note GPUs of the cluster that no role takes."""
+        used = len({device for devices in self.devices.values() for device in devices})
+        if 0 < used < gpus:
+            self.root.findings.note(
+                "RST-N090",
+                cluster.where("n_nodes"),
+                f"makes {counted(gpus, 'GPU')}, of which the roles take {used}",
+                f"no role takes the other {gpus - used}",
+                "write larger backends, or reserve fewer machines",
+            )
 
     def _settings(self) -> dict[str, object]:
         settings: dict[str, object] = {"engines_sleep": self._shares_with_actor()}

@@ -576,6 +576,21 @@ def test_findings_about_an_areal_job(changes, code, path):
     assert findings_of(areal(changes))[code].where.path[-1] == path
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rollout.backend": "sglang:d3"}, "makes 8 GPUs, of which the roles take 7"),
+        ({"cluster.n_nodes": 2}, "makes 16 GPUs, of which the roles take 8"),
+        ({}, None),
+        ({"rollout.backend": "sglang:d8"}, None),
+        ({"cluster.n_nodes": None}, None),
+    ],
+)
+def test_gpus_of_areal_that_no_role_takes_are_a_note(changes, what):
+    found = findings_of(areal(changes)).get("RST-N090")
+    assert (None if found is None else found.what) == what
+
+
 @pytest.mark.parametrize(("scheduler", "word"), [(None, "two roles"), ("ray", "Ray waits"), ("slurm", "Slurm gives")])
 def test_roles_without_room_fare_as_the_scheduler_has_it(scheduler, word):
     found = findings_of(areal({"rollout.backend": "sglang:d8", "scheduler.type": scheduler}))["RST-N074"]
