@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -199,16 +199,12 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             fix="give the job's own script, or source the file once",
         )
     for position, names in reading.stops[:MAX_NAMED]:
-        given = " ".join(f"{name}=..." for name in names if not name.startswith("$"))
-        fixes = [f"give {given} before roost"] if given else []
-        if any(name.startswith("$") for name in names):
-            fixes.append(GIVE_ARGUMENTS)
         findings.warn(
             "RST-C041",
             Where(*position),
             "the script would stop here; the plan is made as if it continued",
             f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set" if names else "",
-            ", and ".join(fixes) or "give the script what it asks for",
+            _how_to_give(names) or "give the script what it asks for",
         )
     for name, (unknown, text) in reading.given.items():
         findings.note(
@@ -230,23 +226,39 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         commands = reading.commands.values()
         starts = list(dict.fromkeys(filter(None, map(_started_by, commands))))
         kind = "program" if starts else "command"
+        asked = {} if starts else dict(list(reading.asked.items())[:MAX_NAMED])
         starts = starts or [" ".join(word.shown for word in one.words[:3]) for one in commands]
         named = [shorten(text, MAX_NAME, placeholder=" ...") for text in starts[-MAX_NAMED:]]
         started = f"it starts {counted(len(starts), kind)}: {'; '.join(named)}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
+        unset = [
+            f"the condition in line {position[1]} looks at {name}, which has no value"
+            for name, position in asked.items()
+        ]
         absent = [f"{path} of line {position[1]} is not here" for path, position in reading.missing_scripts[:MAX_NAMED]]
         findings.error(
             "RST-C038",
-            Where(str(file)),
+            Where(*next(iter(asked.values()), (str(file), None, None))),
             "starts no job that Roost knows",
-            "; ".join(filter(None, (started, *_unplanned(reading), *absent, ended))) or "it starts nothing",
-            _other_fix(reading)
+            "; ".join(filter(None, (started, *_unplanned(reading), *absent, *unset, ended))) or "it starts nothing",
+            _other_fix(reading, asked)
             + f"give the script that starts a job of {', '.join(one.notation.program for one in ENTRIES)}",
         )
 
 
-def _other_fix(reading: Reading) -> str:
-    """Another way to plan a script that starts no job: its arguments, its folder or the files that it sources."""
+def _how_to_give(names: Sequence[str]) -> str:
+    """How to give variables and arguments of a script; those are named $1."""
+    given = " ".join(f"{name}=..." for name in names if not name.startswith("$"))
+    fixes = [f"give {given} before roost"] if given else []
+    if any(name.startswith("$") for name in names):
+        fixes.append(GIVE_ARGUMENTS)
+    return ", and ".join(fixes)
+
+
+def _other_fix(reading: Reading, asked: Collection[str]) -> str:
+    """Another way to plan a script that starts no job: what it asks for, its folder or the files that it sources."""
+    if asked:
+        return f"{_how_to_give(tuple(asked))}, or "
     if any(
         word.unknown is not None and word.unknown.argument for one in reading.commands.values() for word in one.words
     ):

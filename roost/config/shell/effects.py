@@ -133,6 +133,21 @@ def unset_names(words: Sequence[Word], state: State) -> Iterator[tuple[str, Posi
             yield part.name, position
 
 
+def without_value(names: Sequence[str], state: State) -> Iterator[str]:
+    """Those of some variables and arguments that the caller could give a value, and has not."""
+    for name in names:
+        value = state.scalar(name)
+        if name.isdigit():
+            is_open = any(one.is_open for one in state.arguments)
+            if len(state.arguments) < int(name) and state.locals is None and not is_open:
+                yield f"${name}"
+        elif value is None:
+            if name.isidentifier() and not _may_be_set(name, state):
+                yield name
+        elif value.unknown is not None and value.unknown.is_unset and value.unknown.variable:
+            yield value.unknown.variable
+
+
 def _may_be_set(name: str, state: State) -> bool:
     return name in (*state.variables, *_OWN.split()) or state.fallback_for(name) is not None
 

@@ -36,6 +36,7 @@ from roost.config.shell.effects import (
     succeeds,
     variables_of,
     with_fallthrough,
+    without_value,
 )
 from roost.config.shell.expand import OUTPUT, Expander, TooMuch, merged, resolved_path
 from roost.config.shell.parser import Parser
@@ -174,6 +175,8 @@ class Interpreter(Branches):
             if state.flow:
                 break
             wanted = operator == "&&"
+            if status is not None and is_tested:
+                self._note_asked(variables_of((last,)), position_of(statement), state)
             is_free = succeeds(last) or not changes(following, (*BUILTINS, *state.functions))
             if status is None and not is_tested and is_free and is_command(last, state.functions):
                 status = True  # a command is taken to succeed
@@ -237,6 +240,8 @@ class Interpreter(Branches):
         status = self._run_all(condition, state)
         if state.flow:
             return status
+        if status is not None:
+            self._note_asked(variables_of(condition), statement.position, state)
         if status is True:
             self.conditions.append(variables_of(condition))
             status = self._run_all(body, state)
@@ -258,6 +263,9 @@ class Interpreter(Branches):
         status: Status = True
         subject = self.expander.one(statement.subject, state).tested
         self._note_arguments(statement.subject)
+        names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
+        if subject is not None:
+            self._note_asked(names, statement.position, state)
         possible: list[Callable[[State], object]] = []
         for at, (patterns, _, end) in enumerate(statement.clauses):
             found = [self.expander.pattern(pattern, state) for pattern in patterns]
@@ -275,7 +283,6 @@ class Interpreter(Branches):
             possible.append(run)
         if not possible:
             return status
-        names = [part.name for part in statement.subject.parts if isinstance(part, Parameter)]
         return self._in_doubt([*possible, lambda _: True], state, statement.position, names)
 
     def _arithmetic(self, statement: ArithmeticCommand, state: State) -> Status:
@@ -304,6 +311,11 @@ class Interpreter(Branches):
                 argument = getattr(part, "argument", None)
                 if argument is not None:
                     self._note_arguments(argument)
+
+    def _note_asked(self, names: Sequence[str], position: Position, state: State) -> None:
+        """Note the variables and arguments without a value that a condition looks at."""
+        for name in without_value(names, state):
+            self.reading.asked.setdefault(name, position)
 
     def _simple(self, statement: Simple, state: State) -> Status:
         for assignment in statement.assignments:

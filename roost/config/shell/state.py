@@ -542,5 +542,7 @@ class Reading:
     reads_arguments: bool = False
     # An `exit` with an error that is always reached, and the variables without a value that lead to it.
     stops: list[tuple[Position, tuple[str, ...]]] = field(default_factory=list)
+    # Variables and arguments without a value that conditions look at, by name, with the condition.
+    asked: dict[str, Position] = field(default_factory=dict)
     ended: Position | None = None  # an `exit` that is always reached
     is_cut: bool = False  # a limit was reached

@@ -717,6 +717,31 @@ def test_ray_needs_three_cpus_for_each_gpu_of_verl(script, where, tmp_path):
     assert (None if found is None else (found.where.line, found.where.key_path)) == where
 
 
+@grid(
+    ("script", "name", "line"),
+    [
+        pytest.param('if [ "$NODE_RANK" = 0 ]; then\nJOB\nelse\nray start --address x\nfi', "NODE_RANK", 2, id="if"),
+        pytest.param('cd .\n[[ "$SLURM_NODEID" == "0" ]] && JOB', "SLURM_NODEID", 3, id="and"),
+        pytest.param('case "$RANK" in 0) JOB;; *) sleep 9;; esac', "RANK", 2, id="case"),
+        pytest.param('R=$TASK\nif [ "$R" != 0 ]; then exit 0; fi\nJOB', "TASK", 3, id="exit"),
+        pytest.param('if [ "$1" = train ]; then\nJOB\nfi', "$1", 2, id="argument"),
+        pytest.param('if [ "${RANK:-1}" = 0 ]; then\nJOB\nfi', "RANK", 2, id="default"),
+    ],
+)
+def test_a_script_whose_job_waits_for_a_variable_says_which(script, name, line, tmp_path):
+    script = script.replace("JOB", VERL)
+    found = codes(tmp_path, script)["RST-C038"]
+    assert f"looks at {name}, which has no value" in found.why
+    assert found.where.line == line
+    fix = "give the script its arguments: roost plan SCRIPT -- ..." if name == "$1" else f"give {name}=... before roost"
+    assert found.fix.startswith(f"{fix}, or ")
+
+
+def test_conditions_on_variables_with_a_value_are_not_named(tmp_path):
+    found = codes(tmp_path, f'RANK=\nif [ "$RANK" = 0 ]; then\n{VERL}\nfi')["RST-C038"]
+    assert (found.why, found.where.line) == ("it starts nothing", None)
+
+
 NARROW = {"nodes": [{"count": 4, "accelerators": 4}]}
 OF_FOUR = "trainer.nnodes=2 trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.n_gpus_per_node=4"
 
