@@ -351,8 +351,7 @@ class LossSettings:
     kl_estimator: KlEstimator = setting(KlEstimator.K3, "KL estimator.")
     kl_importance_sampling: bool = setting(
         False,
-        "Multiply the KL of the loss by the importance ratio; with k1 or k3 its gradient is then that of "
-        "KL(policy || reference).",
+        "Multiply the KL of the loss by the importance ratio; k1 and k3 then have the gradient of the reverse KL.",
     )
     policy_loss_coef: float = setting(1.0, "Weight of the policy loss, beside KL and entropy.", roll="rl_loss_coef")
     entropy_coef: float = setting(0.0, "Entropy bonus coefficient.", roll="entropy_loss_coef")
