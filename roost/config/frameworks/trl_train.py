@@ -356,7 +356,8 @@ def _penalty(keys: _Keys) -> float:
     written = keys.number("beta")
     coef = RLOO_BETA if written is None else written
     if coef:
-        what = f"{'' if written is None else 'is '}{coef:g}: lowers advantages token by token, by the KL from there on"
+        what = "lowers advantages token by token, by the KL from there on"
+        what = what if written is not None else f"is {coef:g} where it is left out, and {what}"
         why = "TRL lowers the reward of a sample by its whole KL, before rewards of a group are compared"
         fix = "write beta 0 and train.kl_coef in its place"
         keys.root.findings.warn("RST-T048", keys.where("beta"), what, why, fix)
