@@ -142,7 +142,8 @@ class _Slime(Reader):
                 f"start train.py, or write --rollout-num-gpus {rollout} instead",
             )
         total = learner
-        width = self._gpus_per_node(per_node, learner, is_shared)
+        has_engines = not train_only and not is_external
+        width = self._gpus_per_node(per_node, is_shared or (nodes > 1 and has_engines))
         if not rollout_only:
             self._learner(learner)
             self._check_batch()
@@ -164,12 +165,15 @@ class _Slime(Reader):
     def _is_missing(self, key: str) -> bool:
         return self.root.values.get(key) is None
 
-    def _gpus_per_node(self, per_node: int, learner: int, is_shared: bool) -> int:
-        """GPUs of a node: as written for engines, or their default, and at least as many as the learner has."""
+    def _gpus_per_node(self, per_node: int, is_whole: bool) -> int:
+        """GPUs of a node: as written for engines, or their default, and at least as many as the learner has.
+
+        `is_whole`: the learner seems to fill its nodes, as engines share them or it has several.
+        """
         written = self._count("--num-gpus-per-node", 1, MAX_ACCELERATORS_PER_NODE) or 1
         if not self._is_missing("--num-gpus-per-node"):
             return max(written, per_node)
-        if per_node < written and is_shared:
+        if per_node < written and is_whole:
             self.root.findings.warn(
                 "RST-N061",
                 self.root.where("--actor-num-gpus-per-node"),

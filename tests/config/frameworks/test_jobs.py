@@ -742,6 +742,21 @@ def test_conditions_on_variables_with_a_value_are_not_named(tmp_path):
     assert (found.why, found.where.line) == ("it starts nothing", None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_narrow"),
+    [
+        ("--actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate", True),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus 8", True),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus 8 --num-gpus-per-node 4", False),
+        ("--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4", False),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 4 --debug-train-only", False),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --rollout-num-gpus 8", False),
+    ],
+)
+def test_engines_of_slime_take_nodes_to_have_8_gpus(flags, is_narrow, tmp_path):
+    assert ("RST-N061" in codes(tmp_path, f"python3 train.py {flags}")) is is_narrow
+
+
 NARROW = {"nodes": [{"count": 4, "accelerators": 4}]}
 OF_FOUR = "trainer.nnodes=2 trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.n_gpus_per_node=4"
 
