@@ -423,8 +423,6 @@ class Job:
     num_nodes: int | None = None
     accelerators_per_node: int | None = None
     assumes_machines: bool = False  # the two numbers are assumed; an inventory replaces them
-    # Nodes of each pool and GPUs on each, of a job that does not say how many GPUs a machine has.
-    pools: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     layout: Layout = Layout.AS_WRITTEN
     model_parallel: ModelParallelSettings = ModelParallelSettings()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -436,6 +434,8 @@ class Job:
     keys: tuple[KeyUse, ...] = ()  # every key of the config, and how it is used
     warnings: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
+    # Nodes of each pool and GPUs on each, of a job that does not say how many GPUs a machine has.
+    pools: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def last_device(self) -> int:
