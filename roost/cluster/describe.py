@@ -23,7 +23,7 @@ from roost.config.findings import (
     did_you_mean,
     shown,
 )
-from roost.config.job import EnvConfig, HardwareItem, Job, NodeGroup, Notation
+from roost.config.job import DeviceList, EnvConfig, HardwareItem, Job, NodeGroup, Notation, Role
 from roost.config.ranks import spell_ranks
 from roost.config.source import Section
 
@@ -240,6 +240,10 @@ def _warn_same_device(
 
 DEFAULT_ACCELERATORS_PER_NODE = 8
 
+# Frameworks whose key for nodes counts those of the learner.
+_KEY_OF_LEARNER = frozenset(
+    (Notation.VERL, Notation.SLIME, Notation.MILES, Notation.PRIME, Notation.SKYRL, Notation.TRL)
+)
 _OTHER_INVENTORY = "give the inventory of the cluster that is meant"
 
 
@@ -278,7 +282,7 @@ def describe(
                 fix="give an inventory with more machines, or fewer GPUs to the roles",
             )
             return None
-        inventory = _first_nodes(job, inventory, findings)
+        inventory = _first_nodes(job, inventory, accelerators_per_node, findings)
         _check_against(job, inventory, accelerators_per_node, findings)
         is_known = True
     if inventory is None:
@@ -289,22 +293,64 @@ def describe(
     return Inventory(nodes, _merged_groups(inventory.groups, groups, job, findings), inventory.bandwidth)
 
 
-def _first_nodes(job: Job, inventory: Inventory, findings: Findings) -> Inventory:
+def _first_nodes(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> Inventory:
     """The inventory, cut to the nodes that the job uses: one for ml-loop, else `num_nodes`."""
     count = 1 if job.notation is Notation.LOOP else job.num_nodes
     if count is None or count >= inventory.num_nodes:
         return inventory
-    where = job.source.where() if job.notation is Notation.LOOP else _num_nodes_key(job)
+    usable = _usable_nodes(job, inventory, given)
+    to_write = _nodes_to_write(job, usable) if usable > count else None
     what = f"the first {counted(count, 'node')} of the inventory's {inventory.num_nodes} are used"
-    findings.warn(
-        "RST-H008",
-        where,
-        what,
-        fix="give one node"
-        if job.notation is Notation.LOOP
-        else f"write {_spelled(job, job.notation.nodes_key, inventory.num_nodes)} to use all",
-    )
+    where, fix = job.source.where(), f"use more nodes, or give an inventory of {counted(count, 'node')}"
+    if job.notation is Notation.LOOP:
+        fix = "give one node"
+    elif to_write is not None:
+        use = "all" if usable == inventory.num_nodes else f"the first {usable}"
+        where, fix = _num_nodes_key(job), f"write {_spelled(job, job.notation.nodes_key, to_write)} to use {use}"
+    findings.warn("RST-H008", where, what, fix=fix)
     return inventory.first(count)
+
+
+def _usable_nodes(job: Job, inventory: Inventory, given: int | None) -> int:
+    """How many of the first nodes of the inventory have the accelerators that the job takes from each."""
+    per_node = job.accelerators_per_node if given is None else given
+    if per_node is None:
+        return inventory.num_nodes
+    is_usable = inventory.accelerator_counts == per_node
+    if job.notation.is_trained:
+        is_usable |= inventory.accelerator_counts == 0  # nodes for CPU workers
+    return inventory.num_nodes if is_usable.all() else int(np.argmin(is_usable))
+
+
+def _nodes_to_write(job: Job, total: int) -> int | None:
+    """The value of the job's key for nodes with which it takes `total`; None if the key does not decide it alone.
+
+    Frameworks that have a key for the learner's nodes only take more of them for engines on nodes of their own.
+    """
+    if job.notation not in _KEY_OF_LEARNER or job.num_nodes is None:
+        return total
+    written = _written_nodes(job)
+    if written is None or job.notation is Notation.TRL:  # TRL divides its processes among the machines
+        return None
+    learner = _devices_of(job, Role.LEARNER)
+    others = _devices_of(job, Role.ENGINE)
+    is_whole = len(learner) == written * (job.accelerators_per_node or 0)
+    if not is_whole or not (others <= learner or others.isdisjoint(learner)):
+        return None
+    needed = total - (job.num_nodes - written)
+    return needed if needed > 0 else None
+
+
+def _written_nodes(job: Job) -> int | None:
+    """The value of the job's key for nodes, whose default is 1; prime-rl has others for jobs without it."""
+    *above, key = job.notation.nodes_key
+    section = Section.root(job.source, Findings()).below(*above)
+    return section.whole_number(key, 1, None if job.notation is Notation.PRIME else 1)
+
+
+def _devices_of(job: Job, role: Role) -> set[int]:
+    requested = (part.requested for part in job.components if part.role is role)
+    return {device for one in requested if isinstance(one, DeviceList) for device in one.devices}
 
 
 def _spelled(job: Job, path: Sequence[str], value: object) -> str:
@@ -406,13 +452,7 @@ def _is_written(job: Job) -> bool:
 
 def _check_against(job: Job, inventory: Inventory, given: int | None, findings: Findings) -> None:
     """Check the numbers of nodes and accelerators in the config against the inventory."""
-    if job.notation is not Notation.LOOP and job.num_nodes is not None and job.num_nodes > inventory.num_nodes:
-        findings.error(
-            "RST-H007",
-            _num_nodes_key(job),
-            f"is {job.num_nodes}, but the inventory has {counted(inventory.num_nodes, 'node')}",
-            fix=f"write {_spelled(job, job.notation.nodes_key, inventory.num_nodes)}, or {_OTHER_INVENTORY}",
-        )
+    _check_nodes(job, inventory, findings)
     written = job.accelerators_per_node if given is None else given
     other = {int(count) for count in np.unique(inventory.accelerator_counts)} - {0, written}
     if given is None and not job.notation.is_trained and job.num_nodes == 1 and written is not None:
@@ -440,6 +480,23 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
             if job.notation.is_trained
             else f"write {_spelled(job, job.notation.accelerators_key, count)}, or {_OTHER_INVENTORY}",
         )
+
+
+def _check_nodes(job: Job, inventory: Inventory, findings: Findings) -> None:
+    """Check that the inventory has the nodes of the job."""
+    count, known = job.num_nodes, inventory.num_nodes
+    if job.notation is Notation.LOOP or count is None or count <= known:
+        return
+    to_write = _nodes_to_write(job, known)
+    smaller = f"write {_spelled(job, job.notation.nodes_key, to_write)}" if to_write is not None else "use fewer nodes"
+    is_total = job.notation not in _KEY_OF_LEARNER or _written_nodes(job) == count
+    findings.error(
+        "RST-H007",
+        _num_nodes_key(job) if is_total else job.source.where(),
+        f"{'is' if is_total else 'the job takes'} {count if is_total else counted(count, 'node')}, "
+        f"but the inventory has {counted(known, 'node') if is_total else known}",
+        fix=f"{smaller}, or {_OTHER_INVENTORY}",
+    )
 
 
 def _with_hardware(

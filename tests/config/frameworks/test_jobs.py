@@ -146,6 +146,81 @@ def test_a_fix_for_an_inventory_names_the_jobs_own_key(command, code, fix, tmp_p
     assert found.fix.startswith(fix)
 
 
+_ASYNC = "python3 -m verl.experimental.fully_async_policy.fully_async_main"
+
+
+@grid(
+    ("command", "nodes", "code", "what", "fix"),
+    [
+        pytest.param(
+            f"{_ASYNC} trainer.nnodes=4 rollout.nnodes=1",
+            [8] * 4,
+            "RST-H007",
+            "the job takes 5 nodes, but the inventory has 4",
+            "write trainer.nnodes=3, or give the inventory",
+            id="more",
+        ),
+        pytest.param(
+            f"{_ASYNC} trainer.nnodes=1 rollout.nnodes=1",
+            [8] * 4,
+            "RST-H008",
+            "the first 2 nodes of the inventory's 4 are used",
+            "write trainer.nnodes=3 to use all",
+            id="fewer",
+        ),
+        pytest.param(
+            f"{_ASYNC} trainer.nnodes=1 rollout.nnodes=4",
+            [8] * 4,
+            "RST-H007",
+            "the job takes 5 nodes, but the inventory has 4",
+            "use fewer nodes, or give the inventory",
+            id="others-need-all",
+        ),
+        pytest.param(
+            "python3 train.py --actor-num-nodes 8 --actor-num-gpus-per-node 8 --rollout-num-gpus 64",
+            [8, 8],
+            "RST-H007",
+            "the job takes 16 nodes, but the inventory has 2",
+            "use fewer nodes, or give the inventory",
+            id="slime",
+        ),
+        pytest.param(
+            "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4",
+            [8, 8],
+            "RST-H008",
+            "the first 1 node of the inventory's 2 are used",
+            "use more nodes, or give an inventory of 1 node",
+            id="part-of-a-node",
+        ),
+        pytest.param(
+            "python3 -m verl.trainer.main_ppo",
+            [8, 8, 4, 0],
+            "RST-H008",
+            "the first 1 node of the inventory's 4 are used",
+            "write trainer.nnodes=2 to use the first 2",
+            id="mixed",
+        ),
+        pytest.param(
+            "python3 -m verl.trainer.main_ppo",
+            [8, 4, 8],
+            "RST-H008",
+            "the first 1 node of the inventory's 3 are used",
+            "use more nodes, or give an inventory of 1 node",
+            id="others-differ",
+        ),
+    ],
+)
+def test_numbers_of_nodes_count_those_beside_the_learners(command, nodes, code, what, fix, tmp_path):
+    inventory = {"nodes": [{"accelerators": count} for count in nodes]}
+    try:
+        findings = roost.plan(script_with(tmp_path, command), inventory).warnings
+    except ConfigError as error:
+        findings = error.findings
+    (found,) = [finding for finding in findings if finding.code == code]
+    assert found.what == what
+    assert found.fix.startswith(fix)
+
+
 def test_an_engine_over_many_nodes_is_one_line(tmp_path):
     command = "python3 train.py --actor-num-nodes 4 --actor-num-gpus-per-node 8 --colocate "
     text = run("plan", script_with(tmp_path, f"{command} --rollout-num-gpus-per-engine 32"), width=200).output
