@@ -381,7 +381,7 @@ def _described_by_config(job: Job, findings: Findings, given: int | None) -> Inv
     written = job.accelerators_per_node
     if given is not None and written is not None and given != written:
         what = f"is {written}, but --gpus-per-node gives {given}"
-        fix = f"write {_spelled(job, job.notation.accelerators_key, given)}, or give --gpus-per-node {written}"
+        fix = f"write {_spelled(job, _accelerator_path(job), given)}, or give --gpus-per-node {written}"
         findings.error("RST-H003", _accelerator_key(job), what, fix=fix)
     per_node = given if given is not None else written
     if per_node is None and job.notation is Notation.LOOP:
@@ -440,7 +440,17 @@ def _num_nodes(job: Job, per_node: int, findings: Findings) -> int | None:
 
 
 def _accelerator_key(job: Job) -> Where:
-    return job.source.where(job.notation.accelerators_key)
+    return job.source.where(_accelerator_path(job))
+
+
+def _accelerator_path(job: Job) -> tuple[str, ...]:
+    """The key that decides the accelerators of a node; nodes of slime have at least those of the learner."""
+    path = job.notation.accelerators_key
+    if job.notation not in (Notation.SLIME, Notation.MILES):
+        return path
+    written = Section.root(job.source, Findings()).whole_number(path[0], 1)
+    is_below = written is not None and written < (job.accelerators_per_node or 0)
+    return ("--actor-num-gpus-per-node",) if is_below else path
 
 
 def _is_written(job: Job) -> bool:
@@ -478,7 +488,7 @@ def _check_against(job: Job, inventory: Inventory, given: int | None, findings: 
             f"is {written}, but node {rank} has {count} accelerators",
             fix="leave it out: the inventory says how many there are" + (simulate if is_simulated else "")
             if job.notation.is_trained
-            else f"write {_spelled(job, job.notation.accelerators_key, count)}, or {_OTHER_INVENTORY}",
+            else f"write {_spelled(job, _accelerator_path(job), count)}, or {_OTHER_INVENTORY}",
         )
 
 

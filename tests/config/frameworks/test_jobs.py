@@ -137,6 +137,12 @@ def test_an_actor_that_offloads_beside_a_reference(tmp_path):
             "write --num-gpus-per-node 4, or",
             id="slime",
         ),
+        pytest.param(
+            "python3 train.py --num-gpus-per-node 4 --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate",
+            "RST-H009",
+            "write --actor-num-gpus-per-node 4, or",
+            id="slime-learner",
+        ),
     ],
 )
 def test_a_fix_for_an_inventory_names_the_jobs_own_key(command, code, fix, tmp_path):
@@ -144,6 +150,8 @@ def test_a_fix_for_an_inventory_names_the_jobs_own_key(command, code, fix, tmp_p
         roost.plan(script_with(tmp_path, command), {"nodes": [{"accelerators": 4}]})
     (found,) = [finding for finding in caught.value.findings if finding.code == code]
     assert found.fix.startswith(fix)
+    key, _, _ = fix.removeprefix("write ").partition("=" if "=" in fix else " ")
+    assert found.where.key_path == key
 
 
 _ASYNC = "python3 -m verl.experimental.fully_async_policy.fully_async_main"
