@@ -42,6 +42,7 @@ from roost.config.frameworks.pools import (
 from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import OWN_VERL
 from roost.config.frameworks.verl_checks import (
+    check_engine,
     check_engine_parts,
     check_learner,
     check_megatron_keys,
@@ -554,6 +555,7 @@ class _Verl(Reader):
     def _rollout(self, pools: Mapping[str, Pool], mode: str) -> None:
         section = self.root.below("actor_rollout_ref", "rollout")
         size, sizes = self._engine_size(section)
+        check_engine(section)
         where = section.where("tensor_model_parallel_size")
         devices: list[int] = []
         training = self.root.below("async_training")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from roost.config.findings import Findings, Where, counted, remainder
+from roost.config.findings import Findings, Where, counted, did_you_mean, remainder, shown
 from roost.config.frameworks.arguments import Arguments
 from roost.config.job import ParallelSizes, first_number, known_count
 from roost.config.source import Section
 
+ENGINES = ("vllm", "sglang", "trtllm", "hf")
 TRAIN_BATCH = 1024  # defaults of verl's own configs
 MINI_BATCH = 256
 SYNC_STEP = 4
@@ -73,6 +74,19 @@ def check_batch(root: Section, gpus: int, strategy: str, sizes: ParallelSizes) -
             f"makes {batch} * {counted(samples, 'sample')} a step, which verl cannot divide by {parts}",
             f"{remainder(batch * samples, parts)}; verl asserts it where use_dynamic_bsz is false",
             f"write a multiple of {parts}, or actor_rollout_ref.actor.use_dynamic_bsz=true",
+        )
+
+
+def check_engine(rollout: Section) -> None:
+    """Warn of an engine that verl does not have; a job may register one of its own."""
+    name = rollout.text("name")
+    if name is not None and name not in ENGINES:
+        rollout.findings.warn(
+            "RST-N068",
+            rollout.where("name"),
+            f"is {shown(name)}, which is no engine of verl",
+            did_you_mean(name, ENGINES) or "verl ends, unless the job registers an engine of this name",
+            f"write one of {', '.join(ENGINES)}",
         )
 
 

@@ -14,6 +14,7 @@ from roost.config.known_keys.verl import ACTOR, CLIP_RATIO, CORRECTION, GROUPS, 
 from roost.config.notations.words import (
     AGGREGATIONS,
     DIVERGENCES,
+    ENGINES,
     ESTIMATORS,
     IS_LEVELS,
     OPTIMIZER_CLASSES,
@@ -248,7 +249,7 @@ def _staleness(job: Job) -> int | None:
 
 def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """verl's defaults, where Roost's differ."""
-    found = dict(DEFAULTS) | engine_of(root.below("actor_rollout_ref", "rollout"), "name")
+    found = dict(DEFAULTS) | _engine(root)
     if "max_steps" in values:
         del found["max_epochs"]
     if root.below("actor_rollout_ref", "actor", "policy_loss").values.get("loss_mode") == "gspo":
@@ -267,6 +268,14 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         if "eval" in data:
             found["eval_tasks"] = 0  # all
     return found
+
+
+def _engine(root: Section) -> dict[str, Any]:
+    """The engine by verl's word for it, which is checked unless the job has Roost's own."""
+    rollout = root.below("actor_rollout_ref", "rollout")
+    if root.below("train").values.get("engine") is None:
+        named(rollout, "name", {word: ENGINES[word] for word in ("vllm", "sglang", "hf")}, "engine")
+    return engine_of(rollout, "name")
 
 
 def _note_reward(data: Section) -> None:

@@ -56,6 +56,21 @@ def test_a_rejection_that_roost_has_no_bounds_for_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "is_of_verl"), [("trtllm", True), ("vlm", False), ("foo", False)], ids=["trtllm", "misspelt", "unknown"]
+)
+def test_an_engine_that_roost_does_not_have_is_not_replaced(name, is_of_verl, tmp_path):
+    file, findings = script(tmp_path, f"{ROLLOUT}.name={name}"), Findings()
+    read_job(load(file, (), findings), findings, trains=True)
+    (error,) = findings.errors
+    assert (error.code, error.where.key_path) == ("RST-T013", f"{ROLLOUT}.name")
+    assert error.why == "of these words Roost knows vllm, sglang, hf"
+    warned = [finding for finding in findings.warnings if finding.where.key_path == f"{ROLLOUT}.name"]
+    assert [finding.code for finding in warned] == ([] if is_of_verl else ["RST-N068"])
+    job, _ = job_of(tmp_path, f"{ROLLOUT}.name={name} +train.engine=vllm")
+    assert job.training.engine == "vllm"
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         f"{ACTOR}.router_replay.mode=R2",
