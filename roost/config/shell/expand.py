@@ -17,6 +17,7 @@ from roost.config.shell.state import (
     State,
     Unknown,
     Value,
+    is_argument,
     next_index,
     of_unknown,
     text_value,
@@ -64,6 +65,7 @@ class Expander:
     def __init__(self, outputs: Outputs) -> None:
         self.outputs = outputs
         self.tries = 0
+        self.reads_arguments = False  # outside functions, which have arguments of their own
 
     def words(self, word: Word, state: State) -> list[Value]:
         """The arguments that a word becomes: none, one or several."""
@@ -293,6 +295,8 @@ class Expander:
     # --- parameters
 
     def _parameter(self, part: Parameter, state: State, position: Position) -> list[Value]:
+        if state.locals is None and is_argument(part.name):
+            self.reads_arguments = True
         if part.is_indirect:
             return self._indirect(part, state, position)
         if part.is_list:

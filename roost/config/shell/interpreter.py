@@ -50,6 +50,7 @@ from roost.config.shell.state import (
     State,
     Unknown,
     Value,
+    is_argument,
     of_unknown,
 )
 from roost.config.shell.syntax import (
@@ -121,6 +122,7 @@ class Interpreter(Branches):
             self._run_all(statements, state)
         except (_Stop, TooMuch, RecursionError):
             self.reading.is_cut = True
+        self.reading.reads_arguments = self.reading.reads_arguments or self.expander.reads_arguments
         return self.reading
 
     # --- statements
@@ -305,8 +307,7 @@ class Interpreter(Branches):
         """Note whether the script looks at its arguments."""
         for word in words:
             for part in word.parts:
-                name = getattr(part, "name", "")
-                if name in ("@", "*", "#") or (name.isdigit() and name != "0"):
+                if is_argument(getattr(part, "name", "")):
                     self.reading.reads_arguments = True
                 argument = getattr(part, "argument", None)
                 if argument is not None:

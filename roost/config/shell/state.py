@@ -147,6 +147,15 @@ def text_value(text: str, position: Position = (None, None, None)) -> Value:
     return Value((text,) if text else (), position)
 
 
+def is_argument(name: str) -> bool:
+    """Return True if a parameter stands for an argument of the script, for all of them or for their number.
+
+    >>> is_argument("1"), is_argument("@"), is_argument("0"), is_argument("NNODES")
+    (True, True, False, False)
+    """
+    return name in ("@", "*", "#") or (name.isdigit() and name != "0")
+
+
 def of_unknown(unknown: Unknown) -> Value:
     return Value((unknown,), unknown.position)
 

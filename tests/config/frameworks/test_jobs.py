@@ -662,6 +662,25 @@ def test_a_mistake_in_a_script_is_said_as_it_is(text, code, words, tmp_path):
     assert words in f"{finding.what} {finding.why}"
 
 
+@grid(
+    "text",
+    [
+        'for one in "$@"; do O="$O $one"; done',
+        'for one in "$@"; do O+=" $one"; done',
+        "[[ -n $1 ]] && O=trainer.nnodes=2",
+        "read O <<< $1",
+        "O=trainer.nnodes=$((${#1} / 7))",
+        "O=$(cat <<END\n$1\nEND\n)",
+    ],
+    ids=["loop", "appends", "condition", "input", "arithmetic", "text"],
+)
+def test_arguments_of_a_script_are_used_wherever_it_reads_them(text, tmp_path):
+    file = script_with(tmp_path, f"{text}\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo $O")
+    findings = Findings()
+    job = read_job(load(file, ("trainer.nnodes=2",), findings), findings)
+    assert job.num_nodes == 2 and "RST-C043" not in {finding.code for finding in findings.found}
+
+
 def test_arguments_of_a_script_that_is_not_closed_may_be_read(tmp_path):
     file = script_with(tmp_path, f'if [ "$1" = x ]; then\n{VERL}')
     with pytest.raises(ConfigError) as caught:
