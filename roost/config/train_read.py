@@ -116,6 +116,14 @@ def _plain(value: Any) -> Any:
 
 
 Values = dict[str, Any]
+# Keys of other programs where settings that are not written stand by default.
+_USUAL_KEYS: Mapping[Notation, Mapping[str, str]] = {
+    Notation.VERL: {
+        "model": "actor_rollout_ref.model.path",
+        "engine": "actor_rollout_ref.rollout.name",
+        "num_generations": "actor_rollout_ref.rollout.n",
+    }
+}
 NOT_GIVEN = -1  # what other programs write for a setting that is not given
 
 
@@ -174,7 +182,10 @@ def read_training(
     if not values.get("model"):
         values["model"], written["model"] = _model_of(job, root)
     if not values["model"]:
-        train.error("RST-T004", "model", "is missing", fix="name the folder of a Hugging Face checkpoint")
+        place, fix = setting_location("model", job), "name the folder of a Hugging Face checkpoint"
+        if place.path[:1] != ("train",):
+            fix = f"write {place.key_path}=FOLDER, that of a Hugging Face checkpoint"
+        root.findings.error("RST-T004", place, "is missing", fix=fix)
         return None, ()
     settings = _settings(values, job, root)
     return settings, resolve_settings(settings, root, job.notation, written, values)
@@ -312,7 +323,7 @@ def settings_in_train(job: Job) -> frozenset[str]:
 
 
 def setting_location(name: str, job: Job) -> Where:
-    """Location of a setting in the config: in `train`, or the notation's own key if only that is written.
+    """Location of a setting in the config: in `train`, or the notation's own key if only that is written or usual.
 
     `name` may also be a component's, which is located at its placement.
     """
@@ -329,7 +340,8 @@ def setting_location(name: str, job: Job) -> Where:
             values = values.get(key) if isinstance(values, Mapping) else None
         if values is not None and values != NOT_GIVEN:
             return source.where(path)
-    return source.where(("train", name))
+    usual = _USUAL_KEYS.get(job.notation, {}).get(name)
+    return source.where(("train", name) if usual is None else tuple(usual.split(".")))
 
 
 def _found(setting: Setting, root: Section, train: Section, notation: Notation) -> tuple[Any, Where] | None:

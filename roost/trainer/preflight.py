@@ -26,6 +26,7 @@ from roost.placement.memory.residency import Decision
 from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
 from roost.placement.rules.engines import ROLLOUT, models_of, script_for_model
+from roost.placement.rules.placing import spelled
 from roost.procs.child_env import child_env
 from roost.runtime.ray_address import running_here
 
@@ -218,13 +219,14 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
         found = ask(python, child_env(os.environ, {str(key): str(value) for key, value in env.items()}))
     except EngineError as error:
         where: Where = setting_location("engine", job)
+        built_in = spelled(where, "train.engine", "hf" if "actor_rollout_ref" in where.path else "torch")
         findings.error(
             "RST-E008",
             where if written is None else setting_location("engine_options", job).under("python"),
             f"{name} cannot be started with {python}",
             str(error),
             f"install {name} there, write train.engine_options.python: the Python of an environment that has it, or "
-            "write train.engine: torch for the built-in engine",
+            f"write {built_in} for the built-in engine",
         )
         return
     asleep = next((held for held in plan.residency.of(ROLLOUT) if held.decision is Decision.SLEEP), None)

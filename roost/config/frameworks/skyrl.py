@@ -406,7 +406,8 @@ class _SkyRL(Reader):
     def _check_engines(self, engines: int, size: int, policy: tuple[int, int]) -> None:
         gpus = policy[0] * policy[1]
         if engines and engines * size != gpus:
-            fix = "choose a size of engines that divides it" if gpus % size else f"write num_engines={gpus // size}"
+            key = self._engine_where("num_engines").key_path
+            fix = "choose a size of engines that divides it" if gpus % size else f"write {key}={gpus // size}"
             self.root.findings.error(
                 "RST-N066",
                 self._engine_where("num_engines"),

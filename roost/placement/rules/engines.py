@@ -20,7 +20,7 @@ from roost.config.job import (
 from roost.config.train import AdvantageEstimator, Objective, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import model_positions
-from roost.placement.rules.placing import At
+from roost.placement.rules.placing import At, spelled
 
 ROLLOUT = "rollout"
 # Options of engines that users may set; the plan or other settings decide the rest.
@@ -53,7 +53,7 @@ def check_engines(
             at("engine"),
             "is torch, which runs on one device, but rollout is split over several",
             f"{rollout.parallel.model} devices for each engine",
-            "write engine: vllm or sglang, or give each engine one device",
+            f"write {spelled(at('engine'), 'engine', 'vllm')} or sglang, or give each engine one device",
         )
     _check_options(settings.engine_options, at("engine_options"), findings)
     own = rollout.model.path if rollout is not None else None

@@ -20,6 +20,15 @@ At = Callable[[str], Where]  # position of a setting, a parallel size or a compo
 LOOP_GPUS = {"actor": "learning_gpus", "rollout": "inference_gpus"}
 
 
+def spelled(where: Where, name: str, value: str) -> str:
+    """A setting with a value: an override where verl's key for it is the place, else YAML.
+
+    >>> spelled(Where(path=("actor_rollout_ref", "rollout", "name")), "engine", "vllm")
+    'actor_rollout_ref.rollout.name=vllm'
+    """
+    return f"{where.key_path}={value}" if where.path[:1] == ("actor_rollout_ref",) else f"{name}: {value}"
+
+
 @dataclass(frozen=True, slots=True)
 class Placing:
     """Fixes that place a missing component, in the notation of the config."""

@@ -38,7 +38,7 @@ from roost.placement.rules.mesh import (
     check_undivided,
     data_groups,
 )
-from roost.placement.rules.placing import SUPERVISED, At, Placing, check_components, check_teachers
+from roost.placement.rules.placing import SUPERVISED, At, Placing, check_components, check_teachers, spelled
 from roost.placement.rules.rewards import check_rewards
 
 NO_MASKS = ("vllm", "sglang")  # engines whose sampling masks Roost cannot read
@@ -441,7 +441,7 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
             at("weight_dtype"),
             f"is {weight}, but compute_dtype is float32",
             "weights would be kept with less than they are used with",
-            "write weight_dtype: float32",
+            f"write {spelled(at('weight_dtype'), 'weight_dtype', 'float32')}",
         )
     elif weight != "float32" and _trains_a_whole_model(settings):
         findings.warn(
@@ -449,7 +449,7 @@ def _check_types(settings: TrainSettings, at: At, findings: Findings) -> None:
             at("weight_dtype"),
             f"is {weight}, in which steps of usual learning rates are rounded away",
             "the optimizer changes these very weights; there is no copy of 32 bits",
-            "write weight_dtype: float32 (compute_dtype: bfloat16 keeps the speed)",
+            f"write {spelled(at('weight_dtype'), 'weight_dtype', 'float32')} (compute_dtype: bfloat16 keeps the speed)",
         )
 
 

@@ -65,7 +65,9 @@ class DataError(ValueError):
         keys = ((*where.path, self.key), (*beside, f"{self.key}_key"), (*beside, self.key))
         at = next((path for path in keys if self.key and path in where.positions), None)
         where = where if at is None else Where(*where.positions[at], at, where.positions)
-        findings.error(self.code, where, self.what, self.why, self.fix)
+        is_of_verl = at is None and where.path == ("data", "train_files")
+        fix = "write data.prompt_key=COLUMN, with one of these" if is_of_verl and self.key == "prompt" else self.fix
+        findings.error(self.code, where, self.what, self.why, fix)
 
 
 class Rows(Protocol):

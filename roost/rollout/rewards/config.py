@@ -321,7 +321,8 @@ def check_answers(
         fix = did_you_mean(column, columns)
         if column in ("answer", TRUTH):
             near = fix.removeprefix("did you mean ").removesuffix("?") or "COLUMN"
-            fix = f"name the column of the answers: train.data.answer: {near}"
+            override = {"data.train_files": "+train.data.answer=", "--dataset_name": "train.data.answer="}
+            fix = f"name the column of the answers: {override.get(where.key_path, 'train.data.answer: ')}{near}"
         what = f"{place} has no {column}, which reward {name} reads"
         why = f"no row that was looked at has a value for it; the columns are {', '.join(columns)}"
         findings.error("RST-T090", where, what, why, fix or f"rename the column that has it to {column}")

@@ -171,3 +171,10 @@ def test_an_engine_whose_experts_are_divided_holds_less(expert, fits, tmp_path):
     plan = try_plan(str(tmp_path / "run.sh"), findings, {"nodes": [{"accelerators": 8, "memory_gb": 40}]})
     assert [finding.code for finding in findings.errors] == ([] if fits else ["RST-M003"])
     assert (plan is not None) == fits
+
+
+@pytest.mark.parametrize("key", [f"{ENGINE}.num_engines", "generator.num_inference_engines"], ids=["current", "old"])
+def test_a_number_of_engines_is_written_as_the_whole_key(key, tmp_path):
+    job = f"{JOB} trainer.placement.policy_num_gpus_per_node=8 trainer.algorithm.use_kl_loss=false {key}=2"
+    found = codes(tmp_path, job)["RST-N066"]
+    assert found.fix == f"write {key}=8, or trainer.placement.colocate_all=false"

@@ -8,13 +8,18 @@ import sys
 import pytest
 
 from roost.config.compose import load
-from roost.config.findings import Findings
+from roost.config.data import DataSource
+from roost.config.findings import Findings, Where
 from roost.config.job import Origin
 from roost.config.notations.notation import read_job
 from roost.config.train import value_of
+from roost.placement.planner import try_plan
+from roost.rollout.data.prompts import check_columns
+from roost.rollout.data.tables import DataError
 from tests.cli.terminal import run
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model.path"
 CORRECTION = "algorithm.rollout_correction"
 OVERLONG = "reward_model.overlong_buffer"
 SMALL = (
@@ -487,3 +492,60 @@ def test_explained_keys_say_what_training_follows(tmp_path):
     assert "not followed: R2 is no replay of the engine's experts" in shown
     assert "files or logging: logging" in shown
     assert "trainer.n_gpus_per_node" not in shown  # it places
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "path", "fix"),
+    [
+        (
+            "~actor_rollout_ref.model.path",
+            "RST-T004",
+            MODEL,
+            f"write {MODEL}=FOLDER, that of a Hugging Face checkpoint",
+        ),
+        (
+            "",
+            "RST-T028",
+            f"{ROLLOUT}.n",
+            "write 2 or more, or algorithm.adv_estimator=reinforce_plus_plus",
+        ),
+        (
+            f"{ACTOR}.fsdp_config.model_dtype=bf16 {ACTOR}.fsdp_config.dtype=fp32",
+            "RST-T038",
+            f"{ACTOR}.fsdp_config.model_dtype",
+            f"write {ACTOR}.fsdp_config.model_dtype=float32",
+        ),
+        (
+            f"{ROLLOUT}.tensor_model_parallel_size=2 trainer.n_gpus_per_node=2",
+            "RST-E001",
+            f"{ROLLOUT}.name",
+            f"write {ROLLOUT}.name=vllm or sglang, or give each engine one device",
+        ),
+    ],
+    ids=["model", "groups", "types", "engine"],
+)
+def test_a_fix_is_an_override_of_verls_key(arguments, code, path, fix, tmp_path):
+    findings = Findings()
+    job = read_job(load(script(tmp_path, arguments), (), findings), findings, trains=True)
+    if job is not None:
+        try_plan(job, findings)
+    (found,) = [finding for finding in findings.found if finding.code == code]
+    assert (found.where.key_path, found.fix) == (path, fix)
+
+
+def test_fixes_for_columns_of_verls_data_are_overrides():
+    place, findings = Where("run.sh", 2, 1, ("data", "train_files")), Findings()
+    with pytest.raises(DataError) as raised:
+        check_columns(DataSource(path=("train.jsonl",), prompt="prompt"), ["messages", "label"])
+    raised.value.report(place, findings)
+    (found,) = findings.found
+    assert (found.code, found.fix) == ("RST-T064", "write data.prompt_key=COLUMN, with one of these")
+
+
+def test_the_column_of_answers_is_named_by_an_override(tmp_path):
+    file = script(tmp_path, f"{ROLLOUT}.n=2 data.train_files={tmp_path}/train.jsonl")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1", "label": "2"}\n')
+    assert (
+        "name the column of the answers: +train.data.answer="
+        in run("check", "--train", "--imports", file, width=300).output
+    )
