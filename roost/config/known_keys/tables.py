@@ -135,7 +135,9 @@ def expand(pattern: str) -> Iterator[str]:
         yield from expand(pattern[: match.start()] + choice + pattern[match.end() :])
 
 
-DATA = Known(Effect.TRAINING, "train.data and train.task give the prompts", "write it in train.data")
+DATA = Known(
+    Effect.TRAINING, "train.data and train.task give the prompts", "use a key of train.data for it, or remove it"
+)
 REWARD = Known(
     Effect.TRAINING, "train.task and train.rewards score the answers", "set it in train.task or train.rewards"
 )

@@ -20,6 +20,11 @@ _OTHER_CLIP = Known(
 _SERVED = Known(Effect.NOTHING, "engines compute in the learner's compute_dtype, which is the same")
 _SHAPED = Known(Effect.NOTHING, "overlong shaping counts from max_new_tokens")
 _SAMPLED = Known(Effect.TRAINING, "Roost samples until all groups of a step differ", "remove it", (None, 0))
+_GENERATED = Known(
+    Effect.TRAINING,
+    "a step has data.train_batch_size prompts, and dynamic sampling takes others one at a time",
+    "remove it, or write the number of prompts as data.train_batch_size",
+)
 _METRIC = Known(Effect.NOTHING, "groups with equal rewards are replaced")
 _CHOSEN = Known(Effect.NOTHING, "bypass_mode says whether the ratio is against the engine's log-probs")
 _PURE_GRADIENT = Known(
@@ -77,6 +82,7 @@ TABLE = (
     Entry(_PURE_GRADIENT, f"{CORRECTION}.loss_type"),
     Entry(_CHOSEN, f"{ROLLOUT}.calculate_log_probs {ACTOR}.use_rollout_log_probs"),
     Entry(_SAMPLED, f"{GROUPS}.max_num_gen_batches"),
+    Entry(_GENERATED, "data.gen_batch_size"),
     Entry(_METRIC, f"{GROUPS}.metric"),
     Entry(
         _SHAPED,

@@ -549,3 +549,10 @@ def test_the_column_of_answers_is_named_by_an_override(tmp_path):
         "name the column of the answers: +train.data.answer="
         in run("check", "--train", "--imports", file, width=300).output
     )
+
+
+def test_a_batch_of_generation_is_no_key_of_the_data(tmp_path):
+    _, findings = job_of(tmp_path, f"{ROLLOUT}.n=2 data.gen_batch_size=512")
+    (found,) = [finding for finding in findings.warnings if finding.where.key_path == "data.gen_batch_size"]
+    assert found.code == "RST-T014"
+    assert found.fix == "remove it, or write the number of prompts as data.train_batch_size"
