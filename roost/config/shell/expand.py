@@ -376,6 +376,7 @@ class Expander:
             if not is_missing and value is not None:
                 return value
             found = self.one(argument, state)
+            found = found if value is not None else state.default_of(part.name, part.index is not None, found)
             if operator in (":=", "=") and part.index is None:
                 state.variables[part.name] = found
             return found

@@ -271,6 +271,16 @@ class State:
             if (name in names) != (one in given):
                 setattr(self, one, names ^ {name})
 
+    def default_of(self, name: str, is_element: bool, default: Value) -> Value:
+        """A default that is not known, with the variable or argument of the script that the caller can set instead."""
+        unknown = default.unknown
+        if unknown is None or len(default.parts) > 1 or unknown.variable or unknown.argument or unknown.is_unset:
+            return default
+        if name.isdigit() and self.locals is None:
+            return of_unknown(replace(unknown, argument=int(name)))
+        is_variable = not is_element and name.isidentifier() and name not in (self.locals or ())
+        return of_unknown(replace(unknown, variable=name)) if is_variable else default
+
     def fallback_for(self, name: str) -> Value | None:
         """The unknown value of an unset variable that a missing file may set; None for other variables."""
         if self.fallback is None or not name.isidentifier() or self.target(name) in self.variables:

@@ -971,6 +971,26 @@ def test_a_reference_of_an_unset_variable_says_how_to_give_it(tmp_path, monkeypa
     assert processes_of(plan_of(tmp_path, f"{VERL} trainer.nnodes=$MY_NODES"))["actor"] == "16 x 1 on 0-15"
 
 
+@grid(
+    ("default", "fix"),
+    [
+        ("${COUNT:-$(hostname)}", "give it: COUNT=... before roost"),
+        ("${COUNT:=$(hostname)}", "give it: COUNT=... before roost"),
+        ("$((${COUNT:-$(hostname)} * 2))", "give it: COUNT=... before roost"),
+        ("${1:-$(hostname)}", "give it as argument 1 of the script: roost plan SCRIPT -- ..."),
+    ],
+    ids=["default", "assigned", "arithmetic", "argument"],
+)
+def test_a_default_that_is_not_known_is_given_by_its_variable(default, fix, tmp_path, monkeypatch):
+    command = f"python3 -m verl.trainer.main_ppo trainer.nnodes={default}"
+    (found,) = [each for code, each in codes(tmp_path, command).items() if code == "RST-C022"]
+    assert found.fix == fix
+    if "argument" not in fix:
+        with monkeypatch.context() as patch:
+            patch.setenv("COUNT", "2")
+            assert plan_of(tmp_path, command).inventory.num_nodes == (4 if "*" in default else 2)
+
+
 def test_an_argument_of_the_script_that_is_not_given(tmp_path):
     missing = codes(tmp_path, f"NODES=$1\n{VERL} trainer.nnodes=$NODES")["RST-C022"]
     stopped = codes(tmp_path, f'NAME=$1\nif [ -z "$NAME" ]; then exit 1; fi\n{VERL}')["RST-C041"]
