@@ -467,7 +467,7 @@ class Assignments(Builtins):
         value = expanded if expanded is not None else self.expander.one(assignment.value, state)
         value = self._given(name, value, assignment)
         if name in state.integers:
-            value = self._computed(assignment, state)
+            value = self._computed(assignment, state, value.unknown)
         if assignment.index is not None:
             self._assign_element(name, assignment.index, value, assignment, state)
             return
@@ -554,8 +554,8 @@ class Assignments(Builtins):
             return Value((replace(unknown, variable=unknown.variable or name),), value.position)
         return value
 
-    def _computed(self, assignment: Assignment, state: State) -> Value:
-        """The value of a variable that `declare -i` made a number."""
+    def _computed(self, assignment: Assignment, state: State, part: Unknown | None) -> Value:
+        """The value of a variable that `declare -i` made a number; `part` is what is not known of its expression."""
         word = assignment.value
         if isinstance(word, Word) and assignment.appends:
             word = replace(word, parts=(Literal(f"{assignment.name} + ("), *word.parts, Literal(")")))
@@ -564,8 +564,10 @@ class Assignments(Builtins):
                 raise NotKnown(assignment.name)
             return text_value(str(self.expander.number(word, state)), assignment.position)
         except NotKnown:
-            reason = "it is computed from what is not known"
-            return of_unknown(Unknown(f"${assignment.name}", reason, assignment.position, assignment.name))
+            name, reason = assignment.name, "it is computed from what is not known"
+            variable = part.variable if part is not None and part.variable else name
+            unknown = Unknown(f"${name}", reason, assignment.position, variable)
+            return self._given(name, of_unknown(unknown), assignment)
 
 
 def _name_to_give(name: str, value: Value | None) -> str:

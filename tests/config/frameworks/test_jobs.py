@@ -991,6 +991,16 @@ def test_a_default_that_is_not_known_is_given_by_its_variable(default, fix, tmp_
             assert plan_of(tmp_path, command).inventory.num_nodes == (4 if "*" in default else 2)
 
 
+@grid(("declared", "name"), [("${SIZE:-$(nproc)}", "SIZE"), ("$(nproc)*2", "COUNT")], ids=["default", "command"])
+def test_a_variable_that_is_declared_a_number_may_be_given(declared, name, tmp_path, monkeypatch):
+    command = f"declare -i COUNT={declared}\npython3 -m verl.trainer.main_ppo trainer.nnodes=$COUNT"
+    (found,) = [each for code, each in codes(tmp_path, command).items() if code == "RST-C022"]
+    assert found.fix == f"give it: {name}=... before roost"
+    with monkeypatch.context() as patch:
+        patch.setenv(name, "3")
+        assert plan_of(tmp_path, command).inventory.num_nodes == 3
+
+
 def test_an_argument_of_the_script_that_is_not_given(tmp_path):
     missing = codes(tmp_path, f"NODES=$1\n{VERL} trainer.nnodes=$NODES")["RST-C022"]
     stopped = codes(tmp_path, f'NAME=$1\nif [ -z "$NAME" ]; then exit 1; fi\n{VERL}')["RST-C041"]
