@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,12 +23,12 @@ from roost.config.compose import load
 from roost.config.findings import Findings, Where, did_you_mean, shown
 from roost.config.frameworks.keys import TRAINED
 from roost.config.job import Notation, ResolvedSetting, family
-from roost.config.known_keys.tables import KeyUse
+from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.notation import read_job
-from roost.config.source import Source
+from roost.config.source import Source, Unresolved
 from roost.placement.explain import explain_component, explain_process
 from roost.placement.plan import Plan
-from roost.view.text import explain_setting, print_findings, print_keys, print_settings
+from roost.view.text import explain_setting, print_findings, print_keys, print_settings, spell_value
 
 
 def explain_command(
@@ -36,8 +37,9 @@ def explain_command(
         str,
         typer.Argument(
             help="A component, one of its processes (rollout:3), all training settings (train), one of them "
-            "(train.learning_rate), all keys that are not used (keys), or those of a section (data, keys.reward).",
-            metavar="COMPONENT[:RANK]|train[.SETTING]|keys[.SECTION]",
+            "(train.learning_rate), a key of the config (a flag of a script without its dashes), all keys that are not "
+            "used (keys), or those of a section (data, keys.reward).",
+            metavar="COMPONENT[:RANK]|train[.SETTING]|KEY|keys[.SECTION]",
         ),
     ],
     overrides: Overrides = None,
@@ -69,7 +71,8 @@ def explain_command(
             below = process.partition(".")[2]
             _print_all([f"No key below {below} is unused." if below else "Every key is used."], console)
     elif plan is not None:
-        _print_all(_explain(plan, process, findings), console)
+        sentences = _explain_key(plan, process, load(config, overrides or [], Findings()), notation)
+        _print_all(sentences or _explain(plan, process, findings), console)
     print_findings(findings.errors, open_console(stderr=True))
     if findings.errors:
         raise typer.Exit(1)
@@ -89,6 +92,36 @@ def _keys_of(plan: Plan, wanted: str) -> list[KeyUse] | None:
     is_component = any(path in (part.name, part.written_name, family(part.name)) for part in plan.components)
     found = [use for use in plan.keys if use.where.key_path == path or use.where.key_path.startswith(f"{path}.")]
     return found if first == "keys" or (found and not is_component) else None
+
+
+def _explain_key(plan: Plan, wanted: str, source: Source | None, notation: Notation | None) -> list[str]:
+    """Sentences about a key that is written; none if `wanted` names a component, a section or nothing."""
+    if source is None or wanted.partition(":")[0] in {part.name for part in plan.components}:
+        return []
+    job = read_job(source, Findings(), notation, trains=bool(plan.training))
+    if job is None:
+        return []
+    # With its dashes, a flag of a script would be an option of this command.
+    key = f"--{wanted}" if f"--{wanted}" in source.values else wanted
+    # A subtree with one reason is one entry.
+    uses = [use for use in job.keys if f"{key}.".startswith(f"{use.where.key_path}.")]
+    path = (key,) if key.startswith("-") and key in source.values else tuple(key.split("."))
+    value = _written(source.values, path)
+    if not uses or value is None or isinstance(value, Mapping):
+        return []
+    known = uses[-1].known
+    is_followed = uses[-1].places or known.effect is Effect.PLACING
+    effect = "The plan follows it" if is_followed else f"{known.effect.value.capitalize()}: {known.reason}"
+    spelt = shown(value.text) if isinstance(value, Unresolved) else spell_value(value)
+    return [f"{key} is {spelt}, from {replace(source.where(path), path=())}.", f"{effect}."]
+
+
+def _written(values: Mapping[Any, Any], path: Sequence[str]) -> Any:
+    """The value at a path; None if there is none."""
+    value: Any = values
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _of_training(keys: list[KeyUse], source: Source | None, notation: Notation | None) -> list[KeyUse]:

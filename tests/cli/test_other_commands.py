@@ -537,3 +537,25 @@ def test_pipeline_stages_of_a_mixture_are_not_replaced_by_a_tensor_size(tmp_path
     file = roll_job(tmp_path, pipeline=2, model=tmp_path, train={"task": {"_target_": "package.module.Class"}})
     said = " ".join(run("check", file).stdout.split())
     assert "write pipeline size 1; an expert size divides the experts of a mixture, a context size its tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("trainer.n_gpus_per_node", "trainer.n_gpus_per_node is 4, from {}:2:3.\nThe plan follows it.\n"),
+        ("trainer.nnodes", "trainer.nnodes is 2, from command line.\nThe plan follows it.\n"),
+    ],
+)
+def test_a_key_of_placement_is_explained(tmp_path, key, sentence):
+    """Only keys of training and keys without effect could be asked for."""
+    start = "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm \\\n"
+    file = write(tmp_path, f'{start}  trainer.n_gpus_per_node=4 "$@"\n', "run.sh")
+    assert run("explain", file, key, "--", "trainer.nnodes=2").stdout == sentence.format(file)
+    assert "there is no component trainer" in run("explain", file, "trainer").stderr
+
+
+def test_a_flag_and_a_key_of_a_known_section_are_explained(tmp_path):
+    script = write(tmp_path, "python3 train.py --actor-num-nodes 1 --rollout-num-gpus 8\n", "run.sh")
+    assert f"--rollout-num-gpus is 8, from {script}:1:38." in run("explain", script, "rollout-num-gpus").stdout
+    result = run("explain", EXAMPLES / "placements/rlinf.yaml", "cluster.num_nodes")
+    assert "cluster.num_nodes is 2, from" in result.stdout and "rlinf.yaml:3:3." in result.stdout
