@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,8 +21,9 @@ from roost.cli.options import (
 )
 from roost.config.findings import Findings, Where, counted
 from roost.config.job import Notation
+from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train
 from roost.placement.convert.convert_plan import convert_plan
-from roost.placement.diff import diff_plans
+from roost.placement.diff import Change, diff_plans
 from roost.placement.plan import Plan, read_plan_file
 from roost.view.text import print_findings
 
@@ -67,9 +68,16 @@ def diff_command(
     else:
         console = open_console()
         for change in changes:
-            console.print(str(change), soft_wrap=True)
+            console.print(str(_as_plans_show(change)), soft_wrap=True)
         console.print(counted(len(changes), "change") if changes else "the plans are equal")
     raise typer.Exit(1 if changes else 0)
+
+
+def _as_plans_show(change: Change) -> Change:
+    """The change, with an estimator by the name that plans print."""
+    if (change.subject, change.component) != ("settings", ESTIMATOR):
+        return change
+    return replace(change, **{side: str(estimator_of_train(getattr(change, side))) for side in ("before", "after")})
 
 
 def _read(

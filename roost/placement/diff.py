@@ -12,7 +12,15 @@ import numpy as np
 from roost.cluster.inventory import ACCELERATOR, NODE, Ints, Node
 from roost.config.findings import counted
 from roost.config.job import ModelUse, Notation, ParallelSizes, Role
-from roost.config.notations.algorithm import ESTIMATOR, KL_COEF, KL_IN, PROMPT, RESPONSE, WHITEN, shared_estimator
+from roost.config.notations.algorithm import (
+    ESTIMATOR,
+    KL_COEF,
+    KL_IN,
+    PROMPT,
+    RESPONSE,
+    WHITEN,
+    with_shared_estimator,
+)
 from roost.config.ranks import spell_nodes, spell_ranks
 from roost.placement.component_plan import ComponentPlan, PlacementTable, Process
 from roost.placement.memory.model import known_shape
@@ -148,9 +156,7 @@ def _settings(plan: Plan, other: Plan) -> dict[str, object]:
     """Settings by the names that all notations share."""
     shared = {key: value for key, value in plan.settings.items() if key not in (*_ASYNC, *_SHOWN_ELSEWHERE)}
     if ESTIMATOR in shared:
-        shared[ESTIMATOR] = shared_estimator(plan.settings)
-        if shared[ESTIMATOR] != plan.settings[ESTIMATOR] and plan.settings[WHITEN] is True:
-            shared.pop(WHITEN)  # the estimator's name includes it
+        shared = with_shared_estimator(shared)
         if whitens_gae(plan) and other.settings.get(ESTIMATOR) == "gae" and plan.notation is not other.notation:
             shared[WHITEN] = True
     if not shared.get(KL_COEF) and not other.settings.get(KL_COEF):

@@ -423,6 +423,18 @@ def test_plan_and_explain_name_the_same_estimator(tmp_path):
     assert "advantage_estimator is reward" in run("explain", file, "train.advantage_estimator").stdout
 
 
+def test_plan_and_diff_name_the_same_estimator(tmp_path):
+    """The estimator of another framework whose advantages are whitened had one name in plans and another in diff."""
+    placed = "cluster: {n_nodes: 1, n_gpus_per_node: 8}\nrollout: {backend: 'vllm:d4'}"
+    whole = "adv_norm: {mean_level: batch, std_level: batch}"
+    one = write(tmp_path, f"{placed}\nactor: {{backend: 'fsdp:d4', {whole}}}\n", "one.yaml")
+    group = "reward_norm: {mean_level: group, std_level: group}"
+    other = write(tmp_path, f"{placed}\nactor: {{backend: 'fsdp:d4', {group}}}\n", "other.yaml")
+    settings = run("plan", one, width=500).stdout
+    assert "advantage_estimator=reinforce++" in settings and "whiten_advantages" not in settings
+    assert "advantage_estimator: reinforce++ -> grpo" in run("diff", one, other).stdout.splitlines()
+
+
 def test_the_grid_says_why_memory_is_not_known():
     shown = " ".join(run("plan", EXAMPLES / "placements/rlinf.yaml", "--grid").stdout.split())
     assert shown.count("?: the job names no model (actor, rollout); the memory of the devices is not given") == 1

@@ -133,6 +133,19 @@ def shared_estimator(settings: Mapping[str, object]) -> object:
     return _WHITENED.get(str(said), said) if settings.get(WHITEN) in (True, MEAN_ALONE) else said
 
 
+def with_shared_estimator(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings with the estimator that `shared_estimator` names, without the whitening that its name includes.
+
+    >>> with_shared_estimator({ESTIMATOR: "reinforce", WHITEN: True}), with_shared_estimator({ESTIMATOR: "grpo"})
+    ({'advantage_estimator': 'reinforce_plus_plus'}, {'advantage_estimator': 'grpo'})
+    """
+    if ESTIMATOR not in settings:
+        return dict(settings)
+    name = shared_estimator(settings)
+    is_included = name != settings[ESTIMATOR] and settings[WHITEN] is True
+    return {key: value for key, value in settings.items() if not (is_included and key == WHITEN)} | {ESTIMATOR: name}
+
+
 def estimator_of_train(shared: object) -> object:
     """The value of train.advantage_estimator for a word that all notations share.
 
