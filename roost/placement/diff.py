@@ -83,7 +83,9 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        owner = " ".join(part for part in (self.component, self.processes) if part) or self.subject
+        is_shift = self.subject == "process" and self.before.startswith("rank")  # which says the processes itself
+        named = (self.component, "" if is_shift else self.processes)
+        owner = " ".join(part for part in named if part) or self.subject
         if not self.before:
             return f"{owner}: added, {self.after}"
         if not self.after:
@@ -363,7 +365,21 @@ def _spell_placements(placements: list[Placement]) -> str:
         return f"node {node}"
     if all(on == node for on, _ in held):
         return f"node {node} devices {_spell_devices(placements)}"
-    return f"node {node} devices " + ",".join(f"{on}:{index}" for on, index in held)
+    return "; ".join(_spell_across(placement.devices) for placement in placements)
+
+
+def _spell_across(devices: Sequence[tuple[int, int]]) -> str:
+    """Devices of a process on several nodes.
+
+    >>> _spell_across([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])
+    'nodes 0-1 devices 0-1 of each, node 2 devices 0'
+    """
+    by_node = [(node, [index for _, index in own]) for node, own in groupby(devices, key=lambda device: device[0])]
+    alike = [(indices, [node for node, _ in run]) for indices, run in groupby(by_node, key=lambda each: each[1])]
+    return ", ".join(
+        f"{spell_nodes(nodes)} devices {spell_ranks(indices)}{' of each' if len(nodes) > 1 else ''}"
+        for indices, nodes in alike
+    )
 
 
 def _spell_devices(placements: list[Placement]) -> str:

@@ -60,6 +60,25 @@ def test_changes_in_words(before, after, expected):
     assert words(before, after) == expected
 
 
+def test_an_engine_of_several_nodes_is_named_in_runs():
+    """Every device of a node was listed by itself."""
+
+    def served(nodes, sizes):
+        keys = {"pretrain": "m", "num_gpus_per_node": 4, "actor_train": {"device_mapping": "0-3"}}
+        keys["actor_train"]["strategy_args"] = {"strategy_name": "megatron_train"}
+        args = {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": sizes}}
+        return roost.plan(keys | {"actor_infer": {"device_mapping": nodes, "strategy_args": args}})
+
+    changes = words(served("list(range(0,8))", 8), served("list(range(2,8))", 6))
+    assert "rollout 0: nodes 0-1 devices 0-3 of each -> node 0 devices 2-3, node 1 devices 0-3" in changes
+
+
+def test_processes_that_only_change_rank_are_not_named_like_those_that_join():
+    """`actor 2-3` was both added, by its new rank, and moved, by its old one."""
+    changes = words(plan(actor="0-1,4-5"), plan(actor="0-5"))
+    assert changes[1:] == ["actor 2-3: added, node 0 devices 2-3", "actor: ranks 2-3 -> ranks 4-5"]
+
+
 def test_environment_changes():
     def groups(value):
         return [{"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "env_vars": [{"NAME": value}]}]}]
