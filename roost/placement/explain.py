@@ -6,6 +6,7 @@ import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE
 from roost.config.findings import counted
+from roost.config.job import Role
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process
 from roost.placement.placement import Placement
@@ -22,7 +23,7 @@ def explain_component(plan: Plan, part: ComponentPlan) -> list[str]:
     It was given ranks 0-3 of cluster, where a rank is an accelerator: 4 ranks for 2 processes.
     """
     first = f"{part.name} ({part.written_name} in the config) has {part.extent}."
-    return [first, _given(part), _rule(part), *_sharing(plan, part)]
+    return [first, _given(part), _rule(part), *_division(part), *_sharing(plan, part)]
 
 
 def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
@@ -37,6 +38,31 @@ def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
         *_environment(part, placement, process),
         *_sharing(plan, part, placement),
     ]
+
+
+def shown_mesh(part: ComponentPlan) -> str:
+    """The device mesh of a learner or scorer as text; empty if FSDP alone divides its ranks."""
+    mesh = part.sharded_mesh
+    return str(mesh) if mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1) else ""
+
+
+def shown_sizes(part: ComponentPlan) -> str:
+    """The parallel sizes above 1, and a size of its own for the tensors of each expert."""
+    sizes = part.parallel
+    named = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "context": sizes.context, "expert": sizes.expert}
+    words = [f"{name} {size}" for name, size in (named | {"shard": sizes.shard or 1}).items() if size > 1]
+    is_split = sizes.expert > 1 and sizes.expert_tensor is not None
+    return ", ".join([*words, *([f"expert tensor {sizes.expert_tensor}"] if is_split else [])])
+
+
+def _division(part: ComponentPlan) -> list[str]:
+    """How the ranks of a learner or scorer divide its model."""
+    if part.role not in (Role.LEARNER, Role.SCORER):
+        return []
+    mesh, sizes = shown_mesh(part), shown_sizes(part)
+    if part.sharded_mesh is not None:
+        return [f"Its device mesh is {mesh}."] if mesh else []
+    return [f"Its parallel sizes are {sizes}."] if sizes else []
 
 
 def _holding(part: ComponentPlan, placement: Placement) -> str:

@@ -18,13 +18,14 @@ import numpy as np
 from roost.cluster.inventory import Ints, Inventory
 from roost.config.findings import Finding
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.explain import shown_mesh, shown_sizes
 from roost.placement.memory.phases import Phase
 from roost.placement.memory.traffic import micro_batch_tokens, micro_batch_traffic
 from roost.placement.plan import Plan
 from roost.placement.routes import TRANSPORTS, EngineRoutes, Reach
 from roost.view.grid_model import Grid, Holder, Mark, NodeLayout, Run, grid, progressions
 from roost.view.phases import DevicePhases, device_phases, machine_text
-from roost.view.text import machines_line, sent_by_dimension, shown_mesh
+from roost.view.text import machines_line, sent_by_dimension
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 # Characters that could end a script element, or that older browsers take for the end of a line inside one.
@@ -132,9 +133,6 @@ def pack(column: Sequence[int] | Ints) -> Packed:
 
 
 def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
-    sizes = part.parallel
-    named = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "context": sizes.context, "shard": sizes.shard or 1}
-    written = ", ".join(f"{name} {size}" for name, size in named.items() if size > 1)
     owners = np.repeat(part.table.nodes, np.diff(part.table.offsets))
     return {
         "name": part.name,
@@ -145,7 +143,7 @@ def _component(part: ComponentPlan, mark: Mark) -> dict[str, Any]:
         "size": part.world_size,
         "role": part.role.value,
         "strategy": part.strategy.removesuffix("PlacementStrategy").lower(),
-        "parallel": shown_mesh(part) or written,
+        "parallel": shown_mesh(part) or shown_sizes(part),
         "managed_by": part.managed_by,
         "unused": part.model.unused_because,
         "spans": not np.array_equal(owners, part.table.device_nodes),  # whether a process holds devices of other nodes

@@ -15,11 +15,12 @@ from rich.text import Text
 
 from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Severity, Where, counted
-from roost.config.job import Notation, Origin, ResolvedSetting
+from roost.config.job import Notation, Origin, ResolvedSetting, Role
 from roost.config.known_keys.tables import Effect, KeyUse
 from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train, with_shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
+from roost.placement.explain import shown_mesh, shown_sizes
 from roost.placement.memory.model import known_shape
 from roost.placement.memory.traffic import Traffic, micro_batch_tokens, micro_batch_traffic
 from roost.placement.plan import Plan
@@ -43,6 +44,11 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     if meshes:
         console.print()
         console.print(Text(f"mesh  {', '.join(meshes)}"))
+    split = [part for part in shown if part.role in (Role.LEARNER, Role.SCORER) and part.sharded_mesh is None]
+    sizes = [f"{part.name} {text}" for part in split if (text := shown_sizes(part))]
+    if sizes:
+        console.print()
+        console.print(Text(f"sizes  {'; '.join(sizes)}"))
     recomputed = [text for part in shown if (text := _recomputed(part))]
     if recomputed:
         console.print()
@@ -60,12 +66,6 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
     if settings:
         console.print()
         console.print(Text("settings  " + ", ".join(f"{key}={value}" for key, value in settings.items())))
-
-
-def shown_mesh(part: ComponentPlan) -> str:
-    """The device mesh of a learner or scorer as text; empty if FSDP alone divides its ranks."""
-    mesh = part.sharded_mesh
-    return str(mesh) if mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1) else ""
 
 
 def _recomputed(part: ComponentPlan) -> str:

@@ -521,6 +521,29 @@ def test_the_mesh_and_the_traffic_of_an_rlinf_job_are_those_of_its_learner(backe
     assert (f'"{mesh or "tensor 2"}"' in page.read_text()) and ('"traffic":[]' in page.read_text()) != bool(mesh)
 
 
+def test_the_sizes_of_a_learner_with_megatron_are_shown(tmp_path):
+    """They were in the JSON alone; FSDP had its mesh."""
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2}
+    strategy = {"strategy_name": "megatron_train", "strategy_config": sizes | {"expert_tensor_parallel_size": 1}}
+    file = write(
+        tmp_path,
+        yaml.safe_dump(
+            {
+                "pretrain": "some/model",
+                "num_gpus_per_node": 8,
+                "actor_train": {"device_mapping": "0-7", "strategy_args": strategy},
+                "actor_infer": {"device_mapping": "0-7", "strategy_args": {"strategy_name": "vllm"}},
+            }
+        ),
+    )
+    spelt = "tensor 2, pipeline 2, expert 2, expert tensor 1"
+    assert f"sizes  actor {spelt}\n" in run("plan", file).stdout
+    assert f"Its parallel sizes are {spelt}.\n" in run("explain", file, "actor").stdout
+    mesh = write(tmp_path, yaml.safe_dump(TWO_COPIES), "mesh.yaml")
+    explained = run("explain", "--layout", "as_written", mesh, "actor").stdout
+    assert "Its device mesh is 2 replicate x 4 shard x 2 tensor.\n" in explained
+
+
 def test_layers_that_auto_recomputes_are_shown(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     job = {
