@@ -41,9 +41,20 @@ def explain_process(plan: Plan, part: ComponentPlan, rank: int) -> list[str]:
 
 
 def shown_mesh(part: ComponentPlan) -> str:
-    """The device mesh of a learner or scorer as text; empty if FSDP alone divides its ranks."""
+    """The device mesh of a learner or scorer as text; empty if FSDP alone divides its ranks.
+
+    >>> import roost
+    >>> cluster = {"num_nodes": 1, "num_gpus_per_node": 8, "component_placement": {"actor": "all", "rollout": "all"}}
+    >>> actor = {"model": {"context_parallel_size": 4}}
+    >>> shown_mesh(roost.plan({"cluster": cluster, "actor": actor}, layout="as_written")["actor"])
+    '2 shard x 4 context (weights over 8 ranks)'
+    """
     mesh = part.sharded_mesh
-    return str(mesh) if mesh is not None and (mesh.shard < part.world_size or mesh.expert > 1) else ""
+    if mesh is None or (mesh.shard == part.world_size and mesh.expert == 1):
+        return ""
+    # FSDP shards over context groups too, which the size named shard leaves out.
+    over = f" (weights over {mesh.fsdp * mesh.tensor} ranks)" if mesh.context > 1 else ""
+    return f"{mesh}{over}"
 
 
 def shown_sizes(part: ComponentPlan) -> str:

@@ -490,6 +490,16 @@ def test_the_mesh_of_a_learner_is_shown(tmp_path):
     assert "mesh  actor 2 replicate x 4 shard x 2 tensor" in run("plan", "--layout", "as_written", file).stdout
 
 
+def test_the_mesh_says_over_how_many_ranks_the_weights_are(tmp_path):
+    """A context size lies within the ranks of FSDP: 2 shard x 4 context read as weights over 2 ranks."""
+    keys = "trainer.n_gpus_per_node=8 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.rollout.name=vllm"
+    size = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4"
+    file = write(tmp_path, f'python3 -m verl.trainer.main_ppo {keys} {size} "$@"\n', "run.sh")
+    assert "mesh  actor 2 shard x 4 context (weights over 8 ranks)" in run("plan", file).stdout
+    half = run("plan", file, "--", "actor_rollout_ref.actor.fsdp_config.fsdp_size=4").stdout
+    assert "mesh  actor 2 replicate x 4 context (weights over 4 ranks)" in half
+
+
 SIZES = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
 QWEN = {"model_type": "qwen2", "intermediate_size": 18944, "vocab_size": 152064, **SIZES}
 
