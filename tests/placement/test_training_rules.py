@@ -1127,3 +1127,31 @@ def test_models_that_score_samples_with_images_read_them(name, train, tmp_path):
 
     assert errors("text", images="image") == [f"data has images, but {name} reads text alone"]
     assert not errors("images", images="image") and not errors("text")
+
+
+def test_a_reference_without_work_is_named_with_a_fix_that_can_be_applied(tmp_path):
+    """`write kl_coef` named a key that ROLL does not have, at no line."""
+    config = """\
+pretrain: some/model
+num_gpus_per_node: 2
+rollout_batch_size: 8
+sequence_length: 256
+actor_train: {device_mapping: "[0]", strategy_args: {strategy_name: fsdp2_train}}
+actor_infer: {device_mapping: "[1]", strategy_args: {strategy_name: vllm}}
+reference: {device_mapping: "[0]", strategy_args: {strategy_name: fsdp2_infer}}
+train_env_manager: {num_env_groups: 2, group_size: 4, tags: [Sokoban], num_groups_partition: [2]}
+custom_envs:
+  Sokoban: {env_type: sokoban, agent_template: "{observation}", max_steps: 4, env_config: {dim_room: [6, 6]}}
+"""
+    file = tmp_path / "job.yaml"
+    file.write_text(config)
+
+    def idle(overrides=()):
+        findings = Findings()
+        try_plan(file, findings, overrides=overrides, trains=True)
+        return [finding for finding in findings.collected if finding.code == "RST-P025"]
+
+    (finding,) = idle()
+    assert str(finding.where) == f"{file}:7:13 reference.device_mapping"
+    assert finding.fix == "write train.kl_coef: 0.001, or remove reference"
+    assert idle(["+train.kl_coef=0.001"]) == []

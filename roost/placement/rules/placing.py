@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from roost.config.data import is_teacher
 from roost.config.findings import Findings, Where
-from roost.config.job import ModelUse, Notation
+from roost.config.job import COMMAND_LINE, ModelUse, Notation
 from roost.config.node_groups import CLUSTER_GROUP
 from roost.config.ranks import spell_ranks
-from roost.config.train import AdvantageEstimator, Objective, TrainSettings
+from roost.config.train import SETTINGS, AdvantageEstimator, Objective, TrainSettings
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import UnknownShape, shape_from_config
 
@@ -102,7 +102,7 @@ def check_components(
     elif settings.moves_reference and "actor" in parts and "reference" in parts:
         _check_moved(parts["actor"].model, parts["reference"].model, at, findings)
     check_teachers(settings, parts, placing, at, findings)
-    _check_scorers(settings, parts, at, findings)
+    _check_scorers(settings, parts, placing.notation, at, findings)
 
 
 def _check_moved(policy: ModelUse, reference: ModelUse, at: At, findings: Findings) -> None:
@@ -146,7 +146,9 @@ def check_teachers(
         )
 
 
-def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
+def _check_scorers(
+    settings: TrainSettings, parts: Mapping[str, ComponentPlan], notation: Notation, at: At, findings: Findings
+) -> None:
     """Warn about placed models that the settings do not use."""
     estimator, scores = settings.advantage.advantage_estimator, settings.learner.loss.scores_policy
     idle = {
@@ -162,10 +164,12 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
     }
     for name, (key, why, instead, is_idle) in idle.items():
         if is_idle and name in parts:
+            place = at(key)
+            is_own = key in SETTINGS and place.path in SETTINGS[key].native(notation)
             findings.warn(
                 "RST-P025",
-                at(key),
+                at(name) if place.line is None and place.file != COMMAND_LINE else place,
                 f"{name} is placed, but has nothing to do",
                 why,
-                f"write {key}: {instead}, or remove {name}",
+                f"write {place.key_path if is_own else f'train.{key}'}: {instead}, or remove {name}",
             )
