@@ -139,3 +139,20 @@ def test_findings_of_examples_do_not_depend_on_runs(tmp_path, file):
 
 def test_the_settings_page_names_all_options():
     assert all(f"`{name}`" in SETTINGS["engine_options"].description for name in OPTIONS)
+
+
+@pytest.mark.parametrize("component", ["rollout", "critic"])
+def test_a_model_that_is_not_here_is_named_at_its_own_key(component, tmp_path):
+    """The finding was at the component's placement."""
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "cluster: {num_nodes: 1, num_gpus_per_node: 4, component_placement: {'actor,critic': 0-1, rollout: 2-3}}\n"
+        "actor: {model: {model_path: /no/such/model}}\n"
+        f"{component}: {{model: {{model_path: /no/other/model}}}}\n"
+        "train: {task: {_target_: my_tasks.Sums}, advantage_estimator: gae}\n"
+    )
+    findings = Findings()
+    try_plan(file, findings)
+    places = [str(each.where) for each in findings.found if each.code == "RST-E003" and "/no/other" in each.what]
+    column = len(f"{component}: {{model: {{") + 1
+    assert places == [f"{file}:3:{column} {component}.model.model_path"]

@@ -14,6 +14,7 @@ from roost.config.job import (
     ModelLocation,
     is_in_hub_cache,
     model_location,
+    model_place,
     read_model_config,
     resolve_model,
 )
@@ -79,7 +80,7 @@ def models_of(
     }
     for part in components:
         if part.model.path is not None and loaded.get(part.name):
-            found.setdefault(part.model.path, at(part.name))
+            found.setdefault(part.model.path, model_place(at(part.name), part.written_name))
     return [(where, model) for model, where in found.items()]
 
 
