@@ -170,7 +170,8 @@ def read_training(
             key = "dataset_name" if root.source.launch is None else "--dataset_name"
             place, what = root.where(key), "is missing"
             fix = f"write {root.spell(key, 'data/train.jsonl')}, the prompts to train on"
-        root.findings.error("RST-T001", place, what, fix=fix)
+        if all(found.where.path != place.path for found in root.findings.errors):  # such as one not resolved
+            root.findings.error("RST-T001", place, what, fix=fix)
         return None, ()
     if not values.get("task"):
         fix = "write data: {path: data/train.jsonl}, or task: {_target_: package.module.Class}"

@@ -556,3 +556,11 @@ def test_a_batch_of_generation_is_no_key_of_the_data(tmp_path):
     (found,) = [finding for finding in findings.warnings if finding.where.key_path == "data.gen_batch_size"]
     assert found.code == "RST-T014"
     assert found.fix == "remove it, or write the number of prompts as data.train_batch_size"
+
+
+def test_data_at_an_unset_variable_has_one_error(tmp_path):
+    """The key was also said to be missing."""
+    findings = Findings()
+    file = script(tmp_path, "data.train_files=$FOLDER_OF_DATA/train.parquet")
+    read_job(load(file, (), findings), findings, trains=True)
+    assert [(each.code, each.where.key_path) for each in findings.errors] == [("RST-C022", "data.train_files")]
