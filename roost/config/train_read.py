@@ -23,6 +23,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.learning import read_rejection
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_expert_tensor_parallel, warn_unlike
+from roost.config.notations.words import NO_FLAGS
 from roost.config.source import Section, Unresolved
 from roost.config.train import (
     NOT_IN_SFT,
@@ -170,6 +171,8 @@ def read_training(
             key = "dataset_name" if root.source.launch is None else "--dataset_name"
             place, what = root.where(key), "is missing"
             fix = f"write {root.spell(key, 'data/train.jsonl')}, the prompts to train on"
+            if NO_FLAGS in root.values:
+                place, fix = root.where("train", "data", "path"), "write train.data.path=data/train.jsonl, the prompts"
         if all(found.where.path != place.path for found in root.findings.errors):  # such as one not resolved
             root.findings.error("RST-T001", place, what, fix=fix)
         return None, ()
@@ -186,6 +189,8 @@ def read_training(
         place, fix = setting_location("model", job), "name the folder of a Hugging Face checkpoint"
         if place.path[:1] != ("train",):
             fix = f"write {place.key_path}=FOLDER, that of a Hugging Face checkpoint"
+        elif root.source.launch is not None:
+            fix = "write train.model=FOLDER, that of a Hugging Face checkpoint"
         root.findings.error("RST-T004", place, "is missing", fix=fix)
         return None, ()
     settings = _settings(values, job, root)
@@ -290,10 +295,10 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
     has_own_reward = task and not _is_scored_by_rewards(task)
     if not (has_own_reward or values.get("rewards") or is_taught):
         what, why = "have no reward", "the answers to their prompts would not be scored"
-        fix = (
-            "write rewards in train: {exact: {_target_: roost.rollout.rewards.math_answer.ExactAnswer}}; "
-            "for roost sft, objective: sft"
-        )
+        reward = "roost.rollout.rewards.math_answer.ExactAnswer"
+        fix = f"write rewards in train: {{exact: {{_target_: {reward}}}}}; for roost sft, objective: sft"
+        if root.source.launch is not None:
+            fix = f"write {'+' * (job.notation is Notation.VERL)}train.rewards.exact._target_={reward}"
         root.findings.error("RST-T061", place, what, why, fix)
     if not task:
         return {"_target_": SCENARIO, **data}

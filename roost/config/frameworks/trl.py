@@ -50,6 +50,7 @@ from roost.config.job import (
     read_model_config,
 )
 from roost.config.notations.algorithm import RESPONSE, algorithm_of
+from roost.config.notations.words import NO_FLAGS
 from roost.config.shell.state import Command, Reading, Value
 from roost.config.source import Section, read_text
 
@@ -107,7 +108,7 @@ PLACING = (
             *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_device", "deepspeed"),
         )
     ),
-    *(VISIBLE, "async", RLOO, "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
+    *(VISIBLE, "async", RLOO, NO_FLAGS, "vllm_serve.*", "fsdp_config.*", "deepspeed_config.*"),
 )
 GPU_IDS = ("--gpu_ids", "gpu_ids")
 SETTING = re.compile(r"\+{0,2}train\.[\w.]+=")
@@ -157,6 +158,7 @@ def with_files(start: Start, findings: Findings) -> Arguments:
     if _starts_rloo(start):
         whole.set((RLOO,), True, command.position)
     if keywords and not _reads_flags(start):
+        whole.set((NO_FLAGS,), True, command.position)
         arguments = _without_flags(start, findings)
     if start.program.rpartition("/")[2] != "trl":
         arguments = _without_launcher_flags(arguments, start, findings)

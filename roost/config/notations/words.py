@@ -81,6 +81,7 @@ MEGATRON_ARGUMENTS, MEGATRON_WSD_ARGUMENTS = ("min_lr", "lr_decay_steps"), ("wsd
 HARMLESS = {"warmup_type": "linear", "num_cycles": 0.5}
 # Without float16, which needs loss scaling: `dialects.warn_unlike` warns of it.
 COMPUTE_TYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "32": "float32"}
+NO_FLAGS = "no_flags"  # the key that says that the script of a TRL job has no parser of arguments
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch", "huggingface": "torch"}
 
 

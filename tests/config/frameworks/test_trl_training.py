@@ -1,6 +1,7 @@
 """Training settings of TRL's commands: each argument is followed, or named at its line."""
 
 import json
+import re
 
 from roost.config.compose import load
 from roost.config.findings import Findings
@@ -336,3 +337,17 @@ def test_a_job_without_data_names_the_flag_for_it(tmp_path):
     (error,) = (finding for finding in findings.errors if finding.code == "RST-T001")
     assert error.where.key_path == "--dataset_name"
     assert error.fix == "write --dataset_name data/train.jsonl, the prompts to train on"
+
+
+def test_a_script_without_a_parser_is_trained_by_settings_of_roost(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("args = GRPOConfig(num_generations=4, max_steps=2)\n")
+    file, given = tmp_path / "run.sh", []
+    file.write_text('#!/bin/bash\naccelerate launch --num_processes 1 train.py "$@"\n')
+    for codes in (["RST-T001"], ["RST-T004", "RST-T061"], []):
+        findings = Findings()
+        read_job(load(file, tuple(given), findings), findings, trains=True)
+        assert sorted(finding.code for finding in findings.errors) == codes
+        fixes = [re.fullmatch(r"write (train\.\S+=[^\s,]+).*", finding.fix) for finding in findings.errors]
+        given += [fix[1] for fix in fixes]
+    assert not findings.warnings
