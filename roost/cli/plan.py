@@ -98,9 +98,9 @@ def _write_pictures(plan: Plan, html: Path | None, svg: Path | None, findings: F
         try:
             file.write_text(draw(plan), encoding="utf-8")
         except OSError as error:
-            findings.error(
-                "RST-C031", Where(str(file)), f"cannot be written: {error.strerror}", fix="name a folder that exists"
-            )
+            kind = "svg" if file is svg else "html"
+            fix = f"name a file in it: {file / f'plan.{kind}'}" if file.is_dir() else "name a folder that exists"
+            findings.error("RST-C031", Where(str(file)), f"cannot be written: {error.strerror}", fix=fix)
 
 
 def _check_names(plan: Plan, wanted: tuple[str, ...], findings: Findings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.cluster.inventory import ACCELERATOR, NODE
-from roost.config.findings import counted
+from roost.config.findings import counted, plural
 from roost.config.job import Role
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan, Process
@@ -80,7 +80,8 @@ def _holding(part: ComponentPlan, placement: Placement) -> str:
     if not placement.devices:
         return " without devices"
     kind = _kind(part, placement.node_group_label)
-    own = f" with {kind} {spell_ranks(placement.local_hardware_ranks)}"
+    several = plural(kind) if len(placement.local_hardware_ranks) > 1 else kind
+    own = f" with {several} {spell_ranks(placement.local_hardware_ranks)}"
     away = [device for device in placement.devices if device[0] != placement.cluster_node_rank]
     others = ", ".join(f"{index} of node {node}" for node, index in away)
     return f"{own}, and {kind} {others}" if away else own

@@ -166,7 +166,7 @@ class TestExplain:
     def test_a_process(self):
         result = run("explain", EXAMPLES / "placements/rlinf.yaml", "rollout:3")
         assert result.exit_code == 0
-        assert result.stdout.startswith("rollout 3 runs on node 0 with accelerator 5,7.\n")
+        assert result.stdout.startswith("rollout 3 runs on node 0 with accelerators 5,7.\n")
 
     def test_by_the_name_in_the_config(self):
         assert (
@@ -277,6 +277,12 @@ class TestPictures:
         result = run("plan", EXAMPLES / "placements/rlinf.yaml", "--html", tmp_path / "nowhere/plan.html")
         assert result.exit_code == 1
         assert "cannot be written" in result.stderr
+
+    @pytest.mark.parametrize("kind", ["html", "svg"])
+    def test_a_folder_in_place_of_a_file(self, kind, tmp_path):
+        result = run("plan", EXAMPLES / "placements/rlinf.yaml", f"--{kind}", tmp_path, width=300)
+        assert result.exit_code == 1
+        assert f"name a file in it: {tmp_path}/plan.{kind}" in result.stderr
 
 
 def import_error(code):

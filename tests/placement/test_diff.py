@@ -122,7 +122,7 @@ class TestExplain:
     def test_a_process(self):
         made = plan(actor="0-7:0-3")
         sentences = explain_process(made, made["actor"], 2)
-        assert sentences[0] == "actor 2 runs on node 1 with accelerator 0-1."
+        assert sentences[0] == "actor 2 runs on node 1 with accelerators 0-1."
         assert (
             "It was given ranks 0-7 of cluster, where a rank is an accelerator: 8 ranks for 4 processes." in sentences
         )
@@ -131,7 +131,7 @@ class TestExplain:
     def test_a_worker_over_two_nodes(self):
         made = roost.plan({"num_gpus_per_node": 4, "actor": {"device_mapping": "2-5", "num_gpus_per_worker": 4}})
         first = explain_process(made, made["actor"], 0)[0]
-        assert first == "actor 0 runs on node 0 with accelerator 2-3, and accelerator 0 of node 1, 1 of node 1."
+        assert first == "actor 0 runs on node 0 with accelerators 2-3, and accelerator 0 of node 1, 1 of node 1."
 
     def test_workers_without_devices(self):
         made = roost.plan({"num_gpus_per_node": 4, "num_nodes": 3, "rewards": {"rule": {"world_size": 4}}})
