@@ -183,7 +183,8 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
             "check it with bash -n",
         )
     if reading.is_cut:
-        report("RST-C037", Where(str(file)), "is too long to be followed to its end", fix="give the job's own script")
+        place = Where(*(reading.cut_at or (str(file), None, None)))
+        report("RST-C037", place, "is too long to be followed to its end", fix="give the job's own script")
     for path, position in reading.missing_sources[:MAX_NAMED]:
         findings.warn(
             "RST-C039",
@@ -227,7 +228,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
         starts = list(dict.fromkeys(filter(None, map(_started_by, commands))))
         kind = "program" if starts else "command"
         asked = {} if starts else dict(list(reading.asked.items())[:MAX_NAMED])
-        starts = starts or [" ".join(word.shown for word in one.words[:3]) for one in commands]
+        starts = starts or [_beginning(one) for one in commands]
         named = [shorten(text, MAX_NAME, placeholder=" ...") for text in starts[-MAX_NAMED:]]
         started = f"it starts {counted(len(starts), kind)}: {'; '.join(named)}" if starts else ""
         ended = f"it ends in line {reading.ended[1]}, by its own exit" if reading.ended is not None else ""
@@ -276,6 +277,12 @@ def _started_by(command: Command) -> str:
     files = (at for at, word in enumerate(words) if word.shown.endswith(".py"))
     at = next(_programs(words), next(files, None))
     return "" if at is None else words[at].shown if at == 0 else f"{words[0].shown} {words[at].shown}"
+
+
+def _beginning(command: Command) -> str:
+    """The first words of a command, at least up to the first that is not known and may be its program."""
+    unknown = next((at for at, word in enumerate(command.words) if word.known is None), 0)
+    return " ".join(word.shown for word in command.words[: max(3, unknown + 1)])
 
 
 def _unplanned(reading: Reading) -> Iterator[str]:

@@ -138,6 +138,7 @@ class Interpreter(Branches):
     def _run(self, statement: Statement, state: State) -> Status:
         self.steps += 1
         if self.steps > self.limit:
+            self.reading.cut_at = self.reading.cut_at or getattr(statement, "position", None)
             raise _Stop
         if isinstance(statement, Simple):
             return self._simple(statement, state)

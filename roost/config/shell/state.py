@@ -565,3 +565,4 @@ class Reading:
     asked: dict[str, Position] = field(default_factory=dict)
     ended: Position | None = None  # an `exit` that is always reached
     is_cut: bool = False  # a limit was reached
+    cut_at: Position | None = None  # the command at which it was, if one was

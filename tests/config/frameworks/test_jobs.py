@@ -1023,6 +1023,17 @@ def test_why_a_program_is_no_job(command, why, tmp_path):
     assert why in codes(tmp_path, command)["RST-C038"].why
 
 
+def test_commands_are_shown_up_to_what_is_not_known(tmp_path):
+    command = "accelerate launch --config_file acc.yaml --num_processes 4 $(which trl) grpo"
+    found = codes(tmp_path, command)["RST-C038"]
+    assert found.why.endswith("accelerate launch --config_file acc.yaml --num_processes 4 $(which trl)")
+
+
+def test_a_script_that_is_too_long_has_the_line_that_is_reached(tmp_path):
+    found = codes(tmp_path, "for a in {1..200}; do for b in {1..200}; do\ntrue\ndone; done")["RST-C037"]
+    assert found.where.line == 3
+
+
 def test_a_script_that_would_start_the_job_and_is_not_here(tmp_path):
     found = codes(tmp_path, "export N=2\nbash jobs/later.sh")["RST-C038"]
     assert "jobs/later.sh of line 3 is not here" in found.why
