@@ -294,7 +294,7 @@ def _task_of_data(values: Values, job: Job, root: Section) -> Values:
         return task or {"_target_": SCENARIO}
     has_own_reward = task and not _is_scored_by_rewards(task)
     if not (has_own_reward or values.get("rewards") or is_taught):
-        what, why = "have no reward", "the answers to their prompts would not be scored"
+        what, why = "has no reward", "the answers to their prompts would not be scored"
         reward = "roost.rollout.rewards.math_answer.ExactAnswer"
         fix = f"write rewards in train: {{exact: {{_target_: {reward}}}}}; for roost sft, objective: sft"
         if root.source.launch is not None:
