@@ -47,6 +47,7 @@ from roost.config.frameworks.verl_checks import (
     check_learner,
     check_megatron_keys,
     check_separate_async,
+    check_signs,
 )
 from roost.config.job import (
     DeviceList,
@@ -156,6 +157,7 @@ def with_config_file(start: Start, findings: Findings) -> Arguments:
         arguments.values.setdefault("model_engine", "megatron")
     if is_own:
         check_megatron_keys(arguments, findings)
+        check_signs(command.words[start.at + 1 :], findings)
     arguments.values = resolved_for(arguments.values, command)
     add_visible_of_script(arguments, start)
     return arguments

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from math import gcd
+from typing import TYPE_CHECKING
 
 from roost.config.findings import Findings, Where, counted, did_you_mean, remainder, shown
 from roost.config.frameworks.arguments import Arguments
 from roost.config.job import ParallelSizes, first_number, known_count
 from roost.config.source import Section
 
+if TYPE_CHECKING:
+    from roost.config.shell.state import Value
+
 ENGINES = ("vllm", "sglang", "trtllm", "hf")
 TRAIN_BATCH = 1024  # defaults of verl's own configs
 MINI_BATCH = 256
 SYNC_STEP = 4
 MINI, MICRO = "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"
+MICRO_OF_ALL = "ppo_micro_batch_size"  # over all GPUs
+# Keys with a value in all of verl's configs; the trainer itself reads the first ones, and the others have defaults.
+_READ_BY_TRAINER = ("trainer.nnodes", "trainer.n_gpus_per_node", "data.train_batch_size")
+_ALWAYS = (
+    *_READ_BY_TRAINER,
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    *(f"actor_rollout_ref.rollout.{key}" for key in ("n", "tensor_model_parallel_size", "gpu_memory_utilization")),
+)
+_SIGNED = re.compile(rf"([+~])({'|'.join(map(re.escape, _ALWAYS))})(?:=|$)")
 _MESHES = ("fsdp", "fsdp2", "megatron")  # backends with GPUs / model-parallel size replicas
 
 
@@ -36,6 +51,35 @@ def check_megatron_keys(arguments: Arguments, findings: Findings) -> None:
             return
 
 
+def check_signs(words: Sequence[Value], findings: Findings) -> None:
+    """Report keys of verl's configs that are added with `+` or removed with `~`: Hydra or verl ends with an error."""
+    removed: dict[str, Value] = {}
+    for word in words:
+        match = _SIGNED.match(word.prefix)
+        if match is None:
+            continue
+        sign, name = match.groups()
+        if sign == "~":
+            removed[name] = word
+        elif removed.pop(name, None) is None:
+            findings.error(
+                "RST-N068",
+                Where(*word.position, (*name.split("."),)),
+                "is added with +, and verl's config has it",
+                f"Hydra ends with: Could not append to config. An item is already at '{name}'",
+                f"write {name}=... without the +",
+            )
+    for name, word in removed.items():
+        if name in _READ_BY_TRAINER:
+            findings.error(
+                "RST-N068",
+                Where(*word.position, (*name.split("."),)),
+                "is removed with ~, and verl reads it",
+                f"the program ends with: Key '{name.rpartition('.')[2]}' is not in struct",
+                f"write {name}=..., or nothing for verl's default",
+            )
+
+
 def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes, is_own: bool) -> None:
     """Check FSDP group sizes, and batch sizes if `is_own`: projects built on verl may have other trainers."""
     groups = {"reference": _part(root, "ref"), "critic": root.below("critic"), "learner": _part(root, "actor")}
@@ -52,6 +96,8 @@ def check_learner(root: Section, gpus: int, strategy: str, sizes: ParallelSizes,
                     f"{remainder(gpus, int(size))}; verl's mesh has whole groups, and no place for the others",
                     f"write a size that divides {gpus}, or -1 for all of them",
                 )
+    if is_own:
+        _check_both_micro_batches(_part(root, "actor"))
     if is_own and gpus and gpus % sizes.model == 0:
         check_batch(root, gpus, strategy, sizes)
         _check_minibatch(root, gpus, strategy, sizes)
@@ -138,7 +184,7 @@ def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSiz
             f"{remainder(share, micro)}; {mini} * {samples} / {replicas} replicas = {share}; verl's workers assert it",
             f"write a divisor of {share}",
         )
-    if all(actor.values.get(name) is None for name in (MICRO, "ppo_micro_batch_size")):
+    if all(actor.values.get(name) is None for name in (MICRO, MICRO_OF_ALL)):
         root.findings.warn(  # no error: arguments that are not known may have it
             "RST-N088",
             actor.where(MICRO),
@@ -147,6 +193,19 @@ def _check_minibatch(root: Section, gpus: int, strategy: str, sizes: ParallelSiz
             "write it, with log_prob_micro_batch_size_per_gpu of rollout and ref, or "
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
         )
+
+
+def _check_both_micro_batches(actor: Section) -> None:
+    """Check that a micro-batch is written for each GPU or for all, not both."""
+    if actor.flag("use_dynamic_bsz") or None in (actor.values.get(MICRO), actor.values.get(MICRO_OF_ALL)):
+        return
+    actor.error(
+        "RST-N088",
+        MICRO_OF_ALL,
+        f"is written beside {MICRO}",
+        "verl ends with a ValueError where both are set and use_dynamic_bsz is false",
+        f"remove it, and keep {MICRO}",
+    )
 
 
 def check_separate_async(root: Section, has_own_reward_pool: bool) -> None:

@@ -442,6 +442,28 @@ def test_what_verl_asserts(command, path, tmp_path):
     assert (found.where.path[-1] if found is not None else "") == path
 
 
+@grid(
+    ("words", "place"),
+    [
+        ("+trainer.nnodes=2", ":3:{} trainer.nnodes"),
+        ("trainer.nnodes=1 +trainer.nnodes=$N", ":3:{} trainer.nnodes"),
+        ("~trainer.nnodes", ":3:{} trainer.nnodes"),
+        ("~data.train_batch_size=1024", ":3:{} data.train_batch_size"),
+        (f"+{A}rollout.n=2", ":3:{} actor_rollout_ref.rollout.n"),
+        ("~trainer.nnodes +trainer.nnodes=2", ""),
+        (f"~{A}rollout.n", ""),
+        ("++trainer.nnodes=2 +trainer.nnodes_of_mine=3 +data.train_files=[a,b]", ""),
+        ("--config-name mine +trainer.nnodes=2", ""),
+    ],
+)
+def test_keys_of_verl_that_are_added_or_removed(words, place, tmp_path):
+    """`~trainer.nnodes` was planned as one node, and a + on a key that verl has was taken."""
+    command = f"{VERL} trainer.n_gpus_per_node=8 {words}"
+    found = codes(tmp_path, f"N=2\n{command}").get("RST-N068")
+    column = max(command.rfind("+"), command.rfind("~")) + 1
+    assert str(found.where if found else "").endswith(place.format(column)) and bool(found) == bool(place)
+
+
 MINI, MICRO, DYNAMIC = (
     f"{ACTOR}.{key}" for key in ("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu=2", "use_dynamic_bsz=True")
 )
@@ -480,6 +502,9 @@ TRL_BATCH = "accelerate launch --num_processes 4 train_grpo.py --use_vllm --per_
         pytest.param(f"{VERL} {MINI}=24 {MICRO}", "warning", "ppo_micro_batch_size_per_gpu", id="micro-batch"),
         pytest.param(f"{VERL} {MINI}=24 {MICRO} {A}rollout.n=2", None, "", id="micro-batch-of-samples"),
         pytest.param(f"{VERL} {MINI}=24 {MICRO} {DYNAMIC}", None, "", id="micro-batch-dynamic"),
+        pytest.param(f"{VERL} {MICRO} {ACTOR}.ppo_micro_batch_size=8", "error", "ppo_micro_batch_size", id="two-micro"),
+        pytest.param(f"{VERL} {MICRO} {ACTOR}.ppo_micro_batch_size=null", None, "", id="one-micro"),
+        pytest.param(f"{VERL} {MICRO} {ACTOR}.ppo_micro_batch_size=8 {DYNAMIC}", None, "", id="two-micro-dynamic"),
         pytest.param(VERL, None, "", id="no-batches"),
         pytest.param(f"{SLIME} {OF_SLIME_BATCH} 256", "error", "--global-batch-size", id="slime"),
         pytest.param(f"{SLIME} {OF_SLIME_BATCH} 64", "warning", "--global-batch-size", id="slime-rest"),
