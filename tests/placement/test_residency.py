@@ -809,3 +809,25 @@ def test_two_changes_where_one_is_not_enough(model):
     assert not refused(
         model, 23, critic=None, actor=OFFLOAD, train={"micro_batch_tokens": 2048, "optimizer_cpu_offload": True}
     )
+
+
+def test_a_learner_of_another_program_that_is_too_large_gets_a_fix_that_fits(model, tmp_path):
+    """The fix was to use more devices, also where fewer samples of a pass are enough."""
+    actor = "actor_rollout_ref.actor"
+    keys = f"trainer.n_gpus_per_node=4 {actor}.strategy=fsdp2 algorithm.adv_estimator=grpo {actor}.use_dynamic_bsz=True"
+    lengths = "data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.name=vllm"
+    file = tmp_path / "run.sh"
+    file.write_text(f'python3 -m verl.trainer.main_ppo {keys} {lengths} actor_rollout_ref.model.path={model} "$@"\n')
+
+    def fixes(memory, *overrides):
+        findings = Findings()
+        try_plan(file, findings, {"nodes": [{"accelerators": 4, "memory_gb": memory}]}, overrides=overrides)
+        return [each.fix for each in findings.errors if each.code == "RST-M004"]
+
+    tokens = f"{actor}.ppo_max_token_len_per_gpu"
+    offload = tuple(f"{actor}.fsdp_config.{part}_offload=true" for part in ("param", "optimizer"))
+    smaller = "make micro-batches 8 times smaller: at most 8,192 tokens"
+    assert fixes(40, *offload, f"{tokens}=65536") == [smaller]
+    (fix,) = fixes(40, f"{tokens}=65536")
+    assert fix == f"let the actor offload (offload_weight, offload_grad, offload_optimizer), and {smaller}"
+    assert fixes(40, *offload, f"{tokens}=8192") == []

@@ -36,7 +36,7 @@ def fix_of(residency: ClassResidency, phase: Phase, by_name: Parts, excess: floa
     """Fixes for a device that is over-full by `excess` GiB in a phase: single changes, else a pair of them."""
     held = {name: by_name[name] for name in residency.device_class.components}
     ways = {
-        "settings": [*_settings(by_name)],
+        "settings": [*_settings(by_name), *_micro_batches(by_name)],
         "offload": [*_offloads(residency, phase, by_name)],
         "shard": [*_shards(held)],
         "fraction": [*_fractions(residency, phase, held, excess)],
@@ -46,7 +46,9 @@ def fix_of(residency: ClassResidency, phase: Phase, by_name: Parts, excess: floa
         found = [fix for name in names if (fix := _first(ways[name], fits))]
         if found:
             return ", or ".join(found if "settings" in names else [*found, MORE_DEVICES])
-    if pair := _first(_pairs(ways["offload"][-1:] + ways["shard"], [*ways["settings"], *ways["shard"]]), fits):
+    # Where learners learn, to offload between phases is of no use alone; generation may need it as well.
+    offloads = ways["offload"] or [*_offloads(residency, Phase.GENERATE, by_name)]
+    if pair := _first(_pairs(offloads[-1:] + ways["shard"], [*ways["settings"], *ways["shard"]]), fits):
         return pair
     if ways["offload"] and (pair := _offload_with_fraction(residency, phase, held, ways["offload"][-1], fits)):
         return pair
@@ -95,13 +97,33 @@ def _settings(parts: Parts) -> Iterator[Change]:
         yield "write activation_checkpointing: true in train", with_fields(recomputes=True)
     if not learners[0].model.optimizer_on_host:
         yield "write optimizer_cpu_offload: true in train", with_fields(optimizer_on_host=True)
-    tokens = micro_batch_tokens(learners[0])
-    least = max(LEAST_TOKENS, *(max(part.model.sequence or 0, part.model.longest or 0) for part in learners))
-    while tokens // 2 >= least:
-        tokens //= 2
+    for tokens in _fewer_tokens(learners):
         yield f"write micro_batch_tokens: {tokens} in train", with_fields(tokens=tokens)
     if learners[0].model.optimizer == "adamw":
         yield "write optimizer: adamw_8bit in train", with_fields(optimizer="adamw_8bit")
+
+
+def _micro_batches(parts: Parts) -> Iterator[Change]:
+    """Smaller micro-batches of learners of other programs, which have keys of their own for tokens or samples."""
+    learners = [part for part in parts.values() if part.role is Role.LEARNER and part.model.tokens is not None]
+    if not learners or any(part.model.trained_bytes is not None for part in learners):
+        return
+    most = max(map(micro_batch_tokens, learners))
+    for tokens in _fewer_tokens(learners):
+        changed = {
+            part.name: replace(part, model=replace(part.model, tokens=min(micro_batch_tokens(part), tokens)))
+            for part in learners
+        }
+        yield f"make micro-batches {most // tokens} times smaller: at most {tokens:,} tokens", changed
+
+
+def _fewer_tokens(learners: Sequence[ComponentPlan]) -> Iterator[int]:
+    """The tokens of the largest micro-batch halved again and again, down to those of the longest sample."""
+    tokens = max(map(micro_batch_tokens, learners))
+    least = max(LEAST_TOKENS, *(max(part.model.sequence or 0, part.model.longest or 0) for part in learners))
+    while tokens // 2 >= least:
+        tokens //= 2
+        yield tokens
 
 
 def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator[Change]:
