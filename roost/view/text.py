@@ -203,7 +203,7 @@ def print_settings(settings: Iterable[ResolvedSetting], notation: Notation, file
 
 
 def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> None:
-    """Print unused keys of a config with reason and replacement: as a table, or as lists if keys are too long."""
+    """Print keys of a config with their use and replacement: as a table, or as lists if keys are too long for it."""
     rows = [_key_row(use, file) for use in keys]
     if max((len(row[0]) for row in rows), default=0) * 2 > console.width:
         for key, *texts in rows:
@@ -213,10 +213,11 @@ def print_keys(keys: Iterable[KeyUse], file: str | None, console: Console) -> No
         return
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("key", no_wrap=True)
-    for name in ("not used because", "instead"):
+    names = ("use", "instead") if any(row[2] for row in rows) else ("use",)
+    for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, row[: 1 + len(names)]))
     console.print(table)
 
 

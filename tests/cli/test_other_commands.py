@@ -441,6 +441,17 @@ def test_plan_and_diff_name_the_same_estimator(tmp_path):
     assert "advantage_estimator: reinforce++ -> grpo" in run("diff", one, other).stdout.splitlines()
 
 
+def test_keys_that_training_follows_are_not_under_a_heading_of_unused_ones(tmp_path):
+    """They were in a column `not used because`, beside an empty column."""
+    keys = "trainer.n_gpus_per_node=1 actor_rollout_ref.model.path=m data.train_batch_size=8 data.train_files=a.jsonl"
+    engine = "actor_rollout_ref.rollout.name=hf actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+    file = write(tmp_path, f"python3 -m verl.trainer.main_ppo {keys} {engine}\n", "run.sh")
+    header, *rows = run("explain", file, "data", width=300).stdout.splitlines()
+    assert header.split() == ["key", "use"]
+    (row,) = (row for row in rows if row.startswith("data.train_batch_size"))
+    assert row.rstrip().endswith("  followed: by training alone, as prompts_per_step in train")
+
+
 def test_the_grid_says_why_memory_is_not_known():
     shown = " ".join(run("plan", EXAMPLES / "placements/rlinf.yaml", "--grid").stdout.split())
     assert shown.count("?: the job names no model (actor, rollout); the memory of the devices is not given") == 1
