@@ -198,29 +198,6 @@ def size_place(place: Where, section: str, size: str) -> Where:
     return Where(*place.positions[path], path, place.positions)
 
 
-_MODEL_KEYS = ("model_path", "model_name_or_path")
-
-
-def model_place(place: Where, section: str) -> Where:
-    """The key in a component's section that names its model; the component's own place if none does.
-
-    >>> at = {("cluster",): ("job.yaml", 3, 1), ("rollout", "model", "model_path"): ("job.yaml", 9, 5)}
-    >>> print(model_place(Where("job.yaml", 3, 1, ("cluster",), at), "rollout"))
-    job.yaml:9:5 rollout.model.model_path
-    """
-    found = [
-        path
-        for path in place.positions
-        if path
-        and (path[-1] in _MODEL_KEYS or path[-2:] == ("model", "path"))
-        and spell_path(path).startswith(f"{section}.")
-    ]
-    if not found:
-        return place
-    path = min(found, key=len)
-    return Where(*place.positions[path], path, place.positions)
-
-
 def family(name: str) -> str:
     """The component of a part: engines for prefill and for decode are both `rollout`.
 
@@ -573,12 +550,8 @@ def fraction_of_device(section: Section, *keys: str) -> float | None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            section.error(
-                "RST-M001",
-                key,
-                f"is {shown(value)}; it must be a fraction above 0 and at most 1",
-                fix="write 0.9",
-            )
+            what = f"is {shown(value)}; it must be a fraction above 0 and at most 1"
+            section.error("RST-M001", key, what, fix="write 0.9")
             return None
         return float(value)
     return None

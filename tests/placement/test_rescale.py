@@ -209,7 +209,7 @@ def test_the_difference_reads_well():
         "rollout: 3 processes -> 2 processes",
         "rollout 0: node 1 devices 0 -> node 2 devices 1",
         "rollout 1: removed, was node 1 devices 1",
-        "rollout 2: rank 2 -> rank 1",
+        "rollout: rank 2 -> rank 1",
     ]
 
 

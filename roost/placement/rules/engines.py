@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.engine_options import FORMS, is_count
-from roost.config.findings import Findings, Where, did_you_mean, shown
+from roost.config.findings import Findings, Where, did_you_mean, shown, spell_path
 from roost.config.job import (
     COMMAND_LINE,
     Component,
     ModelLocation,
     is_in_hub_cache,
     model_location,
-    model_place,
     read_model_config,
     resolve_model,
 )
@@ -24,6 +23,7 @@ from roost.placement.memory.shape import model_positions
 from roost.placement.rules.placing import At, spelled
 
 ROLLOUT = "rollout"
+_MODEL_KEYS = ("model_path", "model_name_or_path")
 # Options of engines that users may set; the plan or other settings decide the rest.
 OPTIONS = (
     "served_name",
@@ -80,8 +80,28 @@ def models_of(
     }
     for part in components:
         if part.model.path is not None and loaded.get(part.name):
-            found.setdefault(part.model.path, model_place(at(part.name), part.written_name))
+            found.setdefault(part.model.path, _model_place(at(part.name), part.written_name))
     return [(where, model) for model, where in found.items()]
+
+
+def _model_place(place: Where, section: str) -> Where:
+    """The key in a component's section that names its model; the component's own place if none does.
+
+    >>> at = {("cluster",): ("job.yaml", 3, 1), ("rollout", "model", "model_path"): ("job.yaml", 9, 5)}
+    >>> print(_model_place(Where("job.yaml", 3, 1, ("cluster",), at), "rollout"))
+    job.yaml:9:5 rollout.model.model_path
+    """
+    found = [
+        path
+        for path in place.positions
+        if path
+        and (path[-1] in _MODEL_KEYS or path[-2:] == ("model", "path"))
+        and spell_path(path).startswith(f"{section}.")
+    ]
+    if not found:
+        return place
+    path = min(found, key=len)
+    return Where(*place.positions[path], path, place.positions)
 
 
 def _check_options(options: Mapping[str, Any], where: Where, findings: Findings) -> None:
