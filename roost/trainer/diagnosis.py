@@ -43,7 +43,8 @@ CLIPPED = 0.3
 # With equal weights and precision the KL of engine and learner is about 1e-7, with bfloat16 about 1e-3.
 MISMATCH_TIMES, MISMATCH_LEAST = 10.0, 1e-3  # of the smallest of the first steps
 MISMATCH_MOST = 0.02  # whatever it was at the start: the ratio of a token is then off by a fifth
-# Trust regions of PPO stop at a KL of 0.01 to 0.05 per step. The first step does not count: Adam knows no scale yet.
+# Trust regions of PPO stop at a KL of 0.01 to 0.05 per step. The first step counts only if the next ones go as far and
+# cost reward: Adam knows no scale yet, and healthy runs reached 0.3 in it.
 STEP_KL, STEP_KL_TIMES, STEP_KL_WINDOW = 0.1, 2, 10  # exceeded so many times in so many steps
 EQUAL_GROUPS = 0.95  # of all groups: hardly a sample has an advantage
 REJECTED = 0.5  # of all tokens: the samples are of another policy than the learner's
@@ -317,10 +318,13 @@ def learning_rate(history: History) -> str:
     """Steps change the policy too much, or gradients jump."""
     later = history.newest if history.steps > len(history.newest) else history.newest[1:]
     recent = [abs(value) for value in _values(later[-STEP_KL_WINDOW:], "loss/kl")]
-    usual = min(map(abs, history.first.get("loss/kl", ())), default=0.0) if _is_against_engine(history) else 0.0
-    far = sum(value - usual > STEP_KL for value in recent)
-    if far >= STEP_KL_TIMES and recent[-1] - usual > STEP_KL:
-        return f"KL of the policy before and after a step {median(recent):.2g}, and {far} times up to {max(recent):.2g}"
+    first = [abs(value) for value in history.first.get("loss/kl", ())]
+    usual = min(first, default=0.0) if _is_against_engine(history) else 0.0
+    if _far(recent, usual) >= STEP_KL_TIMES and recent[-1] - usual > STEP_KL:
+        return _far_steps(recent, usual)
+    reward, now = history.start("reward/mean", 1), history.now("reward/mean")
+    if len(first) == NEWEST + 1 and _far(first[:NEWEST], usual) >= STEP_KL_TIMES and now < reward:
+        return f"{_far_steps(first, usual)}, reward {reward:.3f} -> {now:.3f}"
     norms = _values(history.newest, "grad/norm")
     is_new = min(norms[-2:], default=0.0) > max(history.first.get("grad/norm", ()), default=0.0)
     if len(norms) > START and is_new and min(norms[-2:]) > GRADIENT_TIMES * (usual := median(norms[:-2])) > 0:
@@ -367,6 +371,18 @@ RULES: Mapping[Code, Callable[[History], str]] = {
 
 def _clipped_share(row: Row) -> float:
     return sum(value for name in CLIPS for value in _values([row], name))
+
+
+def _far(divergences: Sequence[float], usual: float) -> int:
+    """Count of steps that move the policy farther than a trust region allows."""
+    return sum(value - usual > STEP_KL for value in divergences)
+
+
+def _far_steps(divergences: Sequence[float], usual: float) -> str:
+    return (
+        f"{_far(divergences, usual)} of {len(divergences)} steps moved the policy by a KL above {STEP_KL + usual:.2g}, "
+        f"the farthest by {max(divergences):.2g}"
+    )
 
 
 def _is_against_engine(history: History) -> bool:

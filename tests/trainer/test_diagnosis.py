@@ -30,6 +30,17 @@ def test_a_healthy_run_has_no_diagnosis(case):
     assert onsets(rows) == []
 
 
+def test_a_learning_rate_that_ruins_the_first_steps_is_named_at_once():
+    assert onsets(recorded("learning-rate"))[0].step == 4
+
+
+def test_the_figures_of_a_learning_rate_say_how_many_steps_went_too_far():
+    (found,) = onsets(LOST)
+    assert found.figures == (
+        "2 of 4 steps moved the policy by a KL above 0.1, the farthest by 0.54, reward 0.076 -> 0.045"
+    )
+
+
 def test_every_code_has_a_rule_a_cause_and_a_recorded_run():
     assert set(RULES) == set(CAUSES) == set(Code) == {case.diagnosis for case in SICK}
 
@@ -54,6 +65,13 @@ PENALTY = parts_of(
 )
 MINOR_STYLE = parts_of(
     30, right={"mean": 0.5, "std": 0.4, "share": 0.99}, style={"mean": 0.5, "std": 0.3, "share": 0.01, "weight": 0.1}
+)
+# A learning rate ten times too high: the policy is lost in the first steps, and gains a little for long after them.
+LOST = rows_of(
+    15,
+    loss__kl=lambda step: (0.539, 0.156, 0.054, 0.037)[step - 1] if step < 5 else 0.02,
+    reward__mean=lambda step: 0.076 if step == 1 else 0.035 + step / 300,
+    mismatch__kl_k3=1e-14,
 )
 CUT = {"length__truncated": 0.95, "reward__mean": 0.1, "reward__std": 0.3, "reward__max": 1.0}
 
@@ -80,6 +98,13 @@ CUT = {"length__truncated": 0.95, "reward__mean": 0.1, "reward__std": 0.3, "rewa
             id="two large steps",
         ),
         pytest.param(rows_of(9, loss__kl=lambda step: 0.2 if step < 3 else 0.01), [], id="two large steps at first"),
+        pytest.param(LOST, [Code.LEARNING_RATE], id="two large steps at first, and the reward falls"),
+        pytest.param(
+            [row | {"reward/mean": 0.076 + row["step"] / 100} for row in LOST], [], id="the same, and the reward rises"
+        ),
+        pytest.param(
+            [row | {"loss/kl": 0.02} if row["step"] == 2 else row for row in LOST], [], id="one, and the reward falls"
+        ),
         pytest.param(rows_of(9, loss__kl=0.3, loss__clipped_high=0.4), [], id="truncated engine from the start"),
         pytest.param(
             rows_of(9, loss__kl=0.3, loss__clipped_high=0.4, mismatch__ess=0.5), [], id="the same, with its ratios"
