@@ -23,6 +23,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.learning import read_rejection
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_expert_tensor_parallel, warn_unlike
+from roost.config.notations.switches import idle_keys, note_idle_keys
 from roost.config.notations.words import NO_FLAGS
 from roost.config.source import Section, Unresolved
 from roost.config.train import (
@@ -93,8 +94,9 @@ def _default_from_others(settings: TrainSettings, name: str) -> str | None:
 
 
 def deciding_keys(root: Section, notation: Notation, name: str) -> tuple[Where, ...]:
-    """The keys of the config that a setting is derived from, without keys that have no value or are not followed."""
+    """The keys of the config that a setting is derived from, without keys that have no value or no effect."""
     idle = {found.where.path for found in root.findings.warnings if found.code == "RST-T014"}
+    idle |= {tuple(switched.path.split(".")) for switched in idle_keys(root, notation)}
     found = []
     for path in DERIVED_FROM[notation].get(name, ()):
         *above, last = path.split(".")
@@ -146,6 +148,8 @@ def read_training(
             value, written[name] = found
             _set_written(name, value, written[name], values, root, job.notation)
     warn_unlike(root, job.notation, values)
+    if values.get("objective") is not Objective.SFT:
+        note_idle_keys(root, job.notation)
     refuse_expert_tensor_parallel(root, job)
     usual = defaults(root, job.notation, values)
     for name in ("engine_options", "data"):

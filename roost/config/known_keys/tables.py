@@ -79,9 +79,11 @@ class KeyUse:
 
 
 def with_reported_reasons(uses: Iterable[KeyUse], findings: Findings) -> tuple[KeyUse, ...]:
-    """The keys; those that an RST-T014 warning names get its reason."""
+    """The keys; those that an RST-T014 warning or an RST-T094 note names get its reason."""
+    idle = {found.where.path: found for found in findings.notes if found.code == "RST-T094"}
     unfollowed = {found.where.path: found for found in findings.warnings if found.code == "RST-T014"}
-    reasons = {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
+    reasons = {path: Known(Effect.NOTHING, found.why) for path, found in idle.items()}
+    reasons |= {path: Known(Effect.TRAINING, found.why, found.fix) for path, found in unfollowed.items()}
     return tuple(
         replace(use, known=reasons[use.where.path], places=False) if use.where.path in reasons else use for use in uses
     )
