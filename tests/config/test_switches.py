@@ -2,6 +2,7 @@
 
 import pytest
 
+import roost
 from roost.config.compose import load
 from roost.config.findings import Findings
 from roost.config.job import TRAINED, Origin
@@ -11,6 +12,7 @@ from tests.config.test_training_read import config_of
 
 RLINF, ROLL, _ = TRAINED
 FIX, CAP = "algorithm.importance_sampling_fix", "algorithm.importance_sampling_clip"
+WITH_REFERENCE = {"adv_estimator": "reinforce", "reference.device_mapping": [0]}
 
 
 def job_of(notation, written):
@@ -59,3 +61,18 @@ def test_a_switch_that_is_off_leaves_its_keys_without_effect():
     (setting,) = [setting for setting in job.resolved if setting.name == "clip_range_high"]
     assert (setting.value, setting.origin) == (0.3, Origin.CONFIG)
     assert [key.key_path for key in setting.keys] == ["pg_clip"]
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ({"kl_loss_coef": 0.01}, "write use_kl_loss: true"),
+        ({"use_kl_loss": True}, "write kl_loss_coef: 0.001"),
+        ({"init_kl_coef": 0.01}, "write add_token_level_kl: true"),
+        ({}, "write kl_coef: 0.001"),
+    ],
+)
+def test_a_reference_without_a_kl_names_the_switch_that_is_missing(written, fix):
+    plan = roost.plan(with_all(config_of(ROLL), WITH_REFERENCE | written))
+    (found,) = [warning for warning in plan.warnings if warning.code == "RST-P025"]
+    assert found.fix == f"{fix}, or remove reference"

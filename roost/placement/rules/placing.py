@@ -166,10 +166,11 @@ def _check_scorers(
         if is_idle and name in parts:
             place = at(key)
             is_own = key in SETTINGS and place.path in SETTINGS[key].native(notation)
-            findings.warn(
-                "RST-P025",
-                at(name) if place.line is None and place.file != COMMAND_LINE else place,
-                f"{name} is placed, but has nothing to do",
-                why,
-                f"write {place.key_path if is_own else f'train.{key}'}: {instead}, or remove {name}",
-            )
+            where = at(name) if place.line is None and place.file != COMMAND_LINE else place
+            fix = f"write {place.key_path if is_own else f'train.{key}'}: {instead}"
+            written = [place, at("kl_penalty_coef")] if name == "reference" else [place]
+            off = next((note for note in findings.notes if note.code == "RST-T094" and note.where in written), None)
+            if off is not None:  # the key is written, and another one is missing
+                where, why, fix = off.where, off.why, off.fix.removesuffix(", or remove it")
+            what = f"{name} is placed, but has nothing to do"
+            findings.warn("RST-P025", where, what, why, f"{fix}, or remove {name}")
