@@ -1155,3 +1155,30 @@ custom_envs:
     assert str(finding.where) == f"{file}:7:13 reference.device_mapping"
     assert finding.fix == "write train.kl_coef: 0.001, or remove reference"
     assert idle(["+train.kl_coef=0.001"]) == []
+
+
+NARROW_CLIPS = (
+    ({}, "write clip_range: 0.0003 and clip_range_high: 0.0004"),
+    (
+        {"algorithm": {"ratio_clip_eps": 0.2}},
+        "write algorithm.clip_ratio_low: 0.0003 and algorithm.clip_ratio_high: 0.0004",
+    ),
+    (
+        {"algorithm": {"clip_ratio_high": 0.2}},
+        "write algorithm.clip_ratio_low: 0.0003 and algorithm.clip_ratio_high: 0.0004",
+    ),
+)
+
+
+@pytest.mark.parametrize(("keys", "fix"), NARROW_CLIPS)
+def test_a_clip_range_is_narrowed_by_the_keys_that_give_it(keys, fix):
+    (finding,) = found(rlinf(importance_sampling_level="sequence") | keys)
+    assert (finding.code, finding.fix) == ("RST-T127", f"{fix}, as GSPO does")
+
+
+def test_rolls_clip_range_is_narrowed_by_its_own_keys():
+    config = roll({}, importance_sampling_level="sequence") | {"pg_clip": 0.2}
+    (finding,) = [one for one in found(config) if one.code == "RST-T127"]
+    assert finding.fix.startswith("write use_pg_clip_range: true, pg_clip_low: 0.0003 and pg_clip_high: 0.0004")
+    narrow = {"use_pg_clip_range": True, "pg_clip_low": 0.0003, "pg_clip_high": 0.0004}
+    assert [one.code for one in found(config | narrow)] == []

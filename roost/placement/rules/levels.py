@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from roost.config.findings import Findings
 from roost.config.learning import Rejection
 from roost.config.train import ImportanceSamplingLevel, LossSettings, OldLogprobs, PolicyLoss, TrainSettings
@@ -16,6 +18,16 @@ CLIPPING = (PolicyLoss.PPO, PolicyLoss.CISPO)
 PRODUCT_OF = {
     ImportanceSamplingLevel.SEQUENCE: ImportanceSamplingLevel.TRAJECTORY,
     ImportanceSamplingLevel.TURN_MEAN: ImportanceSamplingLevel.TURN,
+}
+# Keys of notations that give a clip range: a switch, and the lower and upper range.
+_RANGE = (None, "clip_ratio_low", "clip_ratio_high")
+_PG_CLIP = ("use_pg_clip_range", "pg_clip_low", "pg_clip_high")
+_CISPO = (None, "cispo_epsilon_low", "cispo_epsilon_high")
+CLIP_KEYS: Mapping[str, tuple[str | None, str, str]] = {
+    **dict.fromkeys(("ratio_clip_eps", "clip_ratio_low", "clip_ratio_high"), _RANGE),
+    **dict.fromkeys(("pg_clip", "pg_clip_low", "pg_clip_high"), _PG_CLIP),
+    **dict.fromkeys(("cispo_epsilon_low", "cispo_epsilon_high"), _CISPO),
+    **dict.fromkeys(("epsilon", "epsilon_high"), (None, "epsilon", "epsilon_high")),
 }
 
 
@@ -44,8 +56,19 @@ def _check_clips(loss: LossSettings, at: At, findings: Findings) -> None:
             at("clip_range"),
             f"is {loss.clip_range:g}, with which almost no ratio is clipped",
             f"importance_sampling_level is {level.value}: geometric means over many tokens are near 1",
-            "write clip_range: 0.0003 and clip_range_high: 0.0004, as GSPO does",
+            f"{_narrow_clips(at)}, as GSPO does",
         )
+
+
+def _narrow_clips(at: At) -> str:
+    """The fix that narrows the clip range, in the keys that give it: those of train would contradict them."""
+    written = [at(name) for name in ("clip_range", "clip_range_high")]
+    own = next((where for where in written if where.path[:1] != ("train",)), written[0])
+    *above, key = map(str, own.path)
+    switch, low, high = CLIP_KEYS.get(key, (None, "clip_range", "clip_range_high"))
+    switched = f"{switch}: true, " if switch else ""
+    low, high = (".".join((*above, name)) if key in CLIP_KEYS else name for name in (low, high))
+    return f"write {switched}{low}: 0.0003 and {high}: 0.0004"
 
 
 def _check_rejection(rule: Rejection, at: At, findings: Findings) -> None:
