@@ -29,6 +29,11 @@ def job_of(notation, written):
         (ROLL, {"target_kl": 0.1}, "write add_token_level_kl: true"),
         (ROLL, {"kl_loss_coef": 0.01}, "write use_kl_loss: true"),
         (ROLL, {"use_kl_loss": True}, "write kl_loss_coef: 0.001"),
+        (
+            RLINF,
+            {"actor.training_backend": "fsdp", "algorithm.early_stop_imp_ratio": 5.0},
+            "write max_mean_ratio in train",
+        ),
         (RLINF, {CAP: 5}, f"write {FIX}: true"),
         (RLINF, {"algorithm.behave_weight_threshold": 2}, "write algorithm.loss_type: decoupled_actor_critic"),
     ],
@@ -50,6 +55,7 @@ def test_a_key_without_its_switch_is_noted_and_decides_nothing(notation, written
         (ROLL, {"kl_loss_coef": 0.01, "use_kl_loss": True}),
         (ROLL, {"init_kl_coef": 0.0}),
         (RLINF, {CAP: 5, FIX: True}),
+        (RLINF, {"actor.training_backend": "megatron", "algorithm.early_stop_imp_ratio": 5.0}),
     ],
 )
 def test_a_switch_that_is_written_is_meant(notation, written):

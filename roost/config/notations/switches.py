@@ -16,7 +16,7 @@ NO_VALUE = (None, False, 0)
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """A key that has no effect where `is_off`; `switch` is the key that decides it."""
+    """A key that has no effect where `is_off`; `switch` is the key whose absence decides it, if any."""
 
     path: str
     switch: str
@@ -48,6 +48,10 @@ def _is_not_decoupled(root: Section) -> bool:
     return _value(root, "algorithm.loss_type") != rlinf.DECOUPLED
 
 
+def _is_fsdp(root: Section) -> bool:
+    return rlinf.is_fsdp(root.below("actor"))
+
+
 _LOSS = "algorithm.loss_type"
 SWITCHED: Mapping[Notation, tuple[Switched, ...]] = {
     Notation.RLINF: (
@@ -58,6 +62,13 @@ SWITCHED: Mapping[Notation, tuple[Switched, ...]] = {
             _is_not_decoupled,
             f"loss_type is not {rlinf.DECOUPLED}",
             f"write {_LOSS}: {rlinf.DECOUPLED}, or remove it",
+        ),
+        Switched(
+            "algorithm.early_stop_imp_ratio",
+            "",
+            _is_fsdp,
+            "RLinf's FSDP actor does not read it; its Megatron actor does",
+            "write max_mean_ratio in train, or remove it",
         ),
     ),
     Notation.ROLL: (
@@ -83,6 +94,6 @@ def idle_keys(root: Section, notation: Notation) -> Iterator[Switched]:
 def note_idle_keys(root: Section, notation: Notation) -> None:
     """Note keys whose switch is missing; one that is written is off on purpose."""
     for switched in idle_keys(root, notation):
-        if _value(root, switched.switch) is None:
+        if not switched.switch or _value(root, switched.switch) is None:
             *above, key = switched.path.split(".")
             root.findings.note("RST-T094", root.below(*above).where(key), "has no effect", switched.why, switched.fix)
