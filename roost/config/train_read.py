@@ -72,12 +72,35 @@ def resolve_settings(
         by_epochs = name == "max_steps" and value_of(settings, name) is None
         decided = "max_epochs" if by_epochs else name
         keys = (written[decided],) if decided in written else deciding_keys(root, notation, decided)
+        if not keys and decided not in defaulted:
+            keys = _keys_of_default(settings, decided, root, notation, written)
         is_default = decided in defaulted or (name == "minibatch_size" and "minibatches" in defaulted)
         origin = origin_of(keys) if keys else Origin.NOTATION if is_default else Origin.ROOST
         value = value_of(settings, name)
         value = _default_from_others(settings, name) if value is None else value
         resolved.append(ResolvedSetting(name, _plain(value), origin, keys))
     return tuple(resolved)
+
+
+FOLLOWED = {
+    "clip_range_high": "clip_range",
+    "rollout_is": "old_logprobs",
+    "value_loss_aggregation": "loss_aggregation",
+}
+
+
+def _keys_of_default(
+    settings: TrainSettings, name: str, root: Section, notation: Notation, written: Mapping[str, Where]
+) -> tuple[Where, ...]:
+    """The keys that decide a default: those of another setting, or a null that switches the notation's default off."""
+    if name == "dual_clip":
+        above, key = root.below("algorithm"), "clip_ratio_c"
+        is_off = notation is Notation.RLINF and key in above and settings.learner.loss.dual_clip is None
+        return (above.where(key),) if is_off else ()
+    other, has_weights = FOLLOWED.get(name), settings.learner.loss.weight_level is not ImportanceSamplingLevel.NONE
+    if other is None or (name == "rollout_is" and not has_weights):
+        return ()
+    return (written[other],) if other in written else deciding_keys(root, notation, other)
 
 
 def _default_from_others(settings: TrainSettings, name: str) -> str | None:

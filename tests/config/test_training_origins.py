@@ -160,3 +160,26 @@ def test_defaults_that_follow_from_other_settings_are_shown(overrides, expected,
     assert shown == (*expected[:2], expected[2] or "seq-mean-token-mean")
     job = read_job(load(write(tmp_path, RLINF), overrides, Findings()), Findings(), trains=True)
     assert job.training.in_flight_mode == shown[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "value", "key"),
+    [
+        (("~algorithm.ratio_clip_eps", "+train.clip_range=0.1"), "clip_range_high", 0.1, "train.clip_range"),
+        (("+algorithm.importance_sampling_fix=true",), "rollout_is", "token", "algorithm.importance_sampling_fix"),
+        (("+actor.training_backend=fsdp", "+algorithm.clip_ratio_c=null"), "dual_clip", None, "algorithm.clip_ratio_c"),
+        (
+            ("+train.loss_aggregation=token-mean",),
+            "value_loss_aggregation",
+            "token-mean",
+            "train.loss_aggregation",
+        ),
+    ],
+)
+def test_a_default_that_a_key_decides_has_that_key(overrides, name, value, key, tmp_path):
+    found, _ = origins(RLINF, tmp_path, *overrides)
+    setting = found[name]
+    assert (setting.value, [where.key_path for where in setting.keys]) == (value, [key])
+    assert setting.origin is Origin.OVERRIDE
+    plain, _ = origins(RLINF, tmp_path, "~algorithm.ratio_clip_eps")
+    assert plain[name].origin is Origin.ROOST
