@@ -109,8 +109,10 @@ CAUSES: Mapping[Code, tuple[str, str]] = {
         "read samples.jsonl, check the reward by roost try; use easier prompts, larger num_generations, or sft first",
     ),
     Code.REJECTED: (
-        "engine and learner disagree, samples are stale, or the bounds of rollout_rejection are too narrow",
-        "compare mismatch/kl_k3 with another run, lower max_staleness, or widen the bounds",
+        "engine and learner disagree, as they do with top_p, top_k or min_p without sampling_mask_replay, samples are "
+        "stale, or the bounds of rollout_rejection are too narrow",
+        "leave top_p, top_k and min_p out or set sampling_mask_replay, compare mismatch/kl_k3 with another run, lower "
+        "max_staleness, or widen the bounds",
     ),
 }
 

@@ -1182,3 +1182,24 @@ def test_rolls_clip_range_is_narrowed_by_its_own_keys():
     assert finding.fix.startswith("write use_pg_clip_range: true, pg_clip_low: 0.0003 and pg_clip_high: 0.0004")
     narrow = {"use_pg_clip_range": True, "pg_clip_low": 0.0003, "pg_clip_high": 0.0004}
     assert [one.code for one in found(config | narrow)] == []
+
+
+DOCS_BOUNDS = {"token": [0.5, 5.0], "sequence": [0.99, 1.01]}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sampling", "levels"),
+    [
+        (DOCS_BOUNDS, {"top_p": 0.9}, ["sequence"]),
+        (DOCS_BOUNDS, {"top_p": 0.9, "sampling_mask_replay": True}, []),
+        (DOCS_BOUNDS, {}, []),
+        ({"token": [0.5, 5.0]}, {"top_p": 0.9}, []),
+        ({"token": [0.95, 1.05]}, {"top_p": 0.9}, ["token"]),
+        ({"trajectory": [0.5, 2.0]}, {"top_p": 0.9}, ["trajectory"]),
+    ],
+)
+def test_bounds_that_reject_what_top_p_makes_are_a_warning(bounds, sampling, levels):
+    config = rlinf(rollout_is="token", rollout_rejection=bounds, **sampling)
+    named = [one for one in found(config) if one.code == "RST-T095"]
+    assert [one.what.split()[2] for one in named] == levels
+    assert all(one.severity is Severity.WARNING and one.where.path == ("train", "rollout_rejection") for one in named)

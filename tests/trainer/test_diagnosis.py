@@ -41,6 +41,11 @@ def test_the_figures_of_a_learning_rate_say_how_many_steps_went_too_far():
     )
 
 
+def test_rejected_tokens_may_be_due_to_truncated_sampling():
+    (found, *_) = onsets(recorded("rejected"))
+    assert "top_p" in found.cause and "sampling_mask_replay" in found.advice
+
+
 def test_every_code_has_a_rule_a_cause_and_a_recorded_run():
     assert set(RULES) == set(CAUSES) == set(Code) == {case.diagnosis for case in SICK}
 

@@ -29,7 +29,7 @@ from roost.config.train import (
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.shape import UnknownShape, shape_from_config
 from roost.placement.rules.adapters import check_adapter
-from roost.placement.rules.levels import check_levels
+from roost.placement.rules.levels import PRODUCTS, check_levels
 from roost.placement.rules.mesh import (
     check_experts,
     check_images,
@@ -358,6 +358,7 @@ def _check_loss(settings: TrainSettings, at: At, findings: Findings) -> None:
     _check_kind_of_loss(loss, at, findings)
     check_levels(settings, at, findings)
     _check_correction(loss, at, findings)
+    _check_truncated_rejection(settings, at, findings)
 
 
 OF_LOSS_TYPES = {
@@ -423,6 +424,30 @@ def _check_correction(loss: LossSettings, at: At, findings: Findings) -> None:
             "corrects for the engine's log-probs a second time",
             "old_logprobs is rollout: the importance ratio is already against the engine",
             "write old_logprobs: recompute, or remove rollout_is",
+        )
+
+
+def _check_truncated_rejection(settings: TrainSettings, at: At, findings: Findings) -> None:
+    """Warn of bounds that leave no room for the ratios that top_p alone makes.
+
+    The engine's log-probs are of the tokens that top_p leaves, which have a probability of top_p or a little more.
+    """
+    sampling = settings.sampling
+    if sampling.sampling_mask_replay or not 0 < sampling.top_p < 1:
+        return
+    for rule in settings.learner.loss.rejections:
+        least = 0.0 if rule.level in PRODUCTS else sampling.top_p  # a product over many tokens goes to 0
+        if rule.of_difference or rule.low <= least:
+            continue
+        level, other = rule.level.value, "leave top_p out"
+        other = other if settings.engine in NO_MASKS else f"write sampling_mask_replay: true, or {other}"
+        findings.warn(
+            "RST-T095",
+            at("rollout_rejection"),
+            f"rejects every {level} with a ratio below {rule.low:g}, and top_p {sampling.top_p:g} makes such ratios",
+            f"the learner gives the tokens that top_p leaves {sampling.top_p:g} or more, the engine 1: ratios "
+            "of tokens are between the two",
+            other,
         )
 
 
