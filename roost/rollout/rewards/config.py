@@ -418,7 +418,10 @@ def _built(written: str, make: Callable[[], Any], where: Where, findings: Findin
     missing = ([] if there - {"close"} else ["score"]) + ([] if "close" in there else ["close"])
     if missing:
         why = f"it has no asynchronous {', '.join(missing)}"
-        findings.error("RST-A003", where, f"{written} is not a reward", why, "see roost.rollout.rewards.reward.Reward")
+        fix = "see roost.rollout.rewards.reward.Reward"
+        if missing == ["close"]:
+            fix = "write async def close(self): pass, or release there what the reward holds"
+        findings.error("RST-A003", where, f"{written} is not a reward", why, fix)
         return None
     reward: Reward = built
     return reward

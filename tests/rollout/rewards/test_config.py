@@ -83,6 +83,11 @@ def test_rewards_elsewhere_are_not_made_here():
             "NotAsync is not a reward\n  why: it has no asynchronous score",
             id="not asynchronous",
         ),
+        pytest.param(
+            {"a": {"_target_": f"{OWN}.NeverCloses"}},
+            "why: it has no asynchronous close\n  fix: write async def close(self): pass",
+            id="no close",
+        ),
         pytest.param({"a": {"_target_": "collections.Counter"}}, "Counter is not a reward", id="another class"),
         pytest.param(
             {"a": {"_target_": EXACT, "finds": "text"}},
