@@ -750,6 +750,7 @@ def test_bounds_that_leave_groups_are_silent(train):
     assert found(rlinf(**train)) == ()
 
 
+BY_RATIO = {"kl_importance_sampling": True, "log_ratio_clip": 5.0}
 IDLE = [
     *((name, {"loss_type": kind}) for kind in ("sapo", "topr", "kimi15") for name in ("clip_range", "dual_clip")),
     ("clip_range_high", {"loss_type": "topr"}),
@@ -757,6 +758,8 @@ IDLE = [
     ("clip_range", {"importance_sampling_level": "none"}),
     ("dual_clip", {"importance_sampling_level": "none"}),
     ("importance_sampling_level", {"loss_type": "kimi15"}),
+    *((name, {"loss_type": "kimi15"}) for name in ("log_ratio_clip", "log_ratio_clip_high")),
+    ("log_ratio_clip", {"importance_sampling_level": "none"}),
     ("importance_weight_cap", {}),
     ("old_logprobs", {"rollout_is": "none"}),
     ("step_reward_weight", {}),
@@ -794,6 +797,9 @@ def test_a_setting_that_another_leaves_without_effect(name, beside):
         rlinf(loss_type="cispo", clip_range=0.1),
         rlinf(old_logprobs="decoupled", importance_weight_cap=3.0),
         rlinf(loss_type="kimi15", importance_sampling_level="turn"),  # the mean of a sample is over its turns
+        rlinf(loss_type="kimi15", max_mean_ratio=2.0, log_ratio_clip=5.0, ppo_epochs=2),
+        rlinf(importance_sampling_level="none", max_mean_ratio=2.0, log_ratio_clip=5.0, ppo_epochs=2),
+        rlinf(WITH_REFERENCE, loss_type="kimi15", kl_coef=0.1, **BY_RATIO, importance_sampling_level="sequence"),
         rlinf(loss_type="sapo") | {"algorithm": {"clip_ratio_high": 0.3, "clip_ratio_low": 0.2}},
         gae(value_huber_delta=1.0, gae_lambda=0.9, value_clip=0.2),
         rlinf(WITH_REFERENCE, kl_penalty_coef=0.1, kl_estimator="k2", kl_penalty_estimator="k2"),
@@ -805,7 +811,18 @@ def test_a_setting_that_another_leaves_without_effect(name, beside):
         rlinf(early_stop_kl=0),
     ],
     ids=[
-        *("cispo clips", "capped weights", "turns", "keys of the notation", "critic", "reference", "whitening"),
+        *(
+            "cispo clips",
+            "capped weights",
+            "turns",
+            "limit of kimi15",
+            "limit without level",
+            "kl of kimi15",
+            "keys of the notation",
+            "critic",
+            "reference",
+            "whitening",
+        ),
         *("critic beside", "epochs", "minibatches", "against the engine", "never"),
     ],
 )

@@ -10,6 +10,7 @@ from roost.config.train import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
     LossAggregation,
+    LossSettings,
     LrSchedulerType,
     OldLogprobs,
     OptimizerType,
@@ -20,6 +21,7 @@ from roost.config.train import (
 from roost.placement.rules.placing import At
 
 CLIPS = ("clip_range", "clip_range_high", "dual_clip")
+LOG_CLIPS = ("log_ratio_clip", "log_ratio_clip_high")
 OF_GIGPO = ("episode_reward_weight", "step_reward_weight", "state_normalization", "state_scope")
 REMOVE = "remove it"
 
@@ -48,12 +50,26 @@ def _has_no_weights(settings: TrainSettings) -> bool:
 
 
 def _is_level_unused(settings: TrainSettings) -> bool:
-    """Return True for kimi15, unless weights, max_mean_ratio or the mean over turns use the level."""
+    """Return True for kimi15, unless weights, the mean over turns, max_mean_ratio or the KL use the level."""
     loss = settings.learner.loss
     is_of_weights = loss.old_logprobs is OldLogprobs.DECOUPLED and loss.rollout_is is None
     is_of_turns = loss.importance_sampling_level is ImportanceSamplingLevel.TURN
     is_of_mean = is_of_turns and loss.loss_aggregation is LossAggregation.SEQ_MEAN
-    return loss.loss_type is PolicyLoss.KIMI15 and not (is_of_weights or loss.max_mean_ratio or is_of_mean)
+    return loss.loss_type is PolicyLoss.KIMI15 and not (is_of_weights or is_of_mean or _uses_ratio_beside_loss(loss))
+
+
+def _uses_ratio_beside_loss(loss: LossSettings) -> bool:
+    """Return True if the ratio limits steps or weighs the KL, whatever the loss of a token."""
+    return loss.max_mean_ratio > 0 or (loss.kl_coef > 0 and loss.kl_importance_sampling)
+
+
+def _clamps_no_ratio(settings: TrainSettings) -> bool:
+    loss = settings.learner.loss
+    return loss.loss_type is PolicyLoss.KIMI15 and not _uses_ratio_beside_loss(loss)
+
+
+def _clamps_no_ratio_of_none(settings: TrainSettings) -> bool:
+    return _has_no_ratio(settings) and not _uses_ratio_beside_loss(settings.learner.loss)
 
 
 def _is_only_recomputed(settings: TrainSettings) -> bool:
@@ -78,6 +94,8 @@ IDLE = (
     Idle(CLIPS, _is_loss(PolicyLoss.KIMI15), "loss_type is kimi15, which has no importance ratio"),
     Idle(("dual_clip",), _is_loss(PolicyLoss.CISPO), "loss_type is cispo, which bounds every ratio by the clip range"),
     Idle(CLIPS, _has_no_ratio, "importance_sampling_level is none: the loss is -A log p"),
+    Idle(LOG_CLIPS, _clamps_no_ratio, "loss_type is kimi15, which has no importance ratio"),
+    Idle(LOG_CLIPS, _clamps_no_ratio_of_none, "importance_sampling_level is none: the loss is -A log p"),
     Idle(("importance_sampling_level",), _is_level_unused, "loss_type is kimi15, which has no importance ratio"),
     Idle(
         ("importance_weight_cap",),
