@@ -289,10 +289,14 @@ def test_a_slip_gets_a_hint(notation, key, hint):
     assert covered(job, key).known.effect is Effect.UNKNOWN
 
 
-def test_an_invented_key_of_an_owned_section_is_unknown():
-    _, findings = job_of(Notation.RLINF, ["algorithm.zzz"])
-    (warning,) = findings.warnings
-    assert (warning.what, warning.why) == ("is not a key Roost knows", "RLinf does not know it either")
+@pytest.mark.parametrize(
+    ("notation", "key"),
+    [(Notation.RLINF, "algorithm.zzz"), (Notation.ROLL, "train_infer_correction.is_weight.tis_lower")],
+)
+def test_an_invented_key_of_an_owned_section_is_unknown(notation, key):
+    _, findings = job_of(notation, [key])
+    (warning,) = [found for found in findings.warnings if found.where.key_path == key]
+    assert (warning.what, warning.why) == ("is not a key Roost knows", f"{notation.program} does not know it either")
 
 
 def test_sections_of_the_users_own_are_fine():

@@ -209,4 +209,7 @@ TABLE = (
     Entry(COPIES, "batch_adjust_mode"),
     Entry(HYDRA, "hydra.** defaults.**"),
 )
-OWNED = ("", "ROLE", "rewards", "train_env_manager", "val_env_manager", "reward_normalization")
+OWNED = (
+    *("", "ROLE", "rewards", "train_env_manager", "val_env_manager", "reward_normalization"),
+    "train_infer_correction",
+)
