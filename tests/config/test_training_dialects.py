@@ -1122,6 +1122,12 @@ def test_a_word_that_roost_does_not_have(path):
     assert whats(findings) == ["embodied_sac is not supported"]
 
 
+def test_a_word_that_only_roost_has_is_a_value_of_train():
+    _, findings = read(with_all(config_of(RLINF), {"algorithm.adv_type": "gigpo"}))
+    (found,) = findings.errors
+    assert (found.code, found.fix) == ("RST-T013", "remove it, and write train.advantage_estimator: gigpo")
+
+
 @pytest.mark.parametrize(
     ("notation", "written", "train"),
     [

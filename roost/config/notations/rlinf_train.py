@@ -290,7 +290,7 @@ def _advantages(algorithm: Section, has_critic: bool) -> dict[str, Any]:
     """Settings of advantages. Only GAE with a critic reads `gamma` and `gae_lambda`."""
     kind = algorithm.values.get("adv_type")
     found: dict[str, Any] = {
-        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES),
+        "advantage_estimator": named(algorithm, "adv_type", ADV_TYPES, "advantage_estimator"),
         "whiten_advantages": _whitening(algorithm),
     }
     if kind == "gae" and has_critic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 from roost.config.findings import shown
@@ -88,7 +89,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf_infer": "torch", "hf": "torch
 def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str | None = None) -> Any:
     """The meaning of another program's word; a word that Roost has no match for is an error.
 
-    `setting` is the setting of train that the error suggests instead.
+    `setting` is the setting of train that the error suggests instead, with the word itself where Roost has it.
     """
     word = section.text(key) if key in section else None
     if word is None:
@@ -96,11 +97,14 @@ def named(section: Section, key: str, meanings: Mapping[str, Any], setting: str 
     found = meanings.get(word)
     if found is None:
         why = f"of these words Roost knows {', '.join(meanings)}"
+        kind = type(next(iter(meanings.values())))
+        own = word if setting is not None and issubclass(kind, StrEnum) and word in set(kind) else ""
         instead = "write the settings you want in the section train" if setting is None else f"write train.{setting}"
+        instead += f": {own}" if own else ""
         fix = f"remove it, and {instead}"
         if section.source.launch is not None:  # a script has no section train, but overrides
             prefix = "" if key.startswith("-") else "+"
-            fix = f"use one of them, or remove it and write {prefix}train.{setting or 'SETTING'}=VALUE"
+            fix = f"use one of them, or remove it and write {prefix}train.{setting or 'SETTING'}={own or 'VALUE'}"
         section.error("RST-T013", key, f"{word} is not supported", why, fix)
     return found
 
