@@ -17,7 +17,7 @@ from roost.cluster.inventory import Inventory
 from roost.config.findings import Finding, Severity, Where, counted
 from roost.config.job import Notation, Origin, ResolvedSetting, Role
 from roost.config.known_keys.tables import Effect, KeyUse
-from roost.config.notations.algorithm import ESTIMATOR, estimator_of_train, with_shared_estimator
+from roost.config.notations.algorithm import ESTIMATOR, WHITEN, estimator_of_train, with_shared_estimator
 from roost.config.ranks import spell_ranks
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.explain import shown_mesh, shown_sizes
@@ -58,10 +58,12 @@ def print_plan(plan: Plan, console: Console, components: Sequence[str] = ()) -> 
         console.print()
         console.print(Text(f"traffic  {', '.join(traffic)}"), soft_wrap=True)
     settings = {key: value for key, value in plan.settings.items() if value is not None}
+    trained = {setting.name: setting.value for setting in plan.training}
+    if WHITEN in settings and WHITEN in trained:
+        settings[WHITEN] = trained[WHITEN]  # the plan has only whether, the run also how
     if ESTIMATOR in settings:
         if not plan.training and not plan.notation.is_trained:
             settings = with_shared_estimator(settings)
-        trained = {setting.name: setting.value for setting in plan.training}
         settings[ESTIMATOR] = trained.get(ESTIMATOR) or estimator_of_train(settings[ESTIMATOR])
     if settings:
         console.print()

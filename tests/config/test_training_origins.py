@@ -183,3 +183,11 @@ def test_a_default_that_a_key_decides_has_that_key(overrides, name, value, key, 
     assert setting.origin is Origin.OVERRIDE
     plain, _ = origins(RLINF, tmp_path, "~algorithm.ratio_clip_eps")
     assert plain[name].origin is Origin.ROOST
+
+
+def test_the_header_shows_how_advantages_are_whitened(tmp_path):
+    job = write(tmp_path, RLINF)
+    whitened = ("+algorithm.adv_type=rloo", "+algorithm.normalize_advantages=true")
+    words = run("plan", job, *whitened, width=300).stdout
+    assert "whiten_advantages=tokens_biased" in words
+    assert "whiten_advantages=True" not in words
