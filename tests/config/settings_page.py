@@ -124,7 +124,8 @@ DEFAULTS = """\
 UNFOLLOWED = """\
 ## Keys without an effect
 
-These keys change how the other programs train, and Roost has no equivalent. A config that uses one gets a warning. Keys
+These keys change how the other programs train, and Roost has no equivalent. A config that uses one gets a warning where
+the other program reads it (RLinf reads `algorithm.filter_rewards` in embodied tasks alone). Keys
 that the task replaces (data, rewards, environments) share one warning per section; keys about speed, files or logging,
 and keys that the other program ignores, share one note. `roost explain JOB keys` has the reason for each;
 `roost plan --json` lists them as `unused_keys`. An unknown key is a warning with the nearest known key."""
