@@ -28,8 +28,10 @@ from roost.learner.parallel.tensor import _styles, check_even
 from roost.learner.parallel.vocabulary import VocabularyShard
 from roost.learner.sample import PAD
 from roost.placement.memory.model import DIVIDED_LOGIT_BYTES, LOGIT_BYTES
+from roost.placement.rules.mesh import WITH_IMAGES, WITHOUT_TENSOR_PLAN
 from roost.torch_engine.engine import EngineSettings, TorchEngine
 from roost.torch_engine.server import WeightUpdater
+from roost.vision.processor import FAMILIES
 from tests.learner.random_samples import CPU, random_samples, settings_of, totals_of
 from tests.learner.ranks import EXPERT, MESHES, meet_in_pairs, on_ranks, ranks_of, sizes_of, weights
 
@@ -452,6 +454,18 @@ def test_an_embedding_that_does_more_than_look_up_is_not_divided():
     )
     with pytest.raises(ValueError, match="ScaledWordEmbedding of Gemma3ForCausalLM cannot be divided"):
         list(_styles(AutoModelForCausalLM.from_config(config)))
+
+
+@pytest.mark.parametrize("family", WITHOUT_TENSOR_PLAN)
+def test_families_that_plans_refuse_to_divide_cannot_be_divided(family):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family))
+    with pytest.raises(ValueError, match=r"tensor-parallel plan|is not supported|cannot be divided"):
+        list(_styles(model))
+
+
+def test_families_that_read_images_are_those_that_plans_accept():
+    assert WITH_IMAGES == FAMILIES
 
 
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(lora_rank=2)], ids=["whole", "adapter"])

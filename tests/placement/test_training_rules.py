@@ -1220,3 +1220,40 @@ def test_bounds_that_reject_what_top_p_makes_are_a_warning(bounds, sampling, lev
     named = [one for one in found(config) if one.code == "RST-T095"]
     assert [one.what.split()[2] for one in named] == levels
     assert all(one.severity is Severity.WARNING and one.where.path == ("train", "rollout_rejection") for one in named)
+
+
+@grid(
+    ("config", "size", "code", "what"),
+    [
+        (
+            {"model_type": "qwen3_vl", "vision_config": {"depth": 1}},
+            None,
+            "RST-T160",
+            "models of type qwen3_vl read images in a way that Roost does not support",
+        ),
+        (
+            {"model_type": "gpt2"},
+            "tensor",
+            "RST-T122",
+            "tensor size 2, but Roost does not divide layers of a model of type gpt2",
+        ),
+        (
+            {"model_type": "deepseek_v3"},
+            "expert",
+            "RST-T123",
+            "expert size 2, but Roost does not divide experts of a model of type deepseek_v3",
+        ),
+    ],
+)
+def test_a_family_that_cannot_be_trained_so_is_found_before_launch(config, size, code, what, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = {"model_path": str(tmp_path)} | ({} if size is None else {f"{size}_model_parallel_size": 2})
+    job = rlinf(model=str(tmp_path)) | {"actor": {"training_backend": "fsdp", "model": model}}
+    assert [(each.code, each.what) for each in found(job) if each.severity is Severity.ERROR] == [(code, what)]
+
+
+def test_a_family_that_is_not_counted_may_have_a_tensor_size(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granite"}))
+    model = {"model_path": str(tmp_path), "tensor_model_parallel_size": 2}
+    job = rlinf(model=str(tmp_path)) | {"actor": {"training_backend": "fsdp", "model": model}}
+    assert [each.code for each in found(job) if each.severity is Severity.ERROR] == []

@@ -13,7 +13,7 @@ from roost.placement.memory.shape import ModelShape
 Part = Component | ComponentPlan
 
 
-def any_of(sizes: Iterable[int]) -> str:
+def any_of(sizes: Iterable[int | str]) -> str:
     """Alternatives as text, for a fix.
 
     >>> any_of([1, 2, 4]), any_of([1])

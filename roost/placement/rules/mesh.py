@@ -12,11 +12,17 @@ from roost.config.job import ParallelSizes, Role, groups_of, heads_divide, size_
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
-from roost.placement.memory.shape import EXPERT_FAMILIES, ModelShape
+from roost.placement.memory.shape import EXPERT_FAMILIES, FAMILIES, ModelShape
 from roost.placement.rules.heads import any_of, tensor_sizes
 from roost.placement.rules.placing import At
 
 MAX_CONTEXT = 64  # the largest context size that a fix suggests
+# Families whose layers Roost cannot divide: transformers has no tensor-parallel plan of columns and rows for them, or
+# their embedding is no plain table. Other families that Roost does not count may work.
+WITHOUT_TENSOR_PLAN = (
+    *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_oss"),
+    *("gptj", "mpt", "olmo2", "olmo3", "olmoe", "opt", "phi3", "stablelm"),
+)
 
 
 def data_groups(learner: ComponentPlan) -> int:
@@ -33,6 +39,7 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
     shape = known_shape(part)
     at = partial(size_place, place, part.written_name)
     _check_pipeline(part, shape, ranks, at, findings)
+    _check_family(part, at, findings)
     sizes = part.parallel if shape is None else _check_has_experts(shape, part.parallel, at, findings)
     _check_ranks(sizes, ranks, at, findings)
     if shape is not None:
@@ -86,6 +93,22 @@ def _instead_of_stages(part: ComponentPlan, shape: ModelShape | None, ranks: int
     if wanted in fitting:
         fitting = [wanted]
     return [f"tensor size {any_of(fitting)} divides layers over as many ranks"] if fitting else []
+
+
+def _check_family(part: ComponentPlan, at: At, findings: Findings) -> None:
+    """Report sizes of a family that Roost cannot divide; models that read images are in `check_undivided`."""
+    config = part.model.config or {}
+    family, sizes = config.get("model_type"), part.parallel
+    if family is None or "vision_config" in config:
+        return
+    if sizes.expert > 1 and family not in FAMILIES:
+        what = f"expert size {sizes.expert}, but Roost does not divide experts of a model of type {family}"
+        why = f"it divides those of {', '.join(EXPERT_FAMILIES)}"
+        findings.error("RST-T123", at("expert"), what, why, "write expert size 1")
+    if sizes.tensor > 1 and family in WITHOUT_TENSOR_PLAN:
+        what = f"tensor size {sizes.tensor}, but Roost does not divide layers of a model of type {family}"
+        fix = "write tensor size 1; FSDP shards the model over all ranks"
+        findings.error("RST-T122", at("tensor"), what, "transformers has no plan of columns and rows for it", fix)
 
 
 def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings: Findings) -> ParallelSizes:
@@ -233,7 +256,7 @@ def _is_on_cpus(part: ComponentPlan) -> bool:
     return any(nodes[node].accelerator_type == AcceleratorType.SIMULATED for node in part.table.nodes)
 
 
-FAMILIES = "qwen2_vl or qwen2_5_vl"
+WITH_IMAGES = ("qwen2_vl", "qwen2_5_vl")  # model types that read images and can be trained
 
 
 def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
@@ -251,7 +274,7 @@ def check_images(settings: TrainSettings, parts: Mapping[str, ComponentPlan], at
         return
     family = f"its model_type is {config.get('model_type')}"
     if has_images and "vision_config" not in config:
-        fix = f"train a model of {FAMILIES}, or remove the columns of images"
+        fix = f"train a model of {any_of(WITH_IMAGES)}, or remove the columns of images"
         findings.error("RST-T160", at("data"), "has images, but the model reads text alone", family, fix)
     if "vision_config" in config and settings.learner.adapter is not None:
         what = "is not supported for a model that reads images"
@@ -288,14 +311,20 @@ def _check_scorers(settings: TrainSettings, parts: Mapping[str, ComponentPlan], 
         config = parts[name].model.config if name in parts else None
         if config is not None and "vision_config" not in config:
             why = f"its model_type is {config.get('model_type')}, and it scores samples with images"
-            fix = f"give {name} a model of {FAMILIES}, or remove it or the columns of images"
+            fix = f"give {name} a model of {any_of(WITH_IMAGES)}, or remove it or the columns of images"
             findings.error("RST-T160", at(key), f"data has images, but {name} reads text alone", why, fix)
 
 
 def check_undivided(parts: Mapping[str, ComponentPlan], at: At, findings: Findings) -> None:
-    """Check that no learner or scorer divides a model that reads images."""
+    """Check that learners and scorers have models that read images as Roost supports, and that none divides one."""
     for name, part in parts.items():
         sizes, config = part.parallel, part.model.config or {}
+        family = config.get("model_type")
+        if part.role in (Role.LEARNER, Role.SCORER) and config.get("vision_config") and family not in WITH_IMAGES:
+            what = f"models of type {family} read images in a way that Roost does not support"
+            fix = f"use {any_of(['a text model', *WITH_IMAGES])}"
+            findings.error("RST-T160", at(name), what, fix=fix)
+            continue
         is_divided = sizes.tensor * sizes.context * sizes.expert > 1
         if part.role in (Role.LEARNER, Role.SCORER) and is_divided and "vision_config" in config:
             given = {"tensor": sizes.tensor, "context": sizes.context, "expert": sizes.expert}
