@@ -24,6 +24,7 @@ from roost.placement.memory.residency import ResidencySettings, find_residency, 
 from roost.placement.memory.shape import model_positions
 from roost.placement.plan import Plan
 from roost.placement.rules.components import check_rules
+from roost.placement.rules.heads import check_groups
 from roost.placement.strategies import inventory_of
 
 if TYPE_CHECKING:
@@ -124,6 +125,9 @@ def try_plan(
     check_rules(components, residency, machines, job.notation, places, findings)
     if job.training is not None:
         _check_training(job, job.training, components, findings, trains)
+    else:
+        for part in components:
+            check_groups(part, job.notation, places.get(part.name, Where(path=(part.name,))), findings)
     if any(error.code not in despite for error in findings.errors):
         return None
     return Plan(

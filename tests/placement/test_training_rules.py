@@ -1257,3 +1257,74 @@ def test_a_family_that_is_not_counted_may_have_a_tensor_size(tmp_path):
     model = {"model_path": str(tmp_path), "tensor_model_parallel_size": 2}
     job = rlinf(model=str(tmp_path)) | {"actor": {"training_backend": "fsdp", "model": model}}
     assert [each.code for each in found(job) if each.severity is Severity.ERROR] == []
+
+
+QWEN_30B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+EXPERT, CONTEXT, TENSOR = (f"{name}_parallel_size" for name in ("expert_model", "context", "tensor_model"))
+
+
+@grid(
+    ("config", "actor", "what", "fix"),
+    [
+        (
+            QWEN_30B,
+            {EXPERT: 5},
+            "128 experts cannot be split over expert parallel size 5",
+            "use an expert parallel size that divides 128",
+        ),
+        (
+            QWEN_30B,
+            {EXPERT: 16},
+            "8 ranks that hold all experts cannot be split over expert parallel size 16",
+            "use an expert parallel size that divides 8",
+        ),
+        (
+            QWEN_30B,
+            {"backend": "megatron", TENSOR: 2, EXPERT: 8},
+            "4 ranks that hold all experts cannot be split over expert parallel size 8",
+            "use an expert parallel size that divides 4",
+        ),
+        (
+            QWEN_7B,
+            {EXPERT: 8},
+            "expert parallel size 8, but a model of type qwen2 has no experts",
+            "use an expert parallel size of 1",
+        ),
+        (
+            QWEN_7B,
+            {CONTEXT: 8},
+            "28 heads and 4 KV heads cannot be split over context parallel size 8",
+            "use a context parallel size of 1, 2 or 4",
+        ),
+    ],
+)
+def test_sizes_that_cannot_divide_a_model_that_is_only_planned(config, actor, what, fix, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = dict(actor)
+    job = rlinf({"actor,rollout": "0-7"})
+    del job["train"]
+    job["actor"] = {"training_backend": sizes.pop("backend", "fsdp"), "model": {"model_path": str(tmp_path), **sizes}}
+    (finding,) = (each for each in found(job) if each.severity is Severity.ERROR)
+    assert (finding.code, finding.what, finding.fix) == ("RST-P033", what, fix)
+
+
+@grid("actor", [{"backend": "megatron", TENSOR: 2, EXPERT: 4}, {EXPERT: 8}, {CONTEXT: 8}, {TENSOR: 2, EXPERT: 8}])
+def test_sizes_that_divide_a_model_that_is_only_planned(actor, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_30B))
+    sizes = dict(actor)
+    job = rlinf({"actor,rollout": "0-7"})
+    del job["train"]
+    job["actor"] = {"training_backend": sizes.pop("backend", "fsdp"), "model": {"model_path": str(tmp_path), **sizes}}
+    assert [each for each in found(job) if each.code == "RST-P033"] == []

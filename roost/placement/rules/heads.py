@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from math import gcd
 
 from roost.config.findings import Findings, Where, remainder
-from roost.config.job import Component, ParallelSizes, Role, Sharding, size_place
-from roost.placement.component_plan import ComponentPlan
+from roost.config.job import Component, Notation, ParallelSizes, Role, Sharding, heads_divide, size_place
+from roost.placement.component_plan import ComponentPlan, mesh_of
+from roost.placement.memory.model import known_shape
 from roost.placement.memory.shape import ModelShape
 
 Part = Component | ComponentPlan
+ULYSSES = (Notation.RLINF, Notation.ROLL, Notation.VERL)  # whose context groups of FSDP exchange tokens for heads
 
 
 def any_of(sizes: Iterable[int | str]) -> str:
@@ -36,6 +40,47 @@ def check_heads(part: Part, shape: ModelShape, devices: int, place: Where, findi
             remainder(number, size),
             fix,
         )
+
+
+def check_groups(part: ComponentPlan, notation: Notation, place: Where, findings: Findings) -> None:
+    """Check expert and context sizes of a learner or scorer that another program trains, as that program would."""
+    shape = known_shape(part)
+    if shape is None or part.role not in (Role.LEARNER, Role.SCORER):
+        return
+    sizes, ranks = part.parallel, part.world_size
+    at = partial(size_place, place, part.written_name)
+    if sizes.expert > 1 and not shape.experts:
+        what = f"expert parallel size {sizes.expert}, but a model of type {shape.family} has no experts"
+        findings.error("RST-P033", at("expert"), what, fix="use an expert parallel size of 1")
+    elif shape.experts % sizes.expert:
+        what = f"{shape.experts} experts cannot be split over expert parallel size {sizes.expert}"
+        fix = f"use an expert parallel size that divides {shape.experts}"
+        findings.error("RST-P033", at("expert"), what, remainder(shape.experts, sizes.expert), fix)
+    elif (copy := _expert_ranks(part)) % sizes.expert:
+        what = f"{copy} ranks that hold all experts cannot be split over expert parallel size {sizes.expert}"
+        fix = f"use an expert parallel size that divides {gcd(copy, shape.experts)}"
+        findings.error("RST-P033", at("expert"), what, remainder(copy, sizes.expert), fix)
+    heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
+    is_ulysses = part.model.sharding is Sharding.FULL and notation in ULYSSES
+    if is_ulysses and key_heads and not heads_divide(sizes.context, heads, key_heads):
+        groups = ranks // sizes.tensor
+        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads) and groups % size == 0]
+        findings.error(
+            "RST-P033",
+            at("context"),
+            f"{heads} heads and {key_heads} KV heads cannot be split over context parallel size {sizes.context}",
+            "context parallelism exchanges tokens for heads in attention",
+            f"use a context parallel size of {any_of(fitting)}",
+        )
+
+
+def _expert_ranks(part: ComponentPlan) -> int:
+    """Ranks over which the program divides the experts of one layer: a multiple of the expert size."""
+    sizes, ranks = part.parallel, part.world_size
+    if part.model.sharding is Sharding.OPTIMIZER:  # Megatron: those of a stage, whose experts may themselves be split
+        return ranks // sizes.pipeline // (sizes.expert_tensor or sizes.tensor)
+    mesh = mesh_of(replace(sizes, expert=1), ranks)
+    return sizes.expert if mesh is None else mesh.fsdp * mesh.tensor
 
 
 def tensor_sizes(part: Part, shape: ModelShape, devices: int) -> list[int]:
