@@ -199,7 +199,7 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "minibatches": _minibatches(actor, prompts),
         "shuffle_minibatches": actor.flag("shuffle") if "shuffle" in actor else None,
         "ppo_epochs": actor.whole_number("ppo_epochs", 1),
-        "micro_batch_tokens": actor.whole_number("ppo_max_token_len_per_gpu", 1),
+        "micro_batch_tokens": _micro_batch(actor, job),
         "learning_rate": optim.number("lr"),
         "weight_decay": optim.number("weight_decay"),
         "optimizer": named(optim, "optimizer", {**OPTIMIZER_CLASSES, **OPTIMIZERS}, "optimizer"),
@@ -237,6 +237,13 @@ def derived(root: Section, job: Job) -> dict[str, Any]:
         "keep_checkpoints": whole_number(trainer, "max_actor_ckpt_to_keep", 1),
         "max_staleness": _staleness(job),
     }
+
+
+def _micro_batch(actor: Section, job: Job) -> int | None:
+    """Tokens of a whole context group: verl counts those of one of its GPUs."""
+    tokens = actor.whole_number("ppo_max_token_len_per_gpu", 1)
+    context = next((part.parallel.context for part in job.components if part.name == "actor"), 1)
+    return tokens and tokens * context
 
 
 def _staleness(job: Job) -> int | None:

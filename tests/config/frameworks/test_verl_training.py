@@ -439,6 +439,13 @@ def test_an_evaluation_before_training_is_not_logging(tmp_path):
     assert use.is_set and use.known.reason == "Roost evaluates before the first step wherever eval_every is above 0"
 
 
+@pytest.mark.parametrize(("size", "expected"), [("1", 4096), ("4", 16384)])
+def test_tokens_of_a_micro_batch_are_those_of_a_context_group(size, expected, tmp_path):
+    words = f"{ACTOR}.ppo_max_token_len_per_gpu=4096 {ACTOR}.ulysses_sequence_parallel_size={size}"
+    words += " trainer.n_gpus_per_node=4"
+    assert setting(tmp_path, words, "micro_batch_tokens") == expected
+
+
 def test_a_column_of_images_is_followed(tmp_path):
     job, findings = job_of(tmp_path, "data.image_key=pictures")
     assert value_of(job.training, "data")["images"] == "pictures"
