@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.config.findings import shown
 from roost.config.frameworks.arguments import typed
-from roost.config.job import Job
+from roost.config.job import Job, read_model_config
 from roost.config.known_keys.tables import NOT_FOLLOWED as NOT_FOLLOWED
 from roost.config.known_keys.verl import ACTOR, CLIP_RATIO, CORRECTION, GROUPS, ROLLOUT, TABLE as TABLE
 from roost.config.notations.words import (
@@ -269,6 +269,8 @@ def defaults(root: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         found["minibatches"] = math.ceil(values.get("prompts_per_step", DEFAULTS["prompts_per_step"]) / MINIBATCH)
     data = _data(root.below("data"))
     if data:
+        if found.get("engine") == "sglang" and _has_images(root):
+            data["images"] = root.below("data").text("image_key")  # named, so that the check refuses them
         found |= {"data": data, "rewards": {"answer": {"_target_": REWARD_CLASS}}}
         if "rewards" not in values:
             _note_reward(root.below("data"))
@@ -559,6 +561,12 @@ def _advantages(algorithm: Section) -> dict[str, Any]:
 def _warn_unused(algorithm: Section, key: str, estimators: str) -> None:
     if algorithm.values.get(key) not in (None, 1):
         _warn_unread(algorithm, key, f"verl uses it with {estimators} only")
+
+
+def _has_images(root: Section) -> bool:
+    """Return True if the job names a column of images, and its model, if it is on this machine, reads them."""
+    config = read_model_config(root.below("actor_rollout_ref", "model").text("path")) or {}
+    return "image_key" in root.below("data") and "vision_config" in config
 
 
 def _data(section: Section) -> dict[str, Any]:

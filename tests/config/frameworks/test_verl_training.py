@@ -452,6 +452,24 @@ def test_a_column_of_images_is_followed(tmp_path):
     assert not [found for found in findings.found if "image_key" in str(found)]
 
 
+@pytest.mark.parametrize(
+    ("engine", "model_type", "column", "codes"),
+    [
+        ("sglang", "qwen2_5_vl", "data.image_key=images", ["RST-T160"]),
+        ("sglang", "qwen2_5_vl", "", []),
+        ("sglang", "qwen2", "data.image_key=images", []),
+        ("vllm", "qwen2_5_vl", "data.image_key=images", []),
+    ],
+)
+def test_images_need_an_engine_that_takes_them(engine, model_type, column, codes, tmp_path):
+    vision = {"vision_config": {}} if model_type == "qwen2_5_vl" else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **vision}))
+    file = script(tmp_path, f"{ROLLOUT}.name={engine} actor_rollout_ref.model.path={tmp_path} {column}")
+    done = run("check", "--train", "--json", file)
+    (found,) = json.loads(done.output).values()
+    assert [each["code"] for each in found["findings"] if each["code"] == "RST-T160"] == codes
+
+
 def test_check_does_not_point_at_itself(tmp_path):
     file = script(tmp_path, "trainer.logger=console")
     assert "roost check --train" not in run("check", "--train", file).output
