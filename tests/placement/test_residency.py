@@ -831,3 +831,28 @@ def test_a_learner_of_another_program_that_is_too_large_gets_a_fix_that_fits(mod
     (fix,) = fixes(40, f"{tokens}=65536")
     assert fix == f"let the actor offload (offload_weight, offload_grad, offload_optimizer), and {smaller}"
     assert fixes(40, *offload, f"{tokens}=8192") == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "offloads"),
+    [
+        ("megatron", "actor_rollout_ref.actor.megatron.{param,grad,optimizer}_offload", ("param", "grad", "optimizer")),
+        ("fsdp", "actor_rollout_ref.actor.fsdp_config.{param,optimizer}_offload", ("param", "optimizer")),
+    ],
+)
+def test_keys_that_offload_are_those_of_verl(model, backend, keys, offloads, tmp_path):
+    def refused_with(*words):
+        line = (
+            f"python3 -m verl.trainer.main_ppo model_engine={backend} algorithm.adv_estimator=grpo "
+            f"actor_rollout_ref.model.path={model} actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 "
+            f"actor_rollout_ref.rollout.gpu_memory_utilization=0.9 {' '.join(words)}"
+        )
+        (tmp_path / "run.sh").write_text(line + "\n")
+        findings = Findings()
+        try_plan(str(tmp_path / "run.sh"), findings, machines(80, per_node=8))
+        return [each.fix for each in findings.errors if each.code == "RST-M004"]
+
+    (fix,) = refused_with()
+    assert f"let the actor offload ({keys})" in fix
+    section = keys.partition(".{")[0]
+    assert not refused_with(*(f"{section}.{part}_offload=True" for part in offloads))

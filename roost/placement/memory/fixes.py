@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roost.config.job import OFFLOADED_PARTS, Role, Sharding
+from roost.config.job import OFFLOADED_PARTS, Notation, Role, Sharding
 from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import (
     ENGINE_FRACTION,
@@ -32,12 +32,14 @@ Fits = Callable[[Parts], bool]  # whether the device has room once these compone
 Change = tuple[str, Parts]  # a fix, and the components that it changes
 
 
-def fix_of(residency: ClassResidency, phase: Phase, by_name: Parts, excess: float, fits: Fits) -> str:
+def fix_of(
+    residency: ClassResidency, phase: Phase, by_name: Parts, notation: Notation, excess: float, fits: Fits
+) -> str:
     """Fixes for a device that is over-full by `excess` GiB in a phase: single changes, else a pair of them."""
     held = {name: by_name[name] for name in residency.device_class.components}
     ways = {
         "settings": [*_settings(by_name), *_micro_batches(by_name)],
-        "offload": [*_offloads(residency, phase, by_name)],
+        "offload": [*_offloads(residency, phase, by_name, notation)],
         "shard": [*_shards(held)],
         "fraction": [*_fractions(residency, phase, held, excess)],
     }
@@ -126,7 +128,7 @@ def _fewer_tokens(learners: Sequence[ComponentPlan]) -> Iterator[int]:
         yield tokens
 
 
-def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator[Change]:
+def _offloads(residency: ClassResidency, phase: Phase, parts: Parts, notation: Notation) -> Iterator[Change]:
     """Offload learners that stay on the device between their phases: each alone, and all together."""
     if len(residency.device_class.components) == 1:
         return
@@ -134,12 +136,32 @@ def _offloads(residency: ClassResidency, phase: Phase, parts: Parts) -> Iterator
     learners = [
         parts[name]
         for name in staying
-        if parts[name].role is Role.LEARNER and set(parts[name].model.offloads) < set(OFFLOADED_PARTS)
+        if parts[name].role is Role.LEARNER
+        and set(parts[name].model.offloads) < set(_offloadable(parts[name], notation))
     ]
     for some in [*([part] for part in learners), *([learners] if len(learners) > 1 else [])]:
         names = " and ".join(part.name for part in some)
-        changed = {part.name: replace(part, model=replace(part.model, offloads=OFFLOADED_PARTS)) for part in some}
-        yield f"let the {names} offload (offload_weight, offload_grad, offload_optimizer)", changed
+        changed = {
+            part.name: replace(part, model=replace(part.model, offloads=_offloadable(part, notation))) for part in some
+        }
+        keys = ", ".join(dict.fromkeys(_offload_keys(part, notation) for part in some))
+        yield f"let the {names} offload ({keys})", changed
+
+
+def _offloadable(part: ComponentPlan, notation: Notation) -> tuple[str, ...]:
+    """Parts of a learner that the notation has keys for: verl with FSDP has none for gradients."""
+    is_fsdp = notation is Notation.VERL and part.model.sharding is not Sharding.OPTIMIZER
+    return tuple(each for each in OFFLOADED_PARTS if each != "grad") if is_fsdp else OFFLOADED_PARTS
+
+
+def _offload_keys(part: ComponentPlan, notation: Notation) -> str:
+    """The keys that offload a learner."""
+    if notation is not Notation.VERL:
+        return "offload_weight, offload_grad, offload_optimizer"
+    if part.model.sharding is Sharding.OPTIMIZER:
+        return f"{part.written_name}.megatron.{{param,grad,optimizer}}_offload"
+    state = "fsdp" if part.name == "critic" else "fsdp_config"
+    return f"{part.written_name}.{state}.{{param,optimizer}}_offload"
 
 
 def _shards(parts: Parts) -> Iterator[Change]:

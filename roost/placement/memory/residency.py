@@ -514,7 +514,7 @@ def _check_fit(
         places.get(largest, Where(path=(largest,))),
         f"does not fit: {used:.1f} GiB on a device of {memory:g} GiB in the phase {phase.value}",
         "; ".join([spelled_sum(parts), *_megatron_note([by_name[name] for name, _ in components])]),
-        narrower + fix_of(result, phase, by_name, used - memory, fits),
+        narrower + fix_of(result, phase, by_name, settings.notation, used - memory, fits),
     )
 
 
