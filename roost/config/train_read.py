@@ -10,10 +10,7 @@ from typing import Any
 from roost.config.data import (
     AGENTS,
     QUESTIONS,
-    RL_TEACHER_KEYS,
     SCENARIO,
-    SFT_TEACHER_KEYS,
-    Distillation,
     merged_teachers,
     read_data,
     read_distillation,
@@ -23,7 +20,7 @@ from roost.config.findings import Where, did_you_mean, shown
 from roost.config.job import COMMAND_LINE, Job, Notation, Origin, ResolvedSetting, origin_of
 from roost.config.learning import read_rejection
 from roost.config.notations.dialects import DERIVED_FROM, defaults, derived, refuse_expert_tensor_parallel, warn_unlike
-from roost.config.notations.switches import idle_keys, note_idle_keys
+from roost.config.notations.switches import idle_keys, note_idle_keys, note_idle_teacher_keys
 from roost.config.notations.words import NO_FLAGS
 from roost.config.source import Section, Unresolved
 from roost.config.train import (
@@ -182,7 +179,7 @@ def read_training(
         values["teacher"] = merged_teachers(usual["teacher"], values["teacher"])
     values = {**usual, **values}
     read_teachers(values.get("teacher", {}), setting_location("teacher", job), root.findings)
-    _note_idle_keys(values, setting_location("teacher", job), root)
+    note_idle_teacher_keys(values, setting_location("teacher", job), root)
     read_rejection(values.get("rollout_rejection", {}), setting_location("rollout_rejection", job), root.findings)
     if values.get("objective") is Objective.SFT:
         values = _supervised(values, written, usual, root, job.notation)
@@ -256,24 +253,6 @@ def _refuse_sizes(train: Section, notation: Notation) -> list[str]:
         why = "parallel sizes belong to the components, not to train"
         train.findings.error("RST-C023", train.where(key), "is not a key Roost knows", why, fix)
     return sizes
-
-
-def _note_idle_keys(values: Values, place: Where, root: Section) -> None:
-    """Note keys of `teacher` that only the other objective uses."""
-    is_sft = values.get("objective") is Objective.SFT
-    of_other, objective = (RL_TEACHER_KEYS, "rl") if is_sft else (SFT_TEACHER_KEYS, "sft")
-    own = root.below("train", "teacher").values
-    below = [each for each in own.values() if isinstance(each, Mapping)]
-    keys = dict.fromkeys(key for each in (own, *below) for key in each if key in of_other)
-    if keys:
-        what = f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not used"
-        why = f"it is for objective: {objective}" if len(keys) == 1 else f"they are for objective: {objective}"
-        fix = "remove what is not for another command"
-        if is_sft and not below:
-            weight = values["teacher"].get("weight", Distillation().weight)
-            why += f"; the teacher is used for distillation on the given completions, with weight {shown(weight)}"
-            fix += ", write weight, or remove teacher"
-        root.findings.note("RST-T081", place, what, why, fix)
 
 
 # The loss is the negative log-likelihood: a policy gradient with advantage 1 and no ratio, at temperature 1.

@@ -32,7 +32,6 @@ from roost.config.frameworks.pools import (
     add_visible_of_script,
     check_divides,
     check_expert_parts,
-    engine_experts,
     engines_on,
     enough_visible,
     machines_for,
@@ -43,12 +42,12 @@ from roost.config.frameworks.registry import Framework
 from roost.config.frameworks.signs import OWN_VERL
 from roost.config.frameworks.verl_checks import (
     check_engine,
-    check_engine_parts,
     check_learner,
     check_megatron_keys,
     check_separate_async,
     check_signs,
 )
+from roost.config.frameworks.verl_engines import TENSOR, cut_pool, engine_size, standalone
 from roost.config.job import (
     DeviceList,
     Job,
@@ -69,7 +68,6 @@ from roost.config.shell.state import Reading, Value
 from roost.config.source import Section
 
 CPUS = 3  # that a worker's place in Ray has beside its GPU
-TENSOR = 2  # GPUs of an engine by default, of the policy's and of a reward model's
 VERSION = "verl 0.9 of 2026-08-22 (1dda039b9)"
 # Defaults of verl's own configs, by the path of the key; a number that is not here has none.
 DEFAULTS: Mapping[str, Any] = {
@@ -481,91 +479,21 @@ class _Verl(Reader):
 
     # --- engines
 
-    def _engine_size(self, section: Section) -> tuple[int, ParallelSizes]:
-        tensor = section.whole_number("tensor_model_parallel_size", 1, TENSOR) or 1
-        data, pipeline = (
-            section.whole_number(f"{name}_parallel_size", 1, 1) or 1 for name in ("data", "pipeline_model")
-        )
-        parts = section.below("disaggregation")
-        width = tensor
-        if parts.flag("enabled"):
-            prefill = parts.whole_number("prefill_replicas", 1, 1) or 1
-            decode = parts.whole_number("decode_replicas", 1, 1) or 1
-            width = tensor * prefill + (parts.whole_number("decode_tensor_model_parallel_size", 1) or tensor) * decode
-        expert = engine_experts(section, "expert_parallel_size", tensor * data, self.root, "verl")
-        return width * data * pipeline, ParallelSizes(tensor=tensor, pipeline=pipeline, expert=expert)
-
-    def _cut(self, devices: Sequence[int], size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
-        """The devices of engines whose sizes are in the section `engine`."""
-        key = "tensor_model_parallel_size"
-        note = "" if key in engine else f"verl's default of {key} is {TENSOR}; "
-        tensor = engine.whole_number(key, 1, TENSOR) or 1
-        fitting = len(devices) * tensor // size
-        smaller = engine.spell(key, fitting) if fitting and size % tensor == 0 else ""
-        return engines_on(devices, size, where, self.root, what, note, smaller)
-
-    def _cut_pool(self, pool: Pool, size: int, engine: Section, where: Where, what: str = "engine") -> list[int]:
-        """The devices of engines that are cut from all GPUs of a pool, one after another."""
-        width = pool.per_node
-        check_engine_parts(size, width, self.place("trainer.n_gpus_per_node"), self.root)
-        if size < width and width % size and pool.nodes > 1:
-            divisor = next(number for number in range(size, 0, -1) if width % number == 0)
-            self.root.findings.warn(
-                "RST-N056",
-                where,
-                f"makes each {what} {counted(size, 'GPU')} large, and nodes have {width}: some would be on two nodes",
-                f"{width} % {size} = {width % size}; verl mixes the GPU numbers of both nodes, and does not start them",
-                f"use engines of {counted(divisor, 'GPU')}, or of another size that divides {width}",
-            )
-        return self._cut(pool.devices, size, engine, where, what)
-
-    def _standalone(self, section: Section, engine: Section, size: int, pool: Pool | None) -> list[int]:
-        """The devices of engines on nodes of their own."""
-        if pool is None:
-            return []
-        if pool.nodes > 1 and size < pool.per_node and pool.per_node % size:
-            return self._packed(section, size, pool)
-        check_engine_parts(size, pool.per_node, section.where("n_gpus_per_node"), self.root)
-        return self._cut(pool.devices, size, engine, section.where("nnodes"))
-
-    def _packed(self, section: Section, size: int, pool: Pool) -> list[int]:
-        """The devices of engines none of which is on two nodes."""
-        count, on_node = len(pool.devices) // size, pool.per_node // size
-        where, packed = section.where("n_gpus_per_node"), pool.nodes * on_node
-        if packed < count:
-            self.root.findings.error(
-                "RST-N057",
-                where,
-                f"is {pool.per_node}, so that {counted(packed, 'engine')} of {size} GPUs fit, but verl starts {count}",
-                f"each has to be on one node: {pool.nodes} * ({pool.per_node} // {size}) = {packed}; "
-                f"verl counts {len(pool.devices)} // {size} = {count}, and waits forever",
-                f"use engines whose size divides {pool.per_node}",
-            )
-            return []
-        left = len(pool.devices) - count * size
-        self.root.findings.warn(
-            "RST-N055",
-            where,
-            f"leaves {counted(left, 'GPU')} without an engine",
-            f"{pool.per_node} of a node % {size} for each engine = {pool.per_node % size}",
-            f"choose a size that divides {pool.per_node}",
-        )
-        starts = range(0, len(pool.devices), pool.per_node)
-        found = [device for at in starts for device in pool.devices[at : at + on_node * size]]
-        return found[: count * size]
+    def _gpus(self) -> Where:
+        return self.place("trainer.n_gpus_per_node")
 
     def _rollout(self, pools: Mapping[str, Pool], mode: str) -> None:
         section = self.root.below("actor_rollout_ref", "rollout")
-        size, sizes = self._engine_size(section)
+        size, sizes = engine_size(section, self.root)
         check_engine(section)
         where = section.where("tensor_model_parallel_size")
         devices: list[int] = []
         training = self.root.below("async_training")
         lends = training.flag("use_dynamic_resource_scheduling") or training.flag("use_trainer_do_validate")
         if mode not in ("fully_async", "one_step_off") or lends:
-            devices += self._cut_pool(pools["trainer"], size, section, where)
+            devices += cut_pool(pools["trainer"], size, section, where, self.root, self._gpus())
         of_pool = section if mode == "separate_async" else self.root.below("rollout")
-        own = self._standalone(of_pool, section, size, pools.get("rollout"))
+        own = standalone(of_pool, section, size, pools.get("rollout"), self.root)
         if mode in ASYNCHRONOUS and not own and not lends and not self.root.findings.has_errors:
             self.root.findings.error(
                 "RST-N058",
@@ -595,13 +523,13 @@ class _Verl(Reader):
         if not section.flag("enable"):
             return
         engine = section.below("rollout")
-        size, sizes = self._engine_size(engine)
+        size, sizes = engine_size(engine, self.root)
         where = section.where("enable")
         if section.flag("enable_resource_pool"):
-            devices = self._standalone(section, engine, size, pools.get("reward"))
+            devices = standalone(section, engine, size, pools.get("reward"), self.root)
         else:
             key = engine.where("tensor_model_parallel_size")
-            devices = self._cut_pool(pools["trainer"], size, engine, key, "reward engine")
+            devices = cut_pool(pools["trainer"], size, engine, key, self.root, self._gpus(), "reward engine")
         if devices:
             path = first_text((section, "model_path"), (section.below("model"), "path"))
             fraction = fraction_of_device(engine, "gpu_memory_utilization")

@@ -1,4 +1,4 @@
-"""Keys of a notation that do nothing without another key, which switches them on."""
+"""Keys that do nothing without another key, which switches them on, or with the job's objective."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roost.config.data import RL_TEACHER_KEYS, SFT_TEACHER_KEYS, Distillation
+from roost.config.findings import Where, shown
 from roost.config.job import Notation
 from roost.config.notations import rlinf_train as rlinf
 from roost.config.notations.roll import is_distilled_alone
 from roost.config.source import Section
+from roost.config.train import Objective
 
 NO_VALUE = (None, False, 0)
 
@@ -45,7 +48,7 @@ def _has_no_kl_coef(root: Section) -> bool:
 
 
 def _is_not_decoupled(root: Section) -> bool:
-    return _value(root, "algorithm.loss_type") != rlinf.DECOUPLED
+    return bool(_value(root, "algorithm.loss_type") != rlinf.DECOUPLED)
 
 
 def _is_fsdp(root: Section) -> bool:
@@ -97,3 +100,21 @@ def note_idle_keys(root: Section, notation: Notation) -> None:
         if not switched.switch or _value(root, switched.switch) is None:
             *above, key = switched.path.split(".")
             root.findings.note("RST-T094", root.below(*above).where(key), "has no effect", switched.why, switched.fix)
+
+
+def note_idle_teacher_keys(values: Mapping[str, Any], place: Where, root: Section) -> None:
+    """Note keys of `teacher` that only the other objective uses."""
+    is_sft = values.get("objective") is Objective.SFT
+    of_other, objective = (RL_TEACHER_KEYS, "rl") if is_sft else (SFT_TEACHER_KEYS, "sft")
+    own = root.below("train", "teacher").values
+    below = [each for each in own.values() if isinstance(each, Mapping)]
+    keys = dict.fromkeys(key for each in (own, *below) for key in each if key in of_other)
+    if keys:
+        what = f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not used"
+        why = f"it is for objective: {objective}" if len(keys) == 1 else f"they are for objective: {objective}"
+        fix = "remove what is not for another command"
+        if is_sft and not below:
+            weight = values["teacher"].get("weight", Distillation().weight)
+            why += f"; the teacher is used for distillation on the given completions, with weight {shown(weight)}"
+            fix += ", write weight, or remove teacher"
+        root.findings.note("RST-T081", place, what, why, fix)

@@ -49,7 +49,7 @@ def fix_of(
         if found:
             return ", or ".join(found if "settings" in names else [*found, MORE_DEVICES])
     # Where learners learn, to offload between phases is of no use alone; generation may need it as well.
-    offloads = ways["offload"] or [*_offloads(residency, Phase.GENERATE, by_name)]
+    offloads = ways["offload"] or [*_offloads(residency, Phase.GENERATE, by_name, notation)]
     if pair := _first(_pairs(offloads[-1:] + ways["shard"], [*ways["settings"], *ways["shard"]]), fits):
         return pair
     if ways["offload"] and (pair := _offload_with_fraction(residency, phase, held, ways["offload"][-1], fits)):
