@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -1328,3 +1329,41 @@ def test_sizes_that_divide_a_model_that_is_only_planned(actor, tmp_path):
     del job["train"]
     job["actor"] = {"training_backend": sizes.pop("backend", "fsdp"), "model": {"model_path": str(tmp_path), **sizes}}
     assert [each for each in found(job) if each.code == "RST-P033"] == []
+
+
+@grid(
+    ("sizes", "code", "what", "fix"),
+    [
+        (
+            {EXPERT: 16},
+            "RST-T123",
+            "FSDP over 3 ranks does not divide the 2048 rows of each expert",
+            "write expert size 1",
+        ),
+        (
+            {CONTEXT: 32},
+            "RST-T120",
+            "48 ranks cannot be divided into context groups of 32",
+            "write 1, 2, 4, 8 or 16",
+        ),
+        (
+            {CONTEXT: 5},
+            "RST-T120",
+            "48 ranks cannot be divided into context groups of 5",
+            "write 1, 2, 4, 8 or 16",
+        ),
+    ],
+)
+def test_sizes_that_a_fix_names_work(sizes, code, what, fix, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_30B))
+
+    def errors(**written):
+        job = rlinf({"actor,rollout": "0-47"}, model=str(tmp_path), prompts_per_step=48)
+        job["cluster"]["num_nodes"] = 6
+        job["actor"] = {"training_backend": "fsdp", "model": {"model_path": str(tmp_path), **written}}
+        return [finding for finding in found(job) if finding.code.startswith("RST-T12")]
+
+    (finding,) = errors(**sizes)
+    assert (finding.code, finding.what, finding.fix) == (code, what, fix)
+    named = [int(number) for number in re.findall(r"\d+", finding.fix)]
+    assert not [each for number in named for each in errors(**dict.fromkeys(sizes, number))]

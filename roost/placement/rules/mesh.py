@@ -8,7 +8,7 @@ from functools import partial
 
 from roost.cluster.hardware.accelerator import AcceleratorType
 from roost.config.findings import Findings, Where, remainder
-from roost.config.job import ParallelSizes, Role, groups_of, heads_divide, size_place
+from roost.config.job import MeshSizes, ParallelSizes, Role, groups_of, heads_divide, size_place
 from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
@@ -41,9 +41,10 @@ def check_mesh(part: ComponentPlan, place: Where, findings: Findings, ranks: int
     _check_pipeline(part, shape, ranks, at, findings)
     _check_family(part, at, findings)
     sizes = part.parallel if shape is None else _check_has_experts(shape, part.parallel, at, findings)
-    _check_ranks(sizes, ranks, at, findings)
-    if shape is not None:
+    if ranks % sizes.context == 0 and shape is not None:
         _check_context(shape, sizes, ranks, at, findings)
+    _check_ranks(sizes, shape, ranks, at, findings)
+    if shape is not None:
         _check_tensor(part, shape, ranks, at, findings)
         _check_experts(shape, sizes, ranks, at, findings)
 
@@ -120,9 +121,19 @@ def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings
     return replace(sizes, expert=1)
 
 
-def _check_ranks(sizes: ParallelSizes, ranks: int, at: At, findings: Findings) -> None:
+def _context_sizes(sizes: ParallelSizes, shape: ModelShape | None, ranks: int) -> list[int]:
+    """Context sizes that divide the ranks and, where they are known, the heads of a tensor-parallel rank."""
+    groups = max(1, ranks if ranks % sizes.tensor else ranks // sizes.tensor)
+    dividing = [size for size in range(1, min(groups, MAX_CONTEXT) + 1) if groups % size == 0]
+    if shape is None or not shape.kv_heads // sizes.tensor:
+        return dividing
+    heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
+    return [size for size in dividing if heads_divide(size, heads, key_heads)]
+
+
+def _check_ranks(sizes: ParallelSizes, shape: ModelShape | None, ranks: int, at: At, findings: Findings) -> None:
     if ranks % sizes.context:
-        fix = f"write {any_of(size for size in range(1, min(ranks, MAX_CONTEXT) + 1) if ranks % size == 0)}"
+        fix = f"write {any_of(_context_sizes(sizes, shape, ranks))}"
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
         findings.error("RST-T120", at("context"), what, fix=fix)
         return
@@ -163,14 +174,12 @@ def _check_context(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
     """Check that context groups can exchange tokens for the heads that a tensor-parallel rank has."""
     heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
     if key_heads and not heads_divide(sizes.context, heads, key_heads):
-        groups = ranks // sizes.tensor
-        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads) and groups % size == 0]
         findings.error(
             "RST-T120",
             at("context"),
             f"{heads} heads and {key_heads} KV heads cannot be divided over {sizes.context} ranks",
             "context parallelism exchanges tokens for heads in attention",
-            f"write {any_of(fitting)}",
+            f"write {any_of(_context_sizes(sizes, shape, ranks))}",
         )
 
 
@@ -208,15 +217,32 @@ def _check_experts(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
             remainder(shape.experts, size),
             f"write an expert size that divides {shape.experts}",
         )
-    for rows in (2 * shape.expert_feed_forward, shape.hidden):
+    for rows in _rows(shape):
         if rows % mesh.expert_shards:
             findings.error(
                 "RST-T123",
                 at("expert"),
                 f"FSDP over {mesh.expert_shards} ranks does not divide the {rows} rows of each expert",
                 f"copies of {mesh.fsdp * mesh.tensor} ranks / expert size {size} = {mesh.expert_shards}",
-                "write a larger expert size",
+                _expert_fix(shape, mesh),
             )
+
+
+def _rows(shape: ModelShape) -> tuple[int, int]:
+    """Rows of the matrices of an expert, which FSDP shards."""
+    return (2 * shape.expert_feed_forward, shape.hidden)
+
+
+def _expert_fix(shape: ModelShape, mesh: MeshSizes) -> str:
+    """Expert sizes whose shards divide the rows of experts, and that the tensor size divides."""
+    copy = mesh.fsdp * mesh.tensor
+    fitting = [
+        size
+        for size in range(1, shape.experts + 1)
+        if shape.experts % size == 0 and copy % size == 0 and size % mesh.tensor == 0
+        if size == 1 or not any(rows % (copy // size) for rows in _rows(shape))
+    ]
+    return f"write expert size {any_of(fitting)}" if fitting else "write sizes for another number of ranks"
 
 
 def _uneven(shape: ModelShape, tensor: int) -> Iterable[tuple[str, int]]:
