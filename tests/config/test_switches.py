@@ -75,7 +75,7 @@ def test_a_switch_that_is_off_leaves_its_keys_without_effect():
         ({"kl_loss_coef": 0.01}, "write use_kl_loss: true"),
         ({"use_kl_loss": True}, "write kl_loss_coef: 0.001"),
         ({"init_kl_coef": 0.01}, "write add_token_level_kl: true"),
-        ({}, "write kl_coef: 0.001"),
+        ({}, "write train.kl_coef: 0.001"),
     ],
 )
 def test_a_reference_without_a_kl_names_the_switch_that_is_missing(written, fix):
