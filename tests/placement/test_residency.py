@@ -829,7 +829,7 @@ def test_a_learner_of_another_program_that_is_too_large_gets_a_fix_that_fits(mod
     smaller = "make micro-batches 8 times smaller: at most 8,192 tokens"
     assert fixes(40, *offload, f"{tokens}=65536") == [smaller]
     (fix,) = fixes(40, f"{tokens}=65536")
-    assert fix == f"let the actor offload (offload_weight, offload_grad, offload_optimizer), and {smaller}"
+    assert fix == f"let the actor offload ({actor}.fsdp_config.{{param,optimizer}}_offload), and {smaller}"
     assert fixes(40, *offload, f"{tokens}=8192") == []
 
 
