@@ -33,7 +33,6 @@ from roost.config.train import (
     ImportanceSamplingLevel,
     PolicyLoss,
     Whitening,
-    default_of,
 )
 
 _MODEL = "actor_rollout_ref.model"
@@ -74,6 +73,7 @@ DEFAULTS: Mapping[str, Any] = {
     "critic_learning_rate": 1e-5,
     "value_clip": 0.5,
     "adam_beta2": 0.999,
+    "compute_dtype": "bfloat16",  # of FSDP, Megatron and VeOmni; master weights are in float32
     "shuffle_minibatches": False,
     "checkpoint_every": 0,
     "eval_every": 0,
@@ -379,7 +379,7 @@ def _data_types(actor: Section, rollout: Section) -> dict[str, Any]:
     """Data types of the learner, in which engines compute too."""
     computed = next((found for key in _COMPUTED if (found := _data_type(actor, key)) is not None), None)
     own = actor.source.values.get("train")
-    chosen = (own.get("compute_dtype") if isinstance(own, Mapping) else None) or computed or default_of("compute_dtype")
+    chosen = (own.get("compute_dtype") if isinstance(own, Mapping) else None) or computed or DEFAULTS["compute_dtype"]
     served = rollout.values.get("dtype")
     wanted = compute_dtype(served)
     if served not in (None, "auto") and wanted != chosen:

@@ -80,7 +80,7 @@ def test_an_engine_that_roost_does_not_have_is_not_replaced(name, is_of_verl, tm
     [
         f"{ACTOR}.router_replay.mode=R2",
         f"{ROLLOUT}.enable_rollout_routing_replay=True",
-        f"{ROLLOUT}.dtype=bfloat16",
+        f"{ROLLOUT}.dtype=float32",
         f"{ACTOR}.fsdp_config.dtype=float16",
         f"{ACTOR}.fsdp_config.model_dtype=float16",
         f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_c=3.0",
@@ -176,6 +176,8 @@ def test_the_fully_asynchronous_trainer_compares_with_the_engine(extra, word, tm
         ("trainer.total_training_steps=7", "max_steps", 7),
         (f"{ACTOR}.router_replay.mode=R3 {ROLLOUT}.enable_rollout_routing_replay=True", "router_replay", True),
         (f"{ACTOR}.router_replay.mode=disabled", "router_replay", False),
+        ("", "compute_dtype", "bfloat16"),
+        (f"{ACTOR}.fsdp_config.dtype=float32", "compute_dtype", "float32"),
         (f"{ACTOR}.fsdp_config.dtype=bfloat16 {ROLLOUT}.dtype=bf16", "compute_dtype", "bfloat16"),
         (f"{ACTOR}.fsdp_config.model_dtype=bf16", "weight_dtype", "bfloat16"),
         (f"{OVERLONG}.enable=True {OVERLONG}.len=64 {OVERLONG}.penalty_factor=0.5", "overlong_buffer_tokens", 64),
