@@ -17,7 +17,7 @@ from roost.config.frameworks.pools import VISIBLE
 from roost.config.frameworks.registry import COMMANDS, COMMANDS_WITH_FILES, ENTRIES, Entry
 from roost.config.shell.children import base_name
 from roost.config.shell.script import COMMAND_LINE, read_script
-from roost.config.shell.state import Command, Reading, Value
+from roost.config.shell.state import Command, Reading, Unknown, Value, of_unknown
 from roost.config.source import Launch, Source, Unresolved
 
 MAX_NAMED = 4
@@ -164,11 +164,19 @@ def _programs(words: Sequence[Value]) -> Iterator[int]:
 
 
 def _recognised(command: Command, at: int) -> Found | None:
+    words = (*command.words[at + 1 :], *_added(command.words[:at]))
     for entry in ENTRIES:
-        start = entry.started(Start(command, at, Arguments()), command.words[at + 1 :])
+        start = entry.started(Start(command, at, Arguments()), words)
         if start is not None:
             return Found(entry, start)
     return None
+
+
+def _added(before: Sequence[Value]) -> Iterator[Value]:
+    """Words that xargs adds to the command that it starts, from a file or its input."""
+    for word in before:
+        if base_name(word) == "xargs":
+            yield of_unknown(Unknown("xargs", "xargs adds the words of its input", word.position, is_list=True))
 
 
 def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequence[str], findings: Findings) -> None:

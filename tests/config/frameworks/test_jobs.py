@@ -1498,3 +1498,11 @@ SLIME_JOB = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --
 def test_keys_outside_sections_are_no_flags(tmp_path):
     assert "(top level 1)" in codes(tmp_path, f"{VERL} '~critic'")["RST-T042"].what
     assert "(flags 1)" in codes(tmp_path, f"{SLIME_JOB} --lr 1e-6")["RST-T042"].what
+
+
+@pytest.mark.parametrize("start", ["xargs -a arguments.txt", "cat arguments.txt | /usr/bin/xargs -n 9"])
+def test_words_that_xargs_adds_are_not_known(start, tmp_path):
+    file, findings = script_with(tmp_path, f"{start} {VERL}"), Findings()
+    read_job(load(file, (), findings), findings)
+    (found,) = [each for each in findings.found if each.code == "RST-C040"]
+    assert "arguments from xargs are not known" in found.what
