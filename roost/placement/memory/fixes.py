@@ -12,6 +12,7 @@ from roost.placement.component_plan import ComponentPlan
 from roost.placement.memory.model import (
     ENGINE_FRACTION,
     MIN_ENGINE_FRACTION,
+    RESERVED_FRACTION,
     cached_bytes,
     engine_memory,
     engine_sizes,
@@ -180,14 +181,24 @@ def _shards(parts: Parts) -> Iterator[Change]:
 
 
 def _fractions(residency: ClassResidency, phase: Phase, parts: Parts, excess: float) -> Iterator[Change]:
-    """Give an engine a smaller fraction of the device, if its KV cache still holds one sequence."""
+    """Give an engine a fraction of the device that is smaller by `excess` GiB.
+
+    First one that keeps what the driver, NCCL and fragmentation need, then one that just fits.
+    """
+    reserve = (1 - RESERVED_FRACTION) * (residency.device_class.memory_gb or 0.0)
+    yield from _smaller_fractions(residency, phase, parts, excess + reserve)
+    yield from _smaller_fractions(residency, phase, parts, excess)
+
+
+def _smaller_fractions(residency: ClassResidency, phase: Phase, parts: Parts, less: float) -> Iterator[Change]:
+    """Give an engine `less` GiB less of the device, if its KV cache still holds one sequence."""
     memory = residency.device_class.memory_gb
     for share in residency.phases[phase]:
         part = parts[share.component]
         if memory is None or part.role is not Role.ENGINE or share.state not in (State.RUNS, State.STAYS):
             continue
         now = part.model.memory_fraction or ENGINE_FRACTION
-        fraction = math.floor((now - excess / memory) * 100) / 100
+        fraction = math.floor((now - less / memory) * 100) / 100
         shape, sizes = known_shape(part), engine_sizes(part)
         if shape is None or fraction < MIN_ENGINE_FRACTION:
             continue
@@ -198,10 +209,16 @@ def _fractions(residency: ClassResidency, phase: Phase, parts: Parts, excess: fl
 
 
 def _offload_with_fraction(residency: ClassResidency, phase: Phase, parts: Parts, offload: Change, fits: Fits) -> str:
-    """The offload together with the largest memory fraction of an engine that fits; empty if there is none."""
+    """The offload together with a memory fraction of an engine; empty if there is none with which everything fits.
+
+    What is still in excess after the offload is found by trying.
+    """
     fix, changed = offload
+
+    def with_offload(others: Iterator[Change]) -> list[Change]:
+        return [(f"{fix}, and {other}", {**changed, **more}) for other, more in others]
+
     for excess in range(1, math.ceil(residency.device_class.memory_gb or 0.0)):
-        for other, more in _fractions(residency, phase, parts, excess):
-            if fits({**changed, **more}):
-                return f"{fix}, and {other}"
+        if _first(with_offload(_smaller_fractions(residency, phase, parts, excess)), fits):
+            return _first(with_offload(_fractions(residency, phase, parts, excess)), fits)
     return ""
