@@ -71,7 +71,7 @@ def check_command(
         findings = Findings()
         plan = plan_with_options(config, findings, inventory, gpus_per_node, layout, overrides, notation, strict, train)
         if imports:
-            _check_imports(config, overrides, notation, findings, train)
+            _check_imports(config, overrides, notation, findings, train, plan)
         reports[config], plans[config] = findings, plan
         if not as_json:
             print_findings(_without_check_hint(findings.found) if train else findings.found, console)
@@ -134,16 +134,22 @@ def _report(findings: Findings, plan: Plan | None, trains: bool) -> Any:
 
 
 def _check_imports(
-    config: Path, overrides: list[str], notation: Notation | None, findings: Findings, trains: bool
+    config: Path, overrides: list[str], notation: Notation | None, findings: Findings, trains: bool, plan: Plan | None
 ) -> None:
-    """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train."""
+    """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train.
+
+    Where Roost trains it, also report a package that the learner needs and this interpreter has not.
+    """
     known = Findings()  # already reported by `plan_with_options`
     source = load(config, overrides, known)
     job = None if source is None else read_job(source, known, notation, trains=trains)
     if job is None or job.training is None:
         return
     try:
+        from roost.trainer.preflight import check_optimizer_is_installed, needs_package_here
         from roost.trainer.targets import check_named
     except ImportError as error:
         raise typer.BadParameter(not_installed(error, WITH_TRAINING)) from None
     check_named(job.training, job, findings)
+    if trains and plan is not None and needs_package_here(job.training, plan):
+        check_optimizer_is_installed(job, job.training, plan, findings)

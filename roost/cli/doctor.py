@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -29,8 +29,9 @@ from roost.config.job import Job
 from roost.config.notations.notation import read_job
 from roost.doctor.judge import Check, Level, Measured, NodeHealth, failures, judge, judge_bandwidth, judge_job
 from roost.doctor.probe import probe_node
+from roost.placement.plan import Plan
 from roost.placement.planner import try_plan
-from roost.trainer.preflight import input_paths
+from roost.trainer.preflight import check_optimizer_is_installed, input_paths, needs_package_here
 from roost.trainer.records.remote import url_of
 from roost.view.text import print_findings
 
@@ -73,7 +74,7 @@ def doctor_command(
     else:
         try:
             here = probe_node("this machine", folders, paths, None, os.environ)
-            checks = judge([here]) + (() if job is None else (_check_job(job, [here]),))
+            checks = judge([here]) + (() if job is None else _check_job(job, [here]))
         except ImportError as error:
             raise exit_not_installed(error, WITH_TRAINING) from None
     console.print(table_of(checks))
@@ -95,15 +96,30 @@ def _job(config: Path | None, overrides: Sequence[str] | None, notation: Notatio
     return job
 
 
-def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> Check:
-    """Compare the accelerators that a job uses with those of the nodes; fails if the job cannot be planned."""
+def _check_job(job: Job, nodes: Sequence[NodeHealth], is_cluster: bool = False) -> tuple[Check, ...]:
+    """Compare the accelerators that a job uses with those of the nodes; fails if the job cannot be planned.
+
+    On this machine, also look for the package of its optimizer.
+    """
     findings = Findings()
     plan = try_plan(job, findings)
     if plan is None:
         print_findings(findings.found, open_console(stderr=True))
-        return Check("job", Level.FAILED, "cannot be planned", "correct the errors above")
+        return (Check("job", Level.FAILED, "cannot be planned", "correct the errors above"),)
     used = {device for part in plan.components for process in part.table for device in process.devices}
-    return judge_job(len(used), nodes, is_cluster)
+    return (judge_job(len(used), nodes, is_cluster), *(() if is_cluster else _check_optimizer(job, plan)))
+
+
+def _check_optimizer(job: Job, plan: Plan) -> Iterator[Check]:
+    """A row for the package of the optimizer, if it needs one and the learner runs with this interpreter."""
+    if job.training is None or not needs_package_here(job.training, plan):
+        return
+    findings = Findings()
+    check_optimizer_is_installed(job, job.training, plan, findings)
+    for finding in findings.errors:
+        yield Check("optimizer", Level.FAILED, f"{finding.what}: {finding.why}", finding.fix)
+    if not findings.errors:
+        yield Check("optimizer", Level.OK, f"the package of {job.training.learner.optimizer.optimizer} is installed")
 
 
 def _check_cluster(
@@ -131,7 +147,7 @@ def _check_cluster(
             if job is not None and job.accelerators_per_node is None:
                 say("accelerators are not compared: the config does not say how many a node has")
             elif job is not None:
-                checks += (_check_job(job, healths, is_cluster=True),)
+                checks += _check_job(job, healths, is_cluster=True)
             measured = None
             if not quick:
                 say(f"measuring bandwidth over {len(nodes)} nodes" if len(nodes) > 1 else "measuring bandwidth")

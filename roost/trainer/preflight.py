@@ -104,7 +104,7 @@ def check_before_launch(job: Job, settings: TrainSettings, address: str | None, 
         plan = _plan_here(job, machine, findings)
         if plan is not None:
             _check_engine_is_installed(job, settings, plan, findings)
-            _check_optimizer_is_installed(job, settings, plan, findings)
+            check_optimizer_is_installed(job, settings, plan, findings)
     elif job.accelerators_per_node is not None:
         _plan_errors(job, findings)
     findings.raise_errors()
@@ -241,9 +241,21 @@ def _check_engine_is_installed(job: Job, settings: TrainSettings, plan: Plan, fi
         )
 
 
-def _check_optimizer_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
+def needs_package_here(settings: TrainSettings, plan: Plan) -> bool:
+    """Return True if the optimizer needs a package of its own, and the learner runs with this interpreter.
+
+    Another interpreter, which the config names, may be on other machines alone.
+    """
+    return _needs_package(settings) and plan["actor"].process(0).interpreter in (None, sys.executable)
+
+
+def _needs_package(settings: TrainSettings) -> bool:
+    return settings.learner.optimizer.optimizer is OptimizerType.ADAMW_8BIT
+
+
+def check_optimizer_is_installed(job: Job, settings: TrainSettings, plan: Plan, findings: Findings) -> None:
     """Check that the interpreter of the learner, with its environment, has the package of its optimizer."""
-    if settings.learner.optimizer.optimizer is not OptimizerType.ADAMW_8BIT:
+    if not _needs_package(settings):
         return
     learner = plan["actor"].process(0)
     try:

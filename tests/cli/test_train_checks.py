@@ -279,6 +279,41 @@ def test_accelerators_of_a_registered_vendor_are_seen(tmp_path, monkeypatch):
     assert machine_of_run(job, "local", environ) == ThisMachine(2, "Acme 1", 40.0)
 
 
+WITHOUT_TORCHAO = ("sitecustomize.py", "import sys\nsys.modules['torchao'] = None\n")  # also where it is installed
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code"), [(*WITHOUT_TORCHAO, 1), ("torchao.py", "", 0)], ids=["missing", "installed"]
+)
+def test_check_and_doctor_look_for_the_package_of_the_optimizer(model, tmp_path, monkeypatch, file, content, code):
+    """Only `roost train` said that it is missing."""
+    pytest.importorskip("torch")
+    write(tmp_path, content, file)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = ARITHMETIC / "rlinf.yaml", "+train.optimizer=adamw_8bit", f"actor.model.model_path={model}"
+    result = run("check", "--train", "--imports", *job, width=300)
+    assert result.exit_code == code, result.output
+    assert ("RST-E011" in result.stdout and f"{sys.executable} has no torchao" in result.stdout) == (code == 1)
+    assert "RST-E011" not in run("check", "--train", *job, width=300).stdout
+    looked = run("doctor", *job, "--runs", tmp_path, width=300).stdout
+    (row,) = [line for line in looked.splitlines() if line.startswith("optimizer")]
+    assert row.split()[1] == ("failed" if code else "ok")
+
+
+def test_no_package_is_looked_for_in_an_interpreter_of_other_machines(model, tmp_path):
+    pytest.importorskip("torch")
+    text = (ARITHMETIC / "rlinf.yaml").read_text()
+    software = "{node_ranks: 0, python_interpreter_path: /far/python}"
+    group = f"node_groups: [{{label: far, node_ranks: 0, env_configs: [{software}]}}]"
+    text = text.replace("    actor: 0\n", "    actor: {node_group: far, placement: 0}\n")
+    text = text.replace("  num_nodes: 1\n", f"  num_nodes: 1\n  {group}\n")
+    job = write(tmp_path, text), "+train.optimizer=adamw_8bit", f"actor.model.model_path={model}"
+    result = run("check", "--train", "--imports", *job, width=300)
+    assert result.exit_code == 0 and "can train" in result.stdout, result.output
+    looked = run("doctor", *job, "--runs", tmp_path, width=300).stdout
+    assert "uses 2 accelerators" in looked and "optimizer" not in looked
+
+
 def test_a_package_is_looked_for_where_the_learner_will_be(model, tmp_path):
     """The environment of its node group counts, as here a folder with the package."""
     write(tmp_path, "", "torchao.py")
