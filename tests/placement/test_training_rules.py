@@ -14,6 +14,7 @@ from roost.config.findings import Findings, Severity, shown
 from roost.config.job import ParallelSizes
 from roost.config.notations.notation import read_job
 from roost.placement.planner import try_plan
+from tests.docs.memory_page import MODELS
 from tests.grid import grid
 
 TRAIN = {"task": {"_target_": "my_tasks.Sums"}, "model": "some/model"}
@@ -1260,19 +1261,7 @@ def test_a_family_that_is_not_counted_may_have_a_tensor_size(tmp_path):
     assert [each.code for each in found(job) if each.severity is Severity.ERROR] == []
 
 
-QWEN_30B = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-}
+QWEN_30B = MODELS["Qwen3-30B-A3B"]
 EXPERT, CONTEXT, TENSOR = (f"{name}_parallel_size" for name in ("expert_model", "context", "tensor_model"))
 
 

@@ -13,23 +13,12 @@ from roost.placement.convert.convert_plan import convert_plan
 from roost.placement.diff import diff_plans
 from roost.placement.memory.model import held_parameters
 from roost.placement.memory.shape import shape_from_config
+from tests.docs.memory_page import MODELS
 
 ACTOR, REF = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.ref.megatron"
 SIZES = f"{ACTOR}.tensor_model_parallel_size=4 {ACTOR}.expert_model_parallel_size=4"
 OF_EXPERTS = f"{ACTOR}.expert_tensor_parallel_size"
-MIXTURE = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-}
+MIXTURE = MODELS["Qwen3-30B-A3B"]
 
 
 def script(folder, words):
