@@ -15,6 +15,7 @@ from roost.placement.memory.shape import ModelShape
 
 Part = Component | ComponentPlan
 ULYSSES = (Notation.RLINF, Notation.ROLL, Notation.VERL)  # whose context groups of FSDP exchange tokens for heads
+MAX_CONTEXT = 64  # the largest context size that a fix suggests
 
 
 def any_of(sizes: Iterable[int | str]) -> str:
@@ -25,6 +26,16 @@ def any_of(sizes: Iterable[int | str]) -> str:
     """
     *others, last = map(str, sizes)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def context_sizes(sizes: ParallelSizes, shape: ModelShape | None, ranks: int) -> list[int]:
+    """Context sizes that divide the ranks and, where they are known, the heads of a tensor-parallel rank."""
+    groups = max(1, ranks if ranks % sizes.tensor else ranks // sizes.tensor)
+    dividing = [size for size in range(1, min(groups, MAX_CONTEXT) + 1) if groups % size == 0]
+    if shape is None or not shape.kv_heads // sizes.tensor:
+        return dividing
+    heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
+    return [size for size in dividing if heads_divide(size, heads, key_heads)]
 
 
 def check_heads(part: Part, shape: ModelShape, devices: int, place: Where, findings: Findings) -> None:
@@ -47,7 +58,7 @@ def check_groups(part: ComponentPlan, notation: Notation, place: Where, findings
     shape = known_shape(part)
     if shape is None or part.role not in (Role.LEARNER, Role.SCORER):
         return
-    sizes, ranks = part.parallel, part.world_size
+    sizes = part.parallel
     at = partial(size_place, place, part.written_name)
     if sizes.expert > 1 and not shape.experts:
         what = f"expert parallel size {sizes.expert}, but a model of type {shape.family} has no experts"
@@ -63,14 +74,12 @@ def check_groups(part: ComponentPlan, notation: Notation, place: Where, findings
     heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
     is_ulysses = part.model.sharding is Sharding.FULL and notation in ULYSSES
     if is_ulysses and key_heads and not heads_divide(sizes.context, heads, key_heads):
-        groups = ranks // sizes.tensor
-        fitting = [size for size in range(1, heads + 1) if heads_divide(size, heads, key_heads) and groups % size == 0]
         findings.error(
             "RST-P033",
             at("context"),
             f"{heads} heads and {key_heads} KV heads cannot be split over context parallel size {sizes.context}",
             "context parallelism exchanges tokens for heads in attention",
-            f"use a context parallel size of {any_of(fitting)}",
+            f"use a context parallel size of {any_of(context_sizes(sizes, shape, part.world_size))}",
         )
 
 

@@ -13,10 +13,9 @@ from roost.config.train import AdvantageEstimator, TrainSettings
 from roost.placement.component_plan import ComponentPlan, mesh_of
 from roost.placement.memory.model import known_shape
 from roost.placement.memory.shape import EXPERT_FAMILIES, FAMILIES, ModelShape
-from roost.placement.rules.heads import any_of, tensor_sizes
+from roost.placement.rules.heads import any_of, context_sizes, tensor_sizes
 from roost.placement.rules.placing import At
 
-MAX_CONTEXT = 64  # the largest context size that a fix suggests
 # Families whose layers Roost cannot divide: transformers has no tensor-parallel plan of columns and rows for them, or
 # their embedding is no plain table. Other families that Roost does not count may work.
 WITHOUT_TENSOR_PLAN = (
@@ -121,19 +120,9 @@ def _check_has_experts(shape: ModelShape, sizes: ParallelSizes, at: At, findings
     return replace(sizes, expert=1)
 
 
-def _context_sizes(sizes: ParallelSizes, shape: ModelShape | None, ranks: int) -> list[int]:
-    """Context sizes that divide the ranks and, where they are known, the heads of a tensor-parallel rank."""
-    groups = max(1, ranks if ranks % sizes.tensor else ranks // sizes.tensor)
-    dividing = [size for size in range(1, min(groups, MAX_CONTEXT) + 1) if groups % size == 0]
-    if shape is None or not shape.kv_heads // sizes.tensor:
-        return dividing
-    heads, key_heads = shape.heads // sizes.tensor, shape.kv_heads // sizes.tensor
-    return [size for size in dividing if heads_divide(size, heads, key_heads)]
-
-
 def _check_ranks(sizes: ParallelSizes, shape: ModelShape | None, ranks: int, at: At, findings: Findings) -> None:
     if ranks % sizes.context:
-        fix = f"write {any_of(_context_sizes(sizes, shape, ranks))}"
+        fix = f"write {any_of(context_sizes(sizes, shape, ranks))}"
         what = f"{ranks} ranks cannot be divided into context groups of {sizes.context}"
         findings.error("RST-T120", at("context"), what, fix=fix)
         return
@@ -179,7 +168,7 @@ def _check_context(shape: ModelShape, sizes: ParallelSizes, ranks: int, at: At, 
             at("context"),
             f"{heads} heads and {key_heads} KV heads cannot be divided over {sizes.context} ranks",
             "context parallelism exchanges tokens for heads in attention",
-            f"write {any_of(_context_sizes(sizes, shape, ranks))}",
+            f"write {any_of(context_sizes(sizes, shape, ranks))}",
         )
 
 
