@@ -138,7 +138,7 @@ def _check_imports(
 ) -> None:
     """Report mistakes in the classes that a config names; nothing if it cannot be read or does not train.
 
-    Where Roost trains it, also report a package that the learner needs and this interpreter has not.
+    Where Roost trains it, also report a package that the learner needs and this interpreter lacks.
     """
     known = Findings()  # already reported by `plan_with_options`
     source = load(config, overrides, known)

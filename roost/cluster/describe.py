@@ -312,7 +312,7 @@ def _first_nodes(job: Job, inventory: Inventory, given: int | None, findings: Fi
 
 
 def _usable_nodes(job: Job, inventory: Inventory, given: int | None) -> int:
-    """How many of the first nodes of the inventory have the accelerators that the job takes from each."""
+    """Number of leading nodes that have as many accelerators as the job takes from each."""
     per_node = job.accelerators_per_node if given is None else given
     if per_node is None:
         return inventory.num_nodes

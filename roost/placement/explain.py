@@ -67,7 +67,7 @@ def shown_sizes(part: ComponentPlan) -> str:
 
 
 def _division(part: ComponentPlan) -> list[str]:
-    """How the ranks of a learner or scorer divide its model."""
+    """Parallel sizes or mesh of a learner or scorer, as text."""
     if part.role not in (Role.LEARNER, Role.SCORER):
         return []
     mesh, sizes = shown_mesh(part), shown_sizes(part)

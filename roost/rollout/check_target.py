@@ -89,7 +89,7 @@ TARGET, ARGUMENTS = "_target_", "_args_"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a class must have: its methods, and the arguments that Roost passes to it."""
+    """Methods that a class must have, and the arguments that Roost passes to it."""
 
     methods: tuple[str, ...]
     given: tuple[str, ...] = ()

@@ -256,7 +256,7 @@ def _report(reading: Reading, jobs: Sequence[Found], file: Path, arguments: Sequ
 
 
 def _how_to_give(names: Sequence[str]) -> str:
-    """How to give variables and arguments of a script; those are named $1."""
+    """The fix that gives unset variables, and arguments, which are named $1."""
     given = " ".join(f"{name}=..." for name in names if not name.startswith("$"))
     fixes = [f"give {given} before roost"] if given else []
     if any(name.startswith("$") for name in names):

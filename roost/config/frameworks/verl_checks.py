@@ -130,7 +130,7 @@ def check_engine(rollout: Section) -> None:
         rollout.findings.warn(
             "RST-N068",
             rollout.where("name"),
-            f"is {shown(name)}, which is no engine of verl",
+            f"is {shown(name)}, which is not an engine of verl",
             did_you_mean(name, ENGINES) or "verl ends, unless the job registers an engine of this name",
             f"write one of {', '.join(ENGINES)}",
         )

@@ -439,7 +439,7 @@ def _check_truncated_rejection(settings: TrainSettings, at: At, findings: Findin
         least = 0.0 if rule.level in PRODUCTS else sampling.top_p  # a product over many tokens goes to 0
         if rule.of_difference or rule.low <= least:
             continue
-        level, other = rule.level.value, "leave top_p out"
+        level, other = rule.level.value, "remove top_p"
         other = other if settings.engine in NO_MASKS else f"write sampling_mask_replay: true, or {other}"
         findings.warn(
             "RST-T095",
